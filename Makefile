@@ -1,0 +1,64 @@
+# `make test` and `make demo` work on a fresh machine: they make .venv with pip and reuse it while pyproject.toml is unchanged.
+#
+# PYTHON       the interpreter that makes .venv (3.11 or newer)
+# TORCH        the torch to install first (without a GPU its CPU build, where pip can find one)
+# TORCH_INDEX  a package index for torch alone, e.g. the one with the CPU builds; empty: pip's own setting
+# JOBS         test processes
+# ARGS         handed to pytest, the demo or the benchmark
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+JOBS ?= 2
+BENCH ?= compute
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+PYTEST := $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-slow test-gpu test-e2e demo check format bench clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("palestra needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
+	@echo 'making .venv; this takes a minute or two and happens once'
+	$(PYTHON) -m venv .venv
+	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
+	$(PIP) --editable ".[engine,dev]"
+	@touch $@
+
+test: .venv/.ready ## the everyday tests: no GPU, no network
+	$(PYTEST) -n $(JOBS) --dist loadscope $(ARGS)
+
+test-slow: .venv/.ready ## the tests that take their time
+	$(PYTEST) -m slow --timeout 1200 $(ARGS)
+
+test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
+	$(PYTEST) -m gpu --timeout 600 $(ARGS)
+
+test-e2e: .venv/.ready ## the tests that start real processes
+	$(PYTEST) -m e2e --timeout 600 $(ARGS)
+
+demo: .venv/.ready ## a small model learns one sentence, in under a minute
+	$(BIN)/python examples/overfit.py $(ARGS)
+
+check: .venv/.ready ## format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: .venv/.ready ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,22 @@
+"""The top of the command line: which commands there are.
+
+Owns: the command table, the version flag. Never touches: anything slow to import.
+"""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from palestra import __version__
+from palestra.cli.lazy import LazyCommand, LazyGroup
+
+COMMANDS = [
+    LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
+    LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
+]
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="palestra")
+def main() -> None:
+    """Train LLM agents by reinforcement learning on machines you own."""

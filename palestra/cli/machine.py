@@ -1,0 +1,191 @@
+"""Facts about this machine and this installation, gathered without changing anything.
+
+Owns: looking. Never touches: judging and printing, which is `doctor`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+from palestra import __version__
+
+# What the matrix kernels of torch profit from.
+CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+TOOLS = {
+    "chromium": ("chromium", "chromium-browser", "google-chrome"),
+    "docker": ("docker",),
+    "git": ("git",),
+    "nvidia-smi": ("nvidia-smi",),
+    "psql": ("psql",),
+    "ray": ("ray",),
+}
+NOT_FEATURES = {"all", "dev"}
+
+
+@dataclass(slots=True)
+class Machine:
+    python: str
+    palestra: str
+    platform: str
+    cpu: str
+    cores: int
+    cpu_features: list[str]
+    memory_bytes: int
+    memory_available_bytes: int
+    disk_free_bytes: int
+    """Of the file system that holds the working directory."""
+
+
+@dataclass(slots=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+
+
+@dataclass(slots=True)
+class Torch:
+    version: str
+    build: str
+    """cpu, cuda 13.0, rocm 6.4."""
+    threads: int
+    cpu_kernels: str
+    """The instruction set torch chose, e.g. AVX512."""
+    gpus: list[Gpu] = field(default_factory=list)
+    mps: bool = False
+
+
+@dataclass(slots=True)
+class Package:
+    name: str
+    wanted: str
+    installed: str | None
+    """None: not installed."""
+
+    @property
+    def is_fine(self) -> bool:
+        return self.installed is not None and Requirement(f"{self.name}{self.wanted}").specifier.contains(
+            self.installed, prereleases=True
+        )
+
+
+@dataclass(slots=True)
+class Extra:
+    name: str
+    packages: list[Package]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(package.is_fine for package in self.packages)
+
+
+def look_at_machine() -> Machine:
+    memory = psutil.virtual_memory()
+    limit = _memory_limit()
+    return Machine(
+        python=platform.python_version(),
+        palestra=__version__,
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        cores=_usable_cores(),
+        cpu_features=_cpu_features(),
+        memory_bytes=min(memory.total, limit),
+        memory_available_bytes=min(memory.available, limit),
+        disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
+    )
+
+
+def look_at_torch() -> Torch | str | None:
+    """None: not installed. A string: installed, but importing it fails, and why."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        return None if error.name == "torch" else str(error)
+    except (ImportError, OSError) as error:
+        return str(error)
+    if torch.version.hip:
+        build = f"rocm {torch.version.hip}"
+    else:
+        build = f"cuda {torch.version.cuda}" if torch.version.cuda else "cpu"
+    gpus = []
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        gpus = [Gpu(device.name, device.total_memory) for device in devices]
+    return Torch(
+        version=torch.__version__,
+        build=build,
+        threads=torch.get_num_threads(),
+        cpu_kernels=torch.backends.cpu.get_cpu_capability(),
+        gpus=gpus,
+        mps=torch.backends.mps.is_available(),
+    )
+
+
+def look_at_extras() -> list[Extra]:
+    """The extras as the installed package declares them, so this list cannot fall behind pyproject.toml."""
+    distribution = metadata.metadata("palestra")
+    requirements = [Requirement(line) for line in distribution.get_all("Requires-Dist") or []]
+    names = [name for name in distribution.get_all("Provides-Extra") or [] if name not in NOT_FEATURES]
+    return [Extra(name, [_package(r) for r in requirements if _belongs_to(r, name)]) for name in names]
+
+
+def look_at_tools() -> dict[str, str | None]:
+    return {
+        name: next((found for command in commands if (found := shutil.which(command))), None)
+        for name, commands in TOOLS.items()
+    }
+
+
+def _belongs_to(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+
+
+def _package(requirement: Requirement) -> Package:
+    try:
+        installed = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        installed = None
+    return Package(requirement.name, str(requirement.specifier), installed)
+
+
+def _usable_cores() -> int:
+    # In a container or under taskset the process may use fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _memory_limit() -> int:
+    """Of the container, where there is one: the machine's own figure would promise too much."""
+    for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        try:
+            return int(file.read_text())
+        except (OSError, ValueError):
+            continue
+    return sys.maxsize
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {key.strip().lower(): value.strip() for key, value in pairs}
+
+
+def _cpu_name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_features() -> list[str]:
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("features") or "").split())
+    return [feature for feature in CPU_FEATURES if feature in flags]

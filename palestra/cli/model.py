@@ -1,0 +1,81 @@
+"""`palestra model`: make random models, look into model folders.
+
+Owns: arguments and printing. Never touches: tensors; torch loads only when a model is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import rich_click as click
+
+from palestra.cli.output import bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
+
+
+@click.group()
+def model() -> None:
+    """Make random models, look into model folders."""
+
+
+@model.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen2, llama or mistral.")
+@click.option("--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b or qwen3-4b.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same weights.")
+@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
+@click.option("--shards", default=1, show_default=True, help="Number of safetensors files.")
+@click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def random(
+    folder: Path, family: str, shape: str, seed: int, dtype: str, shards: int, force: bool, as_json: bool
+) -> None:
+    """Write a random model with a real tokenizer and chat template to DIR."""
+    if not force and folder.exists() and any(folder.iterdir()):
+        raise fail(f"{folder} is not empty; choose another folder, or add --force to write into it")
+    with needs_extra("engine"):
+        from palestra.model.random_model import make_random_model
+    with one_line_errors(ValueError, OSError):
+        make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, shards=shards)
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    if as_json:
+        print_json({"folder": str(folder), "family": family, "shape": shape, "seed": seed, "size_bytes": size})
+    else:
+        click.echo(f"{folder}: a random {family} model of shape {shape}, {bytes_text(size)}")
+        click.echo(f"look inside: palestra model info {folder}")
+
+
+@model.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+def info(folder: Path, as_json: bool) -> None:
+    """Show what the model folder DIR holds and what it asks of the machine."""
+    with needs_extra("engine"):
+        from palestra.cli.model_facts import LORA_RANK, gather_facts
+        from palestra.model.errors import ModelError
+    with one_line_errors(ModelError, OSError):
+        facts = gather_facts(folder)
+    if as_json:
+        print_json(asdict(facts))
+        return
+    window = f", sliding window {facts.sliding_window}" if facts.sliding_window else ""
+    scaling = "" if facts.rope_type == "default" else f", {facts.rope_type} scaling"
+    rows = {
+        "architecture": facts.architecture,
+        "parameters": f"{count_text(facts.parameters)} in {facts.dtype}",
+        "layers": f"{facts.layers} of width {facts.hidden_size}, feed-forward {facts.intermediate_size}",
+        "heads": f"{facts.heads} query, {facts.kv_heads} key/value, {facts.head_dim} wide",
+        "context": f"{facts.max_positions} tokens{window}",
+        "rope": f"theta {facts.rope_theta:g}{scaling}",
+        "embeddings": f"{facts.vocab_size} rows, {'tied' if facts.tied_embeddings else 'untied'}",
+        "tokenizer": f"{facts.tokenizer_vocab} tokens" if facts.tokenizer_vocab else "none",
+        "end tokens": ", ".join(map(str, facts.eos_token_ids)) or "none",
+        "chat template": "yes" if facts.has_chat_template else "no",
+        "on disk": bytes_text(facts.size_bytes),
+        "to serve": f"{bytes_text(facts.serve_bytes)} (weights, and keys and values of one full context), "
+        f"{bytes_text(facts.kv_bytes_per_token)} more per further token",
+        f"LoRA rank {LORA_RANK}": f"{count_text(facts.lora_parameters)} parameters, {bytes_text(facts.lora_bytes)}; "
+        f"{bytes_text(facts.lora_training_bytes)} while it trains",
+    }
+    for name, text in rows.items():
+        click.echo(f"{name:<14} {text}")

@@ -1,0 +1,140 @@
+"""What `palestra model info` tells: facts of a folder and estimates that follow from them.
+
+Owns: reading headers and sizes. Never touches: the weights themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from palestra.model.errors import TokenizerError, WeightsError
+from palestra.model.spec import ModelSpec
+
+LORA_RANK = 32
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+ADAPTER_BYTES = 4  # adapters are kept in float32
+TRAINING_COPIES = 4  # weight, gradient, and the two moments of Adam
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    architecture: str
+    parameters: int
+    dtype: str
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    sliding_window: int | None
+    rope_type: str
+    rope_theta: float
+    vocab_size: int
+    tied_embeddings: bool
+    tokenizer_vocab: int | None
+    eos_token_ids: list[int]
+    has_chat_template: bool
+    size_bytes: int
+    serve_bytes: int
+    kv_bytes_per_token: int
+    lora_parameters: int
+    lora_bytes: int
+    lora_training_bytes: int
+
+
+def gather_facts(folder: Path) -> ModelFacts:
+    spec = ModelSpec.from_folder(folder)
+    parameters = sum(_parameters_in(file) for file in _weight_files(folder))
+    item_bytes = DTYPE_BYTES.get(spec.dtype, 4)
+    kv_bytes = 2 * spec.n_layers * spec.kv_size * item_bytes
+    lora = lora_parameters(spec, LORA_RANK)
+    return ModelFacts(
+        architecture=spec.architecture,
+        parameters=parameters,
+        dtype=spec.dtype,
+        layers=spec.n_layers,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        heads=spec.n_heads,
+        kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        max_positions=spec.max_positions,
+        sliding_window=spec.sliding_window,
+        rope_type=spec.rope.type,
+        rope_theta=spec.rope.theta,
+        vocab_size=spec.vocab_size,
+        tied_embeddings=spec.tie_embeddings,
+        tokenizer_vocab=_tokenizer_vocab(folder / "tokenizer.json"),
+        eos_token_ids=list(spec.eos_token_ids),
+        has_chat_template=_has_chat_template(folder),
+        size_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        serve_bytes=parameters * item_bytes + kv_bytes * spec.max_positions,
+        kv_bytes_per_token=kv_bytes,
+        lora_parameters=lora,
+        lora_bytes=lora * ADAPTER_BYTES,
+        lora_training_bytes=lora * ADAPTER_BYTES * TRAINING_COPIES,
+    )
+
+
+def lora_parameters(spec: ModelSpec, rank: int) -> int:
+    """Adapters on every projection of every layer and on the unembedding: `LoraConfig`'s default."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    attention = 2 * (hidden + spec.q_size) + 2 * (hidden + spec.kv_size)
+    mlp = 3 * (hidden + inner)
+    return rank * (spec.n_layers * (attention + mlp) + hidden + spec.vocab_size)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / name for name in _read_json(index, WeightsError)["weight_map"].values()})
+    return [folder / "model.safetensors"]
+
+
+def _parameters_in(file: Path) -> int:
+    """From the header alone: eight bytes of length, then JSON."""
+    if not file.is_file():
+        raise WeightsError(f"{file}: no such file; the folder is incomplete, copy it again")
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > file.stat().st_size:
+            raise WeightsError(f"{file}: cut short or not a safetensors file; copy it again")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError:
+            raise WeightsError(f"{file}: not a safetensors file; copy it again") from None
+    return sum(_product(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _product(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _tokenizer_vocab(file: Path) -> int | None:
+    if not file.is_file():
+        return None
+    content = _read_json(file, TokenizerError)
+    vocab = content["model"]["vocab"]  # a list of pieces in Unigram models
+    ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))
+    return len(ids | {token["id"] for token in content.get("added_tokens", [])})
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and "chat_template" in _read_json(config, TokenizerError)
+
+
+def _read_json(file: Path, kind: type[Exception]) -> dict:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise kind(f"{file}: not valid JSON ({error}); copy the file again") from None

@@ -1,0 +1,51 @@
+"""The compute core: load a model, train and sample LoRA adapters on it."""
+
+from palestra.model.adapter_files import export_merged, load_adapter, load_into, save_adapter
+from palestra.model.adapters import Adapter, AdapterPool
+from palestra.model.decoder import Decoder
+from palestra.model.errors import (
+    AdapterError,
+    DataError,
+    ModelError,
+    NonFiniteGradient,
+    TokenizerError,
+    UnsupportedModel,
+    WeightsError,
+)
+from palestra.model.loading import Model, load_model, load_tokenizer
+from palestra.model.losses import combine_metrics
+from palestra.model.optimizer import StepResult
+from palestra.model.packing import TrainItem, encode
+from palestra.model.sampler import Sampler
+from palestra.model.sampling import TokenMask
+from palestra.model.spec import ModelSpec
+from palestra.model.trainer import DatumResult, Trainer
+
+__all__ = [
+    "Adapter",
+    "AdapterError",
+    "AdapterPool",
+    "DataError",
+    "DatumResult",
+    "Decoder",
+    "Model",
+    "ModelError",
+    "ModelSpec",
+    "NonFiniteGradient",
+    "Sampler",
+    "StepResult",
+    "TokenMask",
+    "TokenizerError",
+    "TrainItem",
+    "Trainer",
+    "UnsupportedModel",
+    "WeightsError",
+    "combine_metrics",
+    "encode",
+    "export_merged",
+    "load_adapter",
+    "load_into",
+    "load_model",
+    "load_tokenizer",
+    "save_adapter",
+]

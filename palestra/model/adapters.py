@@ -1,0 +1,313 @@
+"""LoRA adapters: where their numbers live, how they come and go.
+
+An adapter is one flat row. Rows of the same layout (rank, alpha, what is trained) are stacked, so that a batch of
+adapters is one batched product, a step is one pass over rows, and a copy is one memory copy. Stacks grow with the
+adapters in use. Owns: creation, snapshots, freeing. Never touches: batches, losses, files.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from palestra.model.errors import AdapterError
+from palestra.model.spec import ModelSpec
+from palestra.types import LoraConfig
+
+Rows = Literal["weights", "compute", "grads", "exp_avg", "exp_avg_sq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One projection inside a site: its B matrix and the columns of the site's output it adds to."""
+
+    module: str
+    """As Hugging Face names it: "self_attn.q_proj", "lm_head", …"""
+    b_offset: int
+    out_start: int
+    out_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Projections that share an input, and so one stacked A: q, k, v together; gate and up together."""
+
+    a_offset: int
+    in_size: int
+    parts: tuple[Part, ...]
+
+
+SiteName = tuple[int, str]
+"""(layer, "qkv" | "o" | "gate_up" | "down"), or UNEMBED."""
+UNEMBED: SiteName = (-1, "unembed")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each matrix of an adapter stands in its flat row."""
+
+    rank: int
+    scale: float
+    sites: dict[SiteName, Site]
+    size: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, config: LoraConfig) -> Layout:
+        sites: dict[SiteName, Site] = {}
+        offset = 0
+        for name, in_size, outputs in _sites(spec, config):
+            a_offset, offset = offset, offset + len(outputs) * config.rank * in_size
+            parts, out_start = [], 0
+            for module, out_size in outputs:
+                parts.append(Part(module, offset, out_start, out_size))
+                offset += out_size * config.rank
+                out_start += out_size
+            sites[name] = Site(a_offset, in_size, tuple(parts))
+        return cls(config.rank, config.alpha / config.rank, sites, offset)
+
+
+def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, list[tuple[str, int]]]]:
+    h, q, kv, i = spec.hidden_size, spec.q_size, spec.kv_size, spec.intermediate_size
+    found: list[tuple[SiteName, int, list[tuple[str, int]]]] = []
+    for n in range(spec.n_layers):
+        if config.train_attn:
+            attn = f"model.layers.{n}.self_attn"
+            found.append(((n, "qkv"), h, [(f"{attn}.q_proj", q), (f"{attn}.k_proj", kv), (f"{attn}.v_proj", kv)]))
+            found.append(((n, "o"), q, [(f"{attn}.o_proj", h)]))
+        if config.train_mlp:
+            mlp = f"model.layers.{n}.mlp"
+            found.append(((n, "gate_up"), h, [(f"{mlp}.gate_proj", i), (f"{mlp}.up_proj", i)]))
+            found.append(((n, "down"), i, [(f"{mlp}.down_proj", h)]))
+    if config.train_unembed:
+        found.append((UNEMBED, h, [("lm_head", spec.vocab_size)]))
+    return found
+
+
+class Stack:
+    """The rows of all adapters of one layout. Gradients and moments exist once somebody trains."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
+        self.layout, self.dtype, self.device = layout, dtype, device
+        self.capacity = 0
+        self._rows: dict[Rows, Tensor] = {}
+        self._refs: list[int] = []
+        self._views: dict[tuple[Rows, SiteName, int], Tensor] = {}
+        self._picked: dict[tuple[SiteName, int], Tensor] = {}
+        self._picked_for: tuple[int, ...] = ()
+
+    def take_slot(self) -> int:
+        try:
+            slot = self._refs.index(0)
+        except ValueError:
+            slot = self.capacity
+            self._grow(self.capacity + max(1, self.capacity // 2))
+        self._refs[slot] = 1
+        return slot
+
+    def share(self, slot: int) -> None:
+        self._refs[slot] += 1
+
+    def release(self, slot: int) -> None:
+        self._refs[slot] -= 1
+        if not any(self._refs):
+            self._resize(0)
+
+    def rows(self, kind: Rows) -> Tensor:
+        """[capacity, size]; gradient and moment rows start as zeros."""
+        if kind == "compute" and self.dtype == torch.float32:
+            kind = "weights"
+        if kind not in self._rows:
+            dtype = self.dtype if kind == "compute" else torch.float32
+            self._rows[kind] = torch.zeros(self.capacity, self.layout.size, dtype=dtype, device=self.device)
+        return self._rows[kind]
+
+    def has(self, kind: Rows) -> bool:
+        return kind in self._rows
+
+    def a(self, kind: Rows, name: SiteName) -> Tensor:
+        """[capacity, parts * rank, in]: the stacked A matrices of a site."""
+        site = self.layout.sites[name]
+        return self._view(kind, name, -1, site.a_offset, len(site.parts) * self.layout.rank, site.in_size)
+
+    def b(self, kind: Rows, name: SiteName, part: int) -> Tensor:
+        """[capacity, out, rank]."""
+        p = self.layout.sites[name].parts[part]
+        return self._view(kind, name, part, p.b_offset, p.out_size, self.layout.rank)
+
+    def changed(self, slot: int) -> None:
+        """The float32 weights of a slot were written: bring the compute copy along."""
+        if self.dtype != torch.float32:
+            self.rows("compute")[slot].copy_(self.rows("weights")[slot])
+        self._picked.clear()
+
+    def picked(self, name: SiteName, part: int, slots: tuple[int, ...], index: Tensor) -> Tensor:
+        """Compute matrices of scattered slots (part -1: A), gathered once while the weights and the batch stay."""
+        if self._picked_for != slots:
+            self._picked.clear()
+            self._picked_for = slots
+        key = (name, part)
+        if key not in self._picked:
+            whole = self.a("compute", name) if part < 0 else self.b("compute", name, part)
+            self._picked[key] = whole.index_select(0, index)
+        return self._picked[key]
+
+    def _view(self, kind: Rows, name: SiteName, part: int, offset: int, n: int, m: int) -> Tensor:
+        key = (kind, name, part)
+        if key not in self._views:
+            self._views[key] = self.rows(kind)[:, offset : offset + n * m].view(self.capacity, n, m)
+        return self._views[key]
+
+    def _grow(self, capacity: int) -> None:
+        self._refs += [0] * (capacity - len(self._refs))
+        self._resize(capacity)
+
+    def _resize(self, capacity: int) -> None:
+        self._views.clear()
+        self._picked.clear()
+        self.capacity = capacity
+        if capacity == 0:
+            self._rows.clear()
+            self._refs.clear()
+        for kind, old in self._rows.items():
+            self._rows[kind] = torch.zeros(capacity, self.layout.size, dtype=old.dtype, device=self.device)
+            self._rows[kind][: len(old)] = old
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """A handle. `weights_id` names the very numbers: equal ids, equal weights."""
+
+    uid: int
+    config: LoraConfig
+    stack: Stack
+    slot: int
+    weights_id: int
+    frozen: bool = False
+    """Snapshots sample; they are never trained."""
+    steps: int = 0
+    """Optimizer steps taken: Adam's bias correction counts them."""
+    has_gradient: bool = False
+    unfinished: int = 0
+    """Forward passes whose backward has not ended: until then what is accumulated is not a gradient."""
+    freed: bool = False
+    original: Adapter | None = None
+    """Of a snapshot: whose slot it still reads."""
+    aliases: list[Adapter] = field(default_factory=list)
+    """Snapshots that still read this adapter's own slot."""
+
+    def row(self, kind: Rows) -> Tensor:
+        return self.stack.rows(kind)[self.slot]
+
+
+class AdapterPool:
+    """All adapters of one base model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        max_rank: int = 256,
+    ):
+        self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
+        self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._uids = itertools.count()
+        self._weights_ids = itertools.count(1)  # 0 is the base model
+
+    def create(self, config: LoraConfig | None = None) -> Adapter:
+        """A fresh adapter with PEFT's default start: A uniform, B zero, so it changes nothing yet."""
+        config = config or LoraConfig()
+        self._check(config)
+        adapter = self._place(config, frozen=False, weights_id=next(self._weights_ids))
+        self.clear_training_state(adapter)  # the slot may have had another owner
+        _initialise(adapter)
+        adapter.stack.changed(adapter.slot)
+        return adapter
+
+    def snapshot(self, adapter: Adapter) -> Adapter:
+        """Today's weights, frozen. Costs nothing until the original changes: then they are copied once."""
+        self.require(adapter)
+        twin = Adapter(next(self._uids), adapter.config, adapter.stack, adapter.slot, adapter.weights_id, frozen=True)
+        adapter.stack.share(adapter.slot)
+        twin.original = adapter.original if adapter.frozen else adapter
+        if twin.original is not None:
+            twin.original.aliases.append(twin)
+        return twin
+
+    def before_change(self, adapter: Adapter) -> None:
+        """Call before writing an adapter's weights: snapshots that read them get their own copy."""
+        self.require(adapter)
+        if adapter.frozen:
+            raise AdapterError("this adapter is a snapshot for sampling and cannot change; train the original")
+        if adapter.aliases:
+            copy = self._place(adapter.config, frozen=True, weights_id=adapter.weights_id)
+            copy.row("weights").copy_(adapter.row("weights"))
+            copy.stack.changed(copy.slot)
+            for alias in adapter.aliases:
+                copy.stack.share(copy.slot)
+                adapter.stack.release(adapter.slot)
+                alias.stack, alias.slot, alias.original = copy.stack, copy.slot, None
+            adapter.aliases.clear()
+            self.free(copy)
+
+    def after_change(self, adapter: Adapter) -> None:
+        adapter.weights_id = next(self._weights_ids)
+        adapter.stack.changed(adapter.slot)
+
+    def free(self, adapter: Adapter) -> None:
+        self.require(adapter)
+        adapter.freed = True
+        if adapter.original is not None:
+            adapter.original.aliases.remove(adapter)
+        for alias in adapter.aliases:
+            alias.original = None
+        adapter.stack.release(adapter.slot)
+
+    def clear_training_state(self, adapter: Adapter) -> None:
+        """Fresh optimizer, no gradient."""
+        for kind in ("grads", "exp_avg", "exp_avg_sq"):
+            if adapter.stack.has(kind):
+                adapter.row(kind).zero_()
+        adapter.steps, adapter.has_gradient, adapter.unfinished = 0, False, 0
+
+    def require(self, adapter: Adapter) -> None:
+        if adapter.freed:
+            raise AdapterError(f"adapter {adapter.uid} was freed; create it again")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for s in self._stacks.values() for t in s._rows.values())
+
+    def _place(self, config: LoraConfig, *, frozen: bool, weights_id: int) -> Adapter:
+        # Trained and frozen rows live apart: frozen ones carry no gradients and moments.
+        key = (config.rank, config.alpha, config.train_attn, config.train_mlp, config.train_unembed, frozen)
+        if key not in self._stacks:
+            self._stacks[key] = Stack(Layout.of(self.spec, config), self.dtype, self.device)
+        stack = self._stacks[key]
+        return Adapter(next(self._uids), config, stack, stack.take_slot(), weights_id, frozen)
+
+    def _check(self, config: LoraConfig) -> None:
+        if not 1 <= config.rank <= self.max_rank:
+            raise AdapterError(f"LoRA rank {config.rank} is outside 1..{self.max_rank} (the configured maximum)")
+        if not (config.train_attn or config.train_mlp or config.train_unembed):
+            raise AdapterError("nothing to train: set at least one of train_attn, train_mlp, train_unembed")
+
+
+def _initialise(adapter: Adapter) -> None:
+    """PEFT's default: A uniform in +-1/sqrt(in), B zero. Drawn on the CPU: the same numbers on every device."""
+    generator = torch.Generator()
+    if adapter.config.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(adapter.config.seed)
+    row, rank = torch.zeros(adapter.stack.layout.size), adapter.stack.layout.rank
+    for site in adapter.stack.layout.sites.values():
+        n = len(site.parts) * rank * site.in_size
+        bound = site.in_size**-0.5
+        row[site.a_offset : site.a_offset + n].uniform_(-bound, bound, generator=generator)
+    adapter.row("weights").copy_(row)

@@ -1,0 +1,109 @@
+"""Causal attention over packed sequences: what training and fresh prompts use.
+
+Sequences of similar length are computed together, right-padded: with a causal mask no real position sees the
+padding, so no mask tensor is needed. Never touches: the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching one more group costs
+
+
+class Attention(Protocol):
+    """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    n: int
+    length: int
+    start: int
+    index: Tensor | None
+    """[n * length] rows, when the group is not simply the rows from `start` on."""
+
+    def take(self, x: Tensor) -> Tensor:
+        rows = (
+            x[self.start : self.start + self.n * self.length] if self.index is None else x.index_select(0, self.index)
+        )
+        return rows.unflatten(0, (self.n, self.length)).transpose(1, 2)
+
+
+class PackedAttention:
+    def __init__(self, lengths: Sequence[int], windows: Sequence[int | None], device: torch.device | str = "cpu"):
+        self.windows = windows
+        self.groups: list[_Group] = []
+        self.restore: Tensor | None = None
+        """Where each packed row stands in the groups' outputs laid end to end (None: in place already)."""
+        self._plan(list(lengths), device)
+        self._bands: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outputs = [self._attend(g, self.windows[layer], q, k, v) for g in self.groups]
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return out if self.restore is None else out.index_select(0, self.restore)
+
+    def _attend(self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        band = self._band(group.length, window, q.device) if window is not None and window < group.length else None
+        out = scaled_dot_product_attention(
+            group.take(q), group.take(k), group.take(v), attn_mask=band, is_causal=band is None, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
+    def _band(self, length: int, window: int, device: torch.device) -> Tensor:
+        key = (length, window)
+        if key not in self._bands:
+            position = torch.arange(length, device=device)
+            back = position[:, None] - position
+            self._bands[key] = (back >= 0) & (back < window)
+        return self._bands[key]
+
+    def _plan(self, lengths: list[int], device: torch.device | str) -> None:
+        starts = [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        position, offset = [0] * len(lengths), 0
+        for members in _similar(lengths):
+            longest = lengths[members[-1]]
+            members.sort()
+            plain = all(
+                lengths[m] == longest and starts[m] == starts[members[0]] + i * longest for i, m in enumerate(members)
+            )
+            index = None if plain else _padded_rows([(starts[m], lengths[m]) for m in members], longest).to(device)
+            self.groups.append(_Group(len(members), longest, starts[members[0]], index))
+            for i, m in enumerate(members):
+                position[m] = offset + i * longest
+            offset += len(members) * longest
+        if position != starts[:-1] or offset != starts[-1]:
+            rows = [torch.arange(p, p + n) for p, n in zip(position, lengths, strict=True)]
+            self.restore = torch.cat(rows).to(device)
+
+
+def _similar(lengths: list[int]) -> list[list[int]]:
+    """Numbers of sequences grouped by length, shortest first, each group ending with its longest."""
+    groups: list[list[int]] = []
+    area = 0
+    for m in sorted(range(len(lengths)), key=lambda m: (lengths[m], m)):
+        cells = lengths[m] ** 2
+        if groups and cells * len(groups[-1]) - area <= PADDING_AREA:
+            groups[-1].append(m)
+            area += cells
+        else:
+            groups.append([m])
+            area = cells
+    return groups
+
+
+def _padded_rows(spans: list[tuple[int, int]], length: int) -> Tensor:
+    """[n * length] row numbers; past its end a sequence repeats its last row."""
+    starts, counts = torch.tensor(spans)[:, :1], torch.tensor(spans)[:, 1:]
+    return (starts + torch.arange(length).minimum(counts - 1)).flatten()

@@ -1,0 +1,90 @@
+"""The block's elementwise pieces, each with its own backward.
+
+Hand-written because the frozen base needs no weight gradients: less is saved, fewer kernels run.
+Without gradients they are plain functions. Never touches: LoRA, attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from palestra.model.rope import rotate
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _RmsNorm.apply(x, weight, eps)
+    return _rms_norm(x, weight, eps)[0]
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.float()
+    rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * rstd).to(x.dtype).mul_(weight), rstd
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = _rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, rstd = ctx.saved_tensors
+        normed = x.float() * rstd
+        g = (grads[0] * weight).float()
+        inner = torch.linalg.vecdot(g, normed).unsqueeze_(-1).mul_(1 / x.shape[-1])
+        return g.addcmul_(normed, inner, value=-1).mul_(rstd).to(x.dtype), None, None
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Rope.apply(x, cos, sin)
+    return rotate(x, cos, sin)
+
+
+class _Rope(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return rotate(grads[0], cos, -sin), None, None
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of a fused [tokens, 2 * intermediate]."""
+    if torch.is_grad_enabled() and gate_up.requires_grad:
+        return _SwiGlu.apply(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+class _SwiGlu(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        out = torch.empty_like(gate_up)
+        d_gate, d_up = out.chunk(2, dim=-1)
+        torch.mul(grads[0], silu, out=d_up)
+        # d silu = sigmoid + silu * (1 - sigmoid)
+        torch.addcmul(sigmoid, silu, 1 - sigmoid, out=d_gate).mul_(up).mul_(grads[0])
+        return out

@@ -1,0 +1,207 @@
+"""From logits to tokens: temperature, filters, penalties, and a draw that only its own row decides.
+
+Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
+restarts change nothing. Owns: the distribution of one step. Never touches: scheduling, stop rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from palestra.types import SamplingParams
+
+DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
+FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
+
+
+class TokenMask(Protocol):
+    """A grammar or any other rule: which tokens may come next."""
+
+    def allowed(self, generated: Sequence[int]) -> Tensor | None:
+        """A bool tensor over the vocabulary, or None when all are allowed."""
+        ...
+
+
+@dataclass(slots=True)
+class DrawRow:
+    """One sequence about to get its next token."""
+
+    params: SamplingParams
+    seed: int
+    sample: int
+    prompt: Sequence[int]
+    generated: Sequence[int]
+    stop_ids: tuple[int, ...] = ()
+    mask: TokenMask | None = None
+
+
+@dataclass(slots=True)
+class Drawn:
+    tokens: list[int]
+    logprobs: list[float]
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+    """[rows, k]: the k likeliest, when asked for."""
+
+
+def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
+    """One token per row of float32 logits. Reported log-probabilities are the model's own at the row's
+    temperature (raw ones on request): before penalties, bias, masks, top-k, top-p and min-p."""
+    temperature = _column(logits, [p.temperature if p.temperature > 0 else 1.0 for p in _params(rows)])
+    scaled = logits if (temperature == 1.0).all() else logits / temperature
+    logp = torch.log_softmax(scaled, -1)
+    shaped = _shape(logits, rows)
+    greedy = [p.temperature <= 0 for p in _params(rows)]
+    if shaped is None and not _filtered(rows):
+        probabilities = logp.exp()
+        best = logits
+    else:
+        best = logits if shaped is None else shaped
+        probabilities = torch.softmax(_filter(best / temperature, rows), -1)
+    tokens = inverse_cdf(probabilities, uniforms(rows)) if not all(greedy) else best.argmax(-1)
+    if any(greedy) and not all(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
+    reported = _reported(logits, logp, rows)
+    chosen = reported.gather(1, tokens[:, None]).squeeze(1)
+    top_logprobs, top_ids = reported.topk(top, -1) if top else (None, None)
+    return Drawn(tokens.tolist(), chosen.tolist(), top_ids, top_logprobs)
+
+
+def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
+    """The token at which the cumulative probability passes u, in vocabulary order."""
+    blocks = pad(probabilities, (0, -probabilities.shape[1] % DRAW_BLOCK)).unflatten(1, (-1, DRAW_BLOCK))
+    ends = blocks.sum(-1).double().cumsum(-1)
+    target = u[:, None] * ends[:, -1:]
+    block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
+    inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
+    # The block's own running sum may round to less than its share of the total: stay below its end.
+    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
+    return (block.squeeze(1) * DRAW_BLOCK + (inside <= rest).sum(-1)).clamp_max_(probabilities.shape[1] - 1)
+
+
+def uniforms(rows: Sequence[DrawRow], device: torch.device | str = "cpu") -> Tensor:
+    """One number in [0, 1) per row, from (seed, sample, position) alone."""
+    seed = np.array([r.seed & _MASK for r in rows], np.uint64)
+    sample = np.array([r.sample for r in rows], np.uint64)
+    position = np.array([len(r.generated) for r in rows], np.uint64)
+    mixed = _mix(_mix(_mix(seed) + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
+    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(device)
+
+
+_MASK = (1 << 64) - 1
+# Odd constants with well-mixed bits: neighbouring samples and positions start far apart.
+_SAMPLE_STEP, _POSITION_STEP = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _params(rows: Sequence[DrawRow]) -> list[SamplingParams]:
+    return [r.params for r in rows]
+
+
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _filtered(rows: Sequence[DrawRow]) -> bool:
+    return any(_has_filter(p) for p in _params(rows))
+
+
+def _has_filter(p: SamplingParams) -> bool:
+    return p.temperature > 0 and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
+
+
+def _reported(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    raw = [p.raw_logprobs and p.temperature not in (0.0, 1.0) for p in _params(rows)]
+    if not any(raw):
+        return logp
+    chosen = torch.tensor(raw, device=logits.device)[:, None]
+    return torch.where(chosen, torch.log_softmax(logits, -1), logp)
+
+
+def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
+    """Penalties, bias, masks and unripe stop tokens: a changed copy, or None when no row asks for any."""
+    changed: Tensor | None = None
+    for i, row in enumerate(rows):
+        p = row.params
+        plain = p.repetition_penalty == 1.0 and not p.presence_penalty and not p.frequency_penalty
+        unripe = len(row.generated) < p.min_tokens and row.stop_ids
+        if plain and not p.logit_bias and row.mask is None and not unripe:
+            continue
+        changed = logits.clone() if changed is None else changed
+        if not plain:
+            _penalise(changed[i], row)
+        if p.logit_bias:
+            ids = torch.tensor(list(p.logit_bias), device=logits.device)
+            changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
+        if unripe:
+            changed[i, list(row.stop_ids)] = -torch.inf
+        allowed = row.mask.allowed(row.generated) if row.mask else None
+        if allowed is not None:
+            changed[i].masked_fill_(~allowed.to(logits.device), -torch.inf)
+    return changed
+
+
+def _penalise(logits: Tensor, row: DrawRow) -> None:
+    p = row.params
+    if p.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+    if row.generated and (p.presence_penalty or p.frequency_penalty):
+        ids, counts = torch.tensor(row.generated, device=logits.device).unique(return_counts=True)
+        logits[ids] -= p.presence_penalty + p.frequency_penalty * counts
+
+
+def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """-inf for what top-k, then top-p, then min-p exclude. Rows without a filter are untouched."""
+    numbers = [i for i, r in enumerate(rows) if _has_filter(r.params)]
+    if not numbers:
+        return scaled
+    chosen = [rows[i].params for i in numbers]
+    index = torch.tensor(numbers, device=scaled.device)
+    part = scaled.index_select(0, index)
+    size = part.shape[1]
+    ks = [min(p.top_k, size) if p.top_k > 0 else size for p in chosen]
+    if min(ks) < size:
+        limited = max(k for k in ks if k < size)
+        kth = torch.tensor([min(k, limited) - 1 for k in ks], device=part.device)[:, None]
+        threshold = part.topk(limited, -1).values.gather(1, kth)
+        unlimited = torch.tensor([k == size for k in ks], device=part.device)[:, None]
+        part = part.masked_fill((part < threshold) & ~unlimited, -torch.inf)
+    if any(p.top_p < 1.0 for p in chosen):
+        part = part.masked_fill(part < _nucleus(part, [p.top_p for p in chosen]), -torch.inf)
+    if any(p.min_p > 0.0 for p in chosen):
+        floor = torch.log(_column(part, [p.min_p for p in chosen]))
+        part = part.masked_fill(part < part.amax(-1, keepdim=True) + floor, -torch.inf)
+    return scaled.index_copy(0, index, part)
+
+
+def _nucleus(logits: Tensor, top_p: list[float]) -> Tensor:
+    """The smallest logit of the smallest set whose probability reaches top_p; -inf where top_p is 1 or more."""
+    wanted, size = _column(logits, top_p), logits.shape[1]
+    total = logits.logsumexp(-1, keepdim=True)
+    for k in (min(FIRST_CANDIDATES, size), size):
+        values = logits.topk(k, -1).values
+        probability = (values - total).exp()
+        before = probability.cumsum(-1) - probability
+        enough = (before[:, -1:] + probability[:, -1:] >= wanted) | (wanted >= 1.0)
+        if enough.all() or k == size:
+            break
+    last = (before < wanted).sum(-1, keepdim=True).clamp_min_(1) - 1
+    return torch.where(wanted >= 1.0, -torch.inf, values.gather(1, last))

@@ -1,0 +1,160 @@
+"""Forward and backward over packed micro-batches of many adapters.
+
+Owns: the pass through decoder and loss, accumulating gradients. Never touches: requests, tenants' names, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palestra.model.adapters import Adapter, AdapterPool
+from palestra.model.attention import PackedAttention
+from palestra.model.decoder import Decoder
+from palestra.model.errors import AdapterError
+from palestra.model.head import LossRun, run_head
+from palestra.model.lora import LoraPlan
+from palestra.model.losses import datum_metrics
+from palestra.model.optimizer import StepResult, optim_step
+from palestra.model.packing import Prepared, TrainItem, plan_micro_batches, prepare
+from palestra.types import AdamParams
+
+
+@dataclass(frozen=True, slots=True)
+class DatumResult:
+    loss: float
+    logprobs: NDArray[np.float32]
+    """Of the targets, in their shape, unweighted."""
+    metrics: dict[str, float]
+    """`name:reduction`, with `loss:sum` among them."""
+
+
+@dataclass(slots=True)
+class ForwardPass:
+    """A micro-batch after its forward pass; `Trainer.backward` ends it."""
+
+    numbers: list[int]
+    """Which data of the request these are."""
+    results: list[DatumResult]
+    adapters: list[Adapter]
+    hidden: Tensor | None
+    hidden_grad: Tensor | None
+
+
+class Trainer:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: AdapterPool,
+        *,
+        token_budget: int | None = None,
+        checkpointing: bool = False,
+    ):
+        self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
+        self.token_budget = token_budget or (2048 if decoder.device.type == "cpu" else 16384)
+
+    def prepare(self, items: Sequence[TrainItem], *, train: bool) -> list[Prepared]:
+        """Checks everything before anything runs: a bad datum fails alone and early."""
+        for item in items:
+            if item.adapter is not None:
+                self.pool.require(item.adapter)
+            if train and (item.adapter is None or item.adapter.frozen):
+                what = "the base model" if item.adapter is None else "a snapshot"
+                raise AdapterError(f"{what} has no gradients: create an adapter to train")
+        return [prepare(item, self.decoder.spec) for item in items]
+
+    def plan(self, data: Sequence[Prepared]) -> list[list[int]]:
+        return plan_micro_batches(data, self.token_budget)
+
+    def forward(self, items: Sequence[TrainItem]) -> list[DatumResult]:
+        return self._run(items, train=False)
+
+    def forward_backward(self, items: Sequence[TrainItem]) -> list[DatumResult]:
+        """Gradients add to what each adapter holds, until its optimizer step."""
+        return self._run(items, train=True)
+
+    def optim_step(self, steps: dict[Adapter, AdamParams]) -> dict[Adapter, StepResult]:
+        return optim_step(self.pool, steps)
+
+    def _run(self, items: Sequence[TrainItem], *, train: bool) -> list[DatumResult]:
+        data = self.prepare(items, train=train)
+        results: dict[int, DatumResult] = {}
+        for numbers in self.plan(data):
+            done = self.forward_micro(data, numbers, train=train)
+            self.backward(done)
+            results.update(zip(numbers, done.results, strict=True))
+        return [results[i] for i in range(len(items))]
+
+    def forward_micro(self, data: Sequence[Prepared], numbers: list[int], *, train: bool) -> ForwardPass:
+        """One micro-batch forward. With `train` the unembedding's gradient is already added on the way, because
+        its logits exist only here; `backward` must follow."""
+        batch = [data[i] for i in numbers]
+        adapters = [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None]
+        lengths = [len(d.tokens) for d in batch]
+        device = self.decoder.device
+        tokens = torch.from_numpy(np.concatenate([d.tokens for d in batch])).to(device)
+        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
+        runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
+        plan = LoraPlan.of(runs, train=train, device=device)
+        attend = PackedAttention(lengths, self.decoder.spec.windows, device)
+        if train:
+            for adapter in adapters:
+                adapter.unfinished += 1
+        with torch.set_grad_enabled(train):
+            hidden = self.decoder(tokens, positions, attend, plan, checkpointing=self.checkpointing)
+        targets = torch.from_numpy(np.concatenate([d.targets for d in batch])).to(device)
+        head = run_head(self.decoder, hidden.detach(), targets, runs, _loss_runs(batch, device), train=train)
+        results = _results(batch, head.logprobs, head.losses)
+        return ForwardPass(numbers, results, adapters, hidden if train else None, head.hidden_grad)
+
+    def backward(self, done: ForwardPass) -> None:
+        if done.hidden is None:
+            return
+        if done.hidden.requires_grad:  # not so when only the unembedding is trained
+            done.hidden.backward(done.hidden_grad)
+        for adapter in done.adapters:
+            adapter.unfinished -= 1
+            adapter.has_gradient = True
+        done.hidden = done.hidden_grad = None
+
+
+def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
+    """Neighbours under the same loss and settings are computed as one."""
+    groups: list[list[Prepared]] = []
+    for d in batch:
+        if groups and _alike(groups[-1][-1], d):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    runs, start = [], 0
+    for group in groups:
+        rows = [len(d.tokens) for d in group]
+        inputs = {
+            name: torch.from_numpy(np.concatenate([d.inputs[name] for d in group])).to(device)
+            for name in group[0].inputs
+        }
+        active = np.concatenate([d.active for d in group])
+        runs.append(LossRun(start, rows, group[0].loss, group[0].config, inputs, active))
+        start += sum(rows)
+    return runs
+
+
+def _alike(a: Prepared, b: Prepared) -> bool:
+    return a.loss is b.loss and a.config == b.config and a.inputs.keys() == b.inputs.keys()
+
+
+def _results(batch: list[Prepared], logprobs: Tensor, losses: Tensor) -> list[DatumResult]:
+    lp, loss = logprobs.cpu().numpy(), losses.double().cpu().numpy()
+    results, start = [], 0
+    for d in batch:
+        rows = slice(start, start + len(d.tokens))
+        start = rows.stop
+        value = float(loss[rows].sum())
+        metrics = {"loss:sum": value, **datum_metrics(d.loss, lp[rows], d.inputs, d.config)}
+        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics))
+    return results

@@ -1,0 +1,35 @@
+"""Records that cross a boundary. Imports nothing of ours, no torch."""
+
+from palestra.types.sampling import (
+    SampledSequence,
+    SampleRequest,
+    SampleResult,
+    SamplingParams,
+    StopReason,
+    TopLogprobs,
+)
+from palestra.types.training import (
+    AdamParams,
+    Datum,
+    ImageChunk,
+    LoraConfig,
+    LossName,
+    TensorData,
+    TextChunk,
+)
+
+__all__ = [
+    "AdamParams",
+    "Datum",
+    "ImageChunk",
+    "LoraConfig",
+    "LossName",
+    "SampleRequest",
+    "SampleResult",
+    "SampledSequence",
+    "SamplingParams",
+    "StopReason",
+    "TensorData",
+    "TextChunk",
+    "TopLogprobs",
+]

@@ -1,0 +1,69 @@
+"""What a training request says: data, losses, optimizer parameters. Plain records, no tensors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+
+class TextChunk(Struct, frozen=True, tag="text"):
+    tokens: tuple[int, ...]
+
+
+class ImageChunk(Struct, frozen=True, tag="image"):
+    data: bytes
+    format: str
+
+
+class TensorData(Struct, frozen=True, kw_only=True):
+    """A small array on the wire: little-endian, row-major; sparse rows (CSR) when the indices are given."""
+
+    data: bytes
+    dtype: Literal["float32", "int64"]
+    shape: tuple[int, ...]
+    crow_indices: bytes | None = None
+    """int64, rows + 1; unlisted cells are 0."""
+    col_indices: bytes | None = None
+    """int64, one per value."""
+
+
+class Datum(Struct, frozen=True, kw_only=True):
+    chunks: tuple[TextChunk | ImageChunk, ...]
+    loss_inputs: dict[str, TensorData]
+    """Position i speaks about predicting token i + 1."""
+
+    @classmethod
+    def of_tokens(cls, tokens: list[int] | tuple[int, ...], **loss_inputs: TensorData) -> Datum:
+        return cls(chunks=(TextChunk(tuple(tokens)),), loss_inputs=loss_inputs)
+
+
+class LossName(StrEnum):
+    CROSS_ENTROPY = "cross_entropy"
+    IMPORTANCE_SAMPLING = "importance_sampling"
+    PPO = "ppo"
+    CISPO = "cispo"
+    DRO = "dro"
+    GSPO = "gspo"
+
+
+class LoraConfig(Struct, frozen=True, kw_only=True):
+    rank: int = 32
+    alpha: float = 32.0
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+class AdamParams(Struct, frozen=True, kw_only=True):
+    """AdamW for one step; the defaults are Tinker's."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """Global norm over the adapter; 0 or less is off."""

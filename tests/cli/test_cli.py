@@ -1,0 +1,178 @@
+"""The command line: quick to start, clear about what is wrong, never a traceback for the user's mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from palestra import __version__
+from palestra.cli import main
+from palestra.cli.doctor import judge
+from palestra.cli.machine import Extra, Gpu, Package, Torch
+
+
+def palestra(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], prog_name="palestra")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["model", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    script = (
+        "import sys\nfrom palestra.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'pydantic', 'palestra.model', 'palestra.cli.doctor'}\n"
+        "print('loaded:', sorted(heavy & sys.modules.keys()))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "loaded: []"
+
+
+def test_help_lists_every_command_with_its_summary():
+    shown = palestra("--help")
+    assert shown.exit_code == 0
+    for text in ("doctor", "What works on this machine", "model", "Make random models"):
+        assert text in shown.output
+
+
+def test_module_and_version_agree():
+    shown = subprocess.run(
+        [sys.executable, "-m", "palestra.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert __version__ in shown.stdout
+
+
+def test_mistyped_command_gets_the_nearest_name():
+    shown = palestra("docter")
+    assert shown.exit_code == 2
+    assert "Did you mean 'doctor'?" in shown.output
+
+
+def test_doctor_tells_a_verdict():
+    shown = palestra("doctor")
+    assert shown.exit_code == 0
+    assert "sampling and training on CPU: yes" in shown.output
+    assert "torch" in shown.output
+
+
+def test_doctor_json_has_every_extra_with_its_command():
+    report = json.loads(palestra("doctor", "--json").stdout)
+    assert report["extras"]["engine"]["complete"]
+    assert report["torch"]["threads"] >= 1
+    assert report["machine"]["cores"] >= 1
+    for name, extra in report["extras"].items():
+        assert extra["complete"] == (extra["install"] is None)
+        assert extra["install"] in (None, f"pip install 'palestra[{name}]'")
+    assert report["verdict"][0] == {"what": "sampling and training on CPU", "works": True, "why": ""}
+
+
+@pytest.mark.parametrize(
+    ("torch", "installed", "why"),
+    [
+        (None, None, "pip install 'palestra[engine]'"),
+        ("libgomp.so.1: cannot open", "2.13.0", "torch is installed but does not load: libgomp.so.1: cannot open"),
+        (Torch("2.1.0", "cpu", 1, "AVX2"), "2.1.0", "pip install 'palestra[engine]'"),
+    ],
+)
+def test_doctor_says_what_to_do_without_a_working_torch(torch, installed, why):
+    cpu, gpu = judge(torch, [Extra("engine", [Package("torch", ">=2.11", installed)])], has_nvidia_driver=False)
+    assert (cpu.works, cpu.why) == (False, why)
+    assert not gpu.works
+
+
+def test_doctor_notices_a_gpu_that_torch_cannot_use():
+    engine = Extra("engine", [Package("torch", ">=2.11", "2.13.0")])
+    _, gpu = judge(Torch("2.13.0", "cpu", 2, "AVX2"), [engine], has_nvidia_driver=True)
+    assert not gpu.works
+    assert "install a CUDA build of torch" in gpu.why
+    _, gpu = judge(Torch("2.13.0", "cuda 13.0", 2, "AVX2", [Gpu("H200", 2**37)]), [engine], has_nvidia_driver=True)
+    assert (gpu.works, gpu.why) == (True, "H200, 128.0 GiB")
+
+
+def test_random_model_then_info(tmp_path):
+    folder = tmp_path / "m"
+    made = palestra("model", "random", folder, "--shape", "micro", "--family", "llama", "--shards", 2, "--json")
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["folder"] == str(folder)
+
+    facts = json.loads(palestra("model", "info", folder, "--json").stdout)
+    assert facts["architecture"] == "LlamaForCausalLM"
+    assert facts["parameters"] == 139_584  # what transformers counts
+    assert (facts["heads"], facts["kv_heads"], facts["head_dim"]) == (4, 2, 16)
+    assert facts["tokenizer_vocab"] == facts["vocab_size"] == 512
+    assert facts["has_chat_template"]
+    assert len(facts["eos_token_ids"]) == 2
+    assert facts["kv_bytes_per_token"] == 2 * 2 * 32 * 4
+    assert facts["lora_training_bytes"] == 4 * facts["lora_bytes"]
+
+    shown = palestra("model", "info", folder)
+    assert shown.exit_code == 0
+    assert "LlamaForCausalLM" in shown.output
+    assert "LoRA rank 32" in shown.output
+
+
+def test_lora_size_is_what_peft_would_make(micro_model):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    facts = json.loads(palestra("model", "info", micro_model, "--json").stdout)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+    config = LoraConfig(r=32, target_modules=names)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(micro_model), config)
+    assert facts["lora_parameters"] == model.get_nb_trainable_parameters()[0]
+
+
+def test_random_model_does_not_overwrite_unless_forced(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    refused = palestra("model", "random", tmp_path, "--shape", "micro")
+    assert refused.exit_code == 1
+    assert refused.stderr == f"error: {tmp_path} is not empty; choose another folder, or add --force to write into it\n"
+    assert palestra("model", "random", tmp_path, "--shape", "micro", "--force").exit_code == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--family", "gpt2", "unknown family 'gpt2'; known: qwen3"), ("--shards", "0", "shards must be at least 1")],
+)
+def test_random_model_names_the_choices(tmp_path, option, value, message):
+    refused = palestra("model", "random", tmp_path / "m", option, value)
+    assert refused.exit_code == 1
+    assert_one_line(refused, message)
+
+
+def test_info_of_nothing_is_one_clear_line(tmp_path):
+    refused = palestra("model", "info", tmp_path / "nowhere")
+    assert_one_line(refused, "config.json: no such file")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", b"{", "config.json: not valid JSON"),
+        ("config.json", b'{"architectures": ["GPT2LMHeadModel"]}', "GPT2LMHeadModel"),
+        ("model.safetensors", None, "model.safetensors: no such file"),
+        ("model.safetensors", b"\xff" * 4, "model.safetensors: cut short"),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0[)", "model.safetensors: not a safetensors file"),
+        ("tokenizer.json", b"no", "tokenizer.json: not valid JSON"),
+    ],
+)
+def test_info_of_a_broken_folder_is_one_clear_line(micro_model, tmp_path, file, content, message):
+    folder = shutil.copytree(micro_model, tmp_path / "broken")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+    assert_one_line(palestra("model", "info", folder), message)
+
+
+def assert_one_line(result: Result, message: str) -> None:
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
