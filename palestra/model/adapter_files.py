@@ -36,7 +36,11 @@ _UNSUPPORTED = {
     "modules_to_save": None,
     "fan_in_fan_out": False,
     "lora_bias": False,
+    "peft_type": "LORA",
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
 }
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also change the base weights
 
 
 def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", optimizer: bool = False) -> None:
@@ -57,10 +61,11 @@ def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", 
     }
     with whole_folder(folder) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt", "palestra": str(FORMAT_VERSION)})
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         if optimizer:
             moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
-            save_file(moments, temporary / OPTIMIZER, metadata={"steps": str(adapter.steps)})
+            state = {"format": FORMAT_VERSION, "steps": adapter.steps}
+            save_file(moments, temporary / OPTIMIZER, metadata={"palestra": json.dumps(state)})
 
 
 def load_adapter(pool: AdapterPool, folder: str | Path, *, optimizer: bool = False) -> Adapter:
@@ -105,6 +110,11 @@ def read_config(folder: str | Path) -> LoraConfig:
     for field, plain in _UNSUPPORTED.items():
         if raw.get(field, plain) not in (plain, None):
             raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {plain!r}")
+    if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise AdapterError(
+            f"{file}: field 'init_lora_weights' is {raw['init_lora_weights']!r}, which changes the base model too; "
+            "supported: True, False, 'gaussian', 'orthogonal'"
+        )
     if raw.get("use_rslora"):
         alpha *= rank**0.5  # rank-stabilised: alpha / sqrt(r)
     return LoraConfig(
@@ -133,11 +143,12 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(folder) as temporary, WeightFiles(base) as files:
-        names = list(files)
-        if "lm_head.lora_A.weight" in matrices and "lm_head.weight" not in names:
-            names.append("lm_head.weight")  # tied until now: from here on the two differ
+        untied = bool(config.get("tie_word_embeddings")) and "lm_head.lora_A.weight" in matrices
+        names = [n for n in files if not (untied and n == "lm_head.weight")]  # some tied folders hold a copy
+        if untied:  # from here on the two differ
+            names.append("lm_head.weight")
             config["tie_word_embeddings"] = False
-        merged = {name: _merge(files, name, matrices, adapter.stack.layout.scale) for name in names}
+        merged = {name: _merge(files, name, matrices, adapter.stack.layout.scale, untied) for name in names}
         for extra in base.iterdir():
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
                 shutil.copy(extra, temporary / extra.name)
@@ -145,8 +156,8 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
         save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
 
 
-def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: float) -> Tensor:
-    stored = "model.embed_tokens.weight" if name not in files.file_of else name
+def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: float, untied: bool) -> Tensor:
+    stored = "model.embed_tokens.weight" if untied and name == "lm_head.weight" else name
     weight, module = files.tensor(stored), name.removesuffix(".weight")
     a, b = (matrices.get(f"{module}.lora_{x}.weight") for x in "AB")
     if a is None or b is None:
@@ -202,6 +213,8 @@ def _read_row(adapter: Adapter, folder: Path) -> Tensor:
     for site in adapter.stack.layout.sites.values():
         for i, part in enumerate(site.parts):
             a_start = site.a_offset + i * rank * site.in_size
+            if sum(f"{_PREFIX}{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:
+                raise AdapterError(f"{folder / WEIGHTS}: {part.module} has only one of lora_A and lora_B")
             for name, start, shape in (
                 ("lora_A", a_start, (rank, site.in_size)),
                 ("lora_B", part.b_offset, (part.out_size, rank)),
@@ -229,7 +242,12 @@ def _read_moments(adapter: Adapter, folder: Path) -> tuple[int, dict[str, Tensor
     for kind in ("exp_avg", "exp_avg_sq"):
         if kind not in tensors or tensors[kind].numel() != adapter.stack.layout.size:
             raise AdapterError(f"{file}: {kind} is missing or of the wrong size")
-    return int(_metadata(file)["steps"]), tensors
+    state = json.loads(_metadata(file).get("palestra", "{}"))
+    if state.get("format") != FORMAT_VERSION or not isinstance(state.get("steps"), int):
+        raise AdapterError(
+            f"{file}: metadata names format {state.get('format')}; supported: {FORMAT_VERSION}, with steps"
+        )
+    return state["steps"], tensors
 
 
 def _load(file: Path) -> dict[str, Tensor]:

@@ -113,8 +113,21 @@ class Stack:
 
     def release(self, slot: int) -> None:
         self._refs[slot] -= 1
-        if not any(self._refs):
-            self._resize(0)
+
+    @property
+    def is_sparse(self) -> bool:
+        return sum(r > 0 for r in self._refs) * 2 <= self.capacity
+
+    def compact(self) -> dict[int, int]:
+        """Gives back the memory of unused slots; tells where each used one went."""
+        used = [slot for slot, refs in enumerate(self._refs) if refs]
+        index = torch.tensor(used, dtype=torch.int64, device=self.device)
+        self._rows = {kind: rows.index_select(0, index) for kind, rows in self._rows.items()} if used else {}
+        self._refs = [self._refs[slot] for slot in used]
+        self.capacity = len(used)
+        self._views.clear()
+        self._picked.clear()
+        return {old: new for new, old in enumerate(used)}
 
     def rows(self, kind: Rows) -> Tensor:
         """[capacity, size]; gradient and moment rows start as zeros."""
@@ -162,19 +175,13 @@ class Stack:
         return self._views[key]
 
     def _grow(self, capacity: int) -> None:
-        self._refs += [0] * (capacity - len(self._refs))
-        self._resize(capacity)
-
-    def _resize(self, capacity: int) -> None:
+        self._refs += [0] * (capacity - self.capacity)
         self._views.clear()
         self._picked.clear()
-        self.capacity = capacity
-        if capacity == 0:
-            self._rows.clear()
-            self._refs.clear()
         for kind, old in self._rows.items():
             self._rows[kind] = torch.zeros(capacity, self.layout.size, dtype=old.dtype, device=self.device)
             self._rows[kind][: len(old)] = old
+        self.capacity = capacity
 
 
 @dataclass(eq=False, slots=True)
@@ -216,6 +223,7 @@ class AdapterPool:
     ):
         self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
         self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._adapters: dict[int, Adapter] = {}
         self._uids = itertools.count()
         self._weights_ids = itertools.count(1)  # 0 is the base model
 
@@ -232,8 +240,8 @@ class AdapterPool:
     def snapshot(self, adapter: Adapter) -> Adapter:
         """Today's weights, frozen. Costs nothing until the original changes: then they are copied once."""
         self.require(adapter)
-        twin = Adapter(next(self._uids), adapter.config, adapter.stack, adapter.slot, adapter.weights_id, frozen=True)
         adapter.stack.share(adapter.slot)
+        twin = self._register(adapter.config, adapter.stack, adapter.slot, adapter.weights_id, frozen=True)
         twin.original = adapter.original if adapter.frozen else adapter
         if twin.original is not None:
             twin.original.aliases.append(twin)
@@ -250,7 +258,7 @@ class AdapterPool:
             copy.stack.changed(copy.slot)
             for alias in adapter.aliases:
                 copy.stack.share(copy.slot)
-                adapter.stack.release(adapter.slot)
+                adapter.stack.release(adapter.slot)  # the adapter itself still holds it
                 alias.stack, alias.slot, alias.original = copy.stack, copy.slot, None
             adapter.aliases.clear()
             self.free(copy)
@@ -266,7 +274,9 @@ class AdapterPool:
             adapter.original.aliases.remove(adapter)
         for alias in adapter.aliases:
             alias.original = None
+        del self._adapters[adapter.uid]
         adapter.stack.release(adapter.slot)
+        self._tidy(adapter.stack)
 
     def clear_training_state(self, adapter: Adapter) -> None:
         """Fresh optimizer, no gradient."""
@@ -289,7 +299,20 @@ class AdapterPool:
         if key not in self._stacks:
             self._stacks[key] = Stack(Layout.of(self.spec, config), self.dtype, self.device)
         stack = self._stacks[key]
-        return Adapter(next(self._uids), config, stack, stack.take_slot(), weights_id, frozen)
+        return self._register(config, stack, stack.take_slot(), weights_id, frozen)
+
+    def _register(self, config: LoraConfig, stack: Stack, slot: int, weights_id: int, frozen: bool) -> Adapter:
+        adapter = Adapter(next(self._uids), config, stack, slot, weights_id, frozen)
+        self._adapters[adapter.uid] = adapter
+        return adapter
+
+    def _tidy(self, stack: Stack) -> None:
+        """Closes the gaps when half of a stack is unused, unless a backward pass still counts on its slots."""
+        holders = [a for a in self._adapters.values() if a.stack is stack]
+        if stack.is_sparse and not any(a.unfinished for a in holders):
+            moved = stack.compact()
+            for adapter in holders:
+                adapter.slot = moved[adapter.slot]
 
     def _check(self, config: LoraConfig) -> None:
         if not 1 <= config.rank <= self.max_rank:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from palestra.model.adapters import UNEMBED, Adapter
 from palestra.model.decoder import Decoder
-from palestra.model.lora import LoraPlan, lora_backward, lora_forward
+from palestra.model.lora import LoraPlan, lora_backward, lora_forward, lora_inner
 from palestra.model.losses import Loss
 
 Runs = Sequence[tuple[Adapter | None, int]]
@@ -76,8 +76,7 @@ def run_head(
             values, grads = _evaluate(losses, head.logprobs, grad=True)
             head.backward(np.flatnonzero(active), grads)
         else:
-            head.forward(np.flatnonzero(~active))
-            head.forward_backward(np.flatnonzero(active), losses)
+            head.forward_backward(active, losses)
             values, _ = _evaluate(losses, head.logprobs, grad=False)
         return HeadPass(head.logprobs, values, head.hidden_grad)
 
@@ -96,11 +95,19 @@ class _Head:
             logits = logits_of(self.decoder, self.hidden[index], plan)
             self.logprobs[index] = torch.log_softmax(logits, -1).gather(1, self.targets[index])
 
-    def forward_backward(self, rows: NDArray, losses: list[LossRun]) -> None:
-        for (index, plan), part in zip(self._chunks(rows), self._split(rows), strict=True):
+    def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:
+        """Chunks as in `forward`, so that log-probabilities are the same to the bit whatever is active."""
+        for (index, plan), part in zip(self._chunks(self.everything), self._split(self.everything), strict=True):
             logp, inner = self._logp(index, plan)
             self.logprobs[index] = logp.gather(1, self.targets[index])
-            grads = _chunk_gradients(losses, part, self.logprobs[index])
+            rows = part[active[part]]
+            if len(rows) == 0:
+                continue
+            if len(rows) < len(part):
+                logp = logp[torch.from_numpy(rows - part[0]).to(logp.device)]
+                ((index, plan),) = self._chunks(rows)
+                inner = lora_inner(self.hidden[index], UNEMBED, plan)
+            grads = _chunk_gradients(losses, rows, self.logprobs[index])
             self._backward_chunk(index, plan, logp, inner, grads)
 
     def backward(self, rows: NDArray, grads: Tensor) -> None:

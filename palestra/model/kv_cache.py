@@ -53,6 +53,12 @@ class KVCache:
         k, v = (self._pages[layer, which].flatten(1).index_select(0, rows) for which in (0, 1))
         return k.view(n, -1, self.spec.head_dim), v.view(n, -1, self.spec.head_dim)
 
+    def clear(self, pages: NDArray) -> None:
+        """Zeroes pages that get a new owner. What was there (NaN, if a tenant's weights were ruined) would reach
+        the new one through masked positions: their weight is 0, but 0 times NaN is NaN."""
+        if len(pages):
+            self._pages.index_fill_(2, self.rows_of(pages), 0.0)
+
     def copy(self, copies: Seq[tuple[int, int]]) -> None:
         if copies:
             source, target = (self.rows_of(np.array(side)) for side in zip(*copies, strict=True))
@@ -86,7 +92,9 @@ class PagedAttention:
         self.cache, self.spec = cache, cache.spec
         self.device = cache._pages.device
         self.n_decode = len(plan.decode)
-        self.slots = cache.slots_of(_slots(plan, cache.page_size))
+        slots = _slots(plan, cache.page_size)
+        self.slots = cache.slots_of(slots)
+        cache.clear(slots[slots % cache.page_size == 0] // cache.page_size)
         self.blocks: dict[int | None, list[_Block]] = {}
         self._decoding = plan.decode
         for window in dict.fromkeys(self.spec.windows):
@@ -155,6 +163,7 @@ class PagedAttention:
         for i, (r, offset) in enumerate(zip(rows, offsets.tolist(), strict=True)):
             pages = seqs[r].pages[offset:]
             own[i, : len(pages)] = pages
+            own[i, len(pages) :] = pages[-1]  # padding reads what is its own: another's NaN would come through the mask
         positions = np.array([seqs[r].computed for r in rows])
         key = offsets[:, None] * size + np.arange(own_pages * size)
         hidden = key > positions[:, None]
@@ -176,7 +185,9 @@ class PagedAttention:
         if prefix_pages:
             shared = np.zeros((len(groups), prefix_pages), np.int64)
             for i, g in enumerate(groups):
-                shared[i, : g.prefix] = seqs[g.rows[0]].pages[: g.prefix]
+                pages = seqs[g.rows[0]].pages[: g.prefix]
+                shared[i, : g.prefix] = pages
+                shared[i, g.prefix :] = pages[-1]
             block.prefix = self.cache.rows_of(shared)
             lengths = np.array([g.prefix for g in groups])[:, None] * size
             if (lengths != prefix_pages * size).any():
@@ -271,21 +282,17 @@ def _common_prefix(lists: list[list[int]]) -> int:
 def _similar(groups: list[_Group]) -> list[list[_Group]]:
     """Groups of like shape together, as long as padding them to one shape wastes little."""
     merged: list[list[_Group]] = []
-    cost = 0
+    real, members, prefix, own = 0, 0, 0, 0
     for group in sorted(groups, key=lambda g: (g.prefix > 0, len(g.rows), g.prefix, g.own, g.rows[0])):
-        if merged and (group.prefix > 0) == (merged[-1][0].prefix > 0):
-            together = [*merged[-1], group]
-            largest = _Group(
-                max((g.rows for g in together), key=len),
-                max(g.prefix for g in together),
-                max(g.own for g in together),
-            )
-            if largest.cost * len(together) <= BLOCK_WASTE * (cost + group.cost):
+        if merged and (group.prefix > 0) == (prefix > 0):
+            members, prefix, own = max(members, len(group.rows)), max(prefix, group.prefix), max(own, group.own)
+            padded = (len(merged[-1]) + 1) * (prefix + own * members)
+            if padded <= BLOCK_WASTE * (real + group.cost):
                 merged[-1].append(group)
-                cost += group.cost
+                real += group.cost
                 continue
         merged.append([group])
-        cost = group.cost
+        real, members, prefix, own = group.cost, len(group.rows), group.prefix, group.own
     return [sorted(m, key=lambda g: g.rows[0]) for m in merged]
 
 

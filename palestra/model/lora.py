@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from palestra.model.adapters import Adapter, SiteName, Stack
+from palestra.model.adapters import UNEMBED, Adapter, SiteName, Stack
 
 PADDING_LIMIT = 1.5  # a bucket may compute at most this many rows per real row …
 SMALL_RUN = 16  # … but below this many rows a product costs its launch, not its arithmetic
@@ -61,12 +61,18 @@ class Bucket:
             taken.index_fill_(0, self.padding, 0.0)
         return taken.view(self.n, self.rows, x.shape[-1])
 
-    def add(self, y: Tensor, delta: Tensor, alpha: float) -> None:
-        """y[rows of this bucket] += alpha * delta."""
+    def add_product(self, y: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
+        """y[rows of this bucket] += alpha * left @ right."""
         if self.index is None:
-            y[self.start : self.start + self.n * self.rows].unflatten(0, (self.n, self.rows)).add_(delta, alpha=alpha)
+            rows = y[self.start : self.start + self.n * self.rows]
+            if self.n == 1:
+                rows.addmm_(left[0], right[0], alpha=alpha)
+            elif y.is_contiguous():
+                rows.unflatten(0, (self.n, self.rows)).baddbmm_(left, right, alpha=alpha)
+            else:  # some columns only: torch would fall back to one product after another
+                rows.unflatten(0, (self.n, self.rows)).add_(torch.bmm(left, right), alpha=alpha)
             return
-        flat, index = delta.flatten(0, 1), self.index
+        flat, index = torch.bmm(left, right).flatten(0, 1), self.index
         if self.real is not None:
             flat, index = flat.index_select(0, self.real), index.index_select(0, self.real)
         y.index_add_(0, index, flat, alpha=alpha)
@@ -95,7 +101,7 @@ class Bucket:
 class LoraPlan:
     buckets: list[Bucket] = field(default_factory=list)
     anchor: Tensor | None = None
-    """Requires grad, so that autograd records the first layer too; None when nothing is trained."""
+    """Requires grad, so that autograd records the first layer too; None when nothing below the head is trained."""
 
     @classmethod
     def of(
@@ -106,7 +112,8 @@ class LoraPlan:
         for run in _merge(runs):
             by_stack.setdefault(id(run.adapter.stack), []).append(run)
         buckets = [_bucket(group, device) for found in by_stack.values() for group in _group(found)]
-        return cls(buckets, torch.zeros((), requires_grad=True) if train else None)
+        below_head = any(name != UNEMBED for b in buckets for name in b.stack.layout.sites)
+        return cls(buckets, torch.zeros((), requires_grad=True) if train and below_head else None)
 
 
 def _merge(runs: Iterable[tuple[Adapter | None, int]]) -> list[Run]:
@@ -171,24 +178,18 @@ def lora_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan
 ) -> tuple[Tensor, list[Tensor]]:
     """The output, and x A^T of each bucket (the backward pass needs it)."""
-    y = linear(x, weight, bias)
-    inner: list[Tensor] = []
-    for bucket in _at(plan, name):
-        layout = bucket.stack.layout
-        site, r, scale = layout.sites[name], layout.rank, layout.scale
-        if bucket.n == 1:
-            rows = slice(bucket.start, bucket.start + bucket.rows)
-            t = x[rows] @ bucket.a(name)[0].T
-            for i, p in enumerate(site.parts):
-                out = y[rows, p.out_start : p.out_start + p.out_size]
-                out.addmm_(t[:, i * r : (i + 1) * r], bucket.b(name, i)[0].T, alpha=scale)
-        else:
-            t = torch.bmm(bucket.take(x), bucket.a(name).mT)
-            for i, p in enumerate(site.parts):
-                delta = torch.bmm(t[..., i * r : (i + 1) * r], bucket.b(name, i).mT)
-                bucket.add(y[:, p.out_start : p.out_start + p.out_size], delta, scale)
-        inner.append(t)
+    y, inner = linear(x, weight, bias), lora_inner(x, name, plan)
+    for bucket, t in zip(_at(plan, name), inner, strict=True):
+        r, scale = bucket.stack.layout.rank, bucket.stack.layout.scale
+        for i, p in enumerate(bucket.stack.layout.sites[name].parts):
+            out, t_p, b = y[:, p.out_start : p.out_start + p.out_size], t[..., i * r : (i + 1) * r], bucket.b(name, i)
+            bucket.add_product(out, t_p, b.mT, scale)
     return y, inner
+
+
+def lora_inner(x: Tensor, name: SiteName, plan: LoraPlan) -> list[Tensor]:
+    """x A^T of each bucket, [n, rows, parts * rank]."""
+    return [torch.bmm(b.take(x), b.a(name).mT) for b in _at(plan, name)]
 
 
 def lora_backward(
@@ -200,7 +201,6 @@ def lora_backward(
         layout = bucket.stack.layout
         site, r, scale = layout.sites[name], layout.rank, layout.scale
         dy_b, x_b = bucket.take(dy, clear_padding=True), bucket.take(x)
-        t = t.view(bucket.n, bucket.rows, -1)
         dt = torch.empty_like(t)
         for i, p in enumerate(site.parts):
             dy_p, columns = dy_b[..., p.out_start : p.out_start + p.out_size], slice(i * r, (i + 1) * r)
@@ -208,7 +208,7 @@ def lora_backward(
             _add_product(bucket, bucket.stack.b("grads", name, i), dy_p, t[..., columns], scale)
         _add_product(bucket, bucket.stack.a("grads", name), dt, x_b, scale)
         if dx is not None:
-            bucket.add(dx, torch.bmm(dt, bucket.a(name)), scale)
+            bucket.add_product(dx, dt, bucket.a(name), scale)
     return dx
 
 

@@ -68,7 +68,7 @@ def _importance_sampling(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> T
 
 
 def _ppo(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:
-    return _clipped_surrogate(_log_ratio(lp, x).exp(), x, c)
+    return _clipped_surrogate(_log_ratio(lp, x), 1.0, x, c)
 
 
 def _cispo(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:
@@ -88,7 +88,7 @@ def _gspo(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:
     sequence_ratio = torch.cat([m.exp().expand(n, *lp.shape[1:]) for m, n in zip(means, rows, strict=True)])
     # The value is the sequence's ratio; the gradient reaches each token through its own log-probability.
     own = torch.where(x["advantages"] != 0, lp - lp.detach(), 0.0)
-    return _clipped_surrogate(sequence_ratio * own.exp(), x, c)
+    return _clipped_surrogate(own, sequence_ratio, x, c)
 
 
 def _clip(ratio: Tensor, x: Inputs, c: Config) -> Tensor:
@@ -100,11 +100,17 @@ def _like(bound: Tensor | float, ratio: Tensor) -> Tensor:
     return bound if isinstance(bound, Tensor) else ratio.new_tensor(bound)
 
 
-def _clipped_surrogate(ratio: Tensor, x: Inputs, c: Config) -> Tensor:
+def _clipped_surrogate(log_ratio: Tensor, scale: Tensor | float, x: Inputs, c: Config) -> Tensor:
+    """-min(r A, clip(r) A) with r = scale * exp(log_ratio)."""
     advantages = x["advantages"]
-    clipped = _clip(ratio, x, c)
-    # Inside the bounds both branches are the same number: take the plain one, so the gradient is exact there.
-    return -torch.where(ratio * advantages <= clipped * advantages, ratio * advantages, clipped * advantages)
+    with torch.no_grad():
+        ratio = scale * log_ratio.exp()
+        clipped = _clip(ratio, x, c) * advantages
+        # Inside the bounds both branches are the same number: take the plain one, so the gradient is exact there.
+        plain = ratio * advantages <= clipped
+    # A ratio too large for floats has no gradient once it is clipped: keep it out of the exponential.
+    kept = torch.where(plain, log_ratio, 0.0)
+    return -torch.where(plain, scale * kept.exp() * advantages, clipped)
 
 
 CLIPS = ("clip_low_threshold", "clip_high_threshold")

@@ -14,6 +14,7 @@ import itertools
 import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 import numpy as np
 import torch
@@ -50,10 +51,19 @@ class Finished:
     result: SampleResult
 
 
+@dataclass(slots=True, frozen=True)
+class Failed:
+    """A request that ended because its own mask did: the others go on."""
+
+    request_id: int
+    error: Exception
+
+
 @dataclass(slots=True)
 class StepOutput:
     tokens: list[TokenEvent] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +86,7 @@ class _Request:
     adapter: Adapter | None
     """A snapshot of its own: training goes on meanwhile, this request does not notice."""
     stop_ids: tuple[int, ...]
+    mask: TokenMask | None
     samples: list[_Sample] = field(default_factory=list)
     prompt_logprobs: list[float | None] = field(default_factory=list)
     prompt_top: list[TopLogprobs | None] = field(default_factory=list)
@@ -144,9 +155,10 @@ class Sampler:
             return output
         hidden = self._forward(plan)
         self._read_prompts(plan, hidden)
-        ready = self.scheduler.commit(plan)
+        rows = plan.rows  # before commit: decode positions move on
+        ready = self._ask_masks(self.scheduler.commit(plan), output)
         if ready:
-            samples, drawn = self._draw(plan, hidden, ready)
+            samples, drawn = self._draw(rows, hidden, ready)
             for i, sample in enumerate(samples):
                 self._advance(sample, i, drawn, output)
         return output
@@ -154,12 +166,21 @@ class Sampler:
     def generate(
         self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
     ) -> list[SampleResult]:
-        """Submits all, runs until all are done."""
+        """Submits all, runs until all are done. For use alone: a loop with `submit` and `step` serves many callers."""
+        if self.has_work:
+            raise DataError("generate() runs alone, but requests are in flight: use submit() and step()")
         per_request = adapters if isinstance(adapters, Seq) else [adapters] * len(requests)
-        ids = [self.submit(r, a) for r, a in zip(requests, per_request, strict=True)]
+        ids: list[int] = []
+        try:
+            for request, adapter in zip(requests, per_request, strict=True):
+                ids.append(self.submit(request, adapter))
+        except BaseException:
+            for number in ids:
+                self.abort(number)
+            raise
         done: dict[int, SampleResult] = {}
-        while len(done) < len(ids):
-            done.update((f.request_id, f.result) for f in self.step().finished if f.request_id in set(ids))
+        while self.has_work:
+            done.update((f.request_id, f.result) for f in self.step().finished)
         return [done[i] for i in ids]
 
     # A request's way in
@@ -181,11 +202,14 @@ class Sampler:
             (0.0 < p.top_p <= 1.0, f"top_p is {p.top_p}; it must be above 0 and at most 1"),
             (0.0 <= p.min_p <= 1.0, f"min_p is {p.min_p}; it must be between 0 and 1"),
             (p.top_k >= -1, f"top_k is {p.top_k}; it must be -1 (off) or a count"),
-            (p.repetition_penalty > 0, f"repetition_penalty is {p.repetition_penalty}; it must be above 0"),
+            (0 < p.repetition_penalty < inf, f"repetition_penalty is {p.repetition_penalty}; it must be above 0"),
+            (isfinite(p.presence_penalty), f"presence_penalty is {p.presence_penalty}; it must be a number"),
+            (isfinite(p.frequency_penalty), f"frequency_penalty is {p.frequency_penalty}; it must be a number"),
+            (all(-inf <= b < inf for b in p.logit_bias.values()), "logit_bias holds NaN or infinity"),
             (all(0 <= t < spec.vocab_size for t in p.logit_bias), "logit_bias names a token outside the vocabulary"),
             (
-                max(request.topk_logprobs, request.topk_prompt_logprobs) <= spec.vocab_size,
-                f"top-k logprobs: at most {spec.vocab_size} (the vocabulary)",
+                all(0 <= k <= spec.vocab_size for k in (request.topk_logprobs, request.topk_prompt_logprobs)),
+                f"top-k logprobs: 0 (off) to at most {spec.vocab_size} (the vocabulary)",
             ),
             (not p.stop_strings or self.tokenizer is not None, "stop strings need a tokenizer; this sampler has none"),
             (all(p.stop_strings), "a stop string is empty"),
@@ -198,7 +222,7 @@ class Sampler:
         p, prompt = request.params, list(request.prompt)
         stop_ids = self.decoder.spec.eos_token_ids if p.stop_token_ids is None else p.stop_token_ids
         stop_ids = tuple(t for t in stop_ids if 0 <= t < self.decoder.spec.vocab_size)
-        entry = _Request(next(self._ids), request, adapter, stop_ids)
+        entry = _Request(next(self._ids), request, adapter, stop_ids, mask)
         longest = self.decoder.spec.max_positions
         max_len = longest if p.max_tokens is None else min(longest, len(prompt) + p.max_tokens)
         if p.max_tokens is None:  # an open end may use what the cache has; the rest is LENGTH
@@ -216,7 +240,7 @@ class Sampler:
                 lane=-1 if adapter is None else version,
                 use_cache=not entry.wants_prompt,
             )
-            row = DrawRow(p, seed, index, request.prompt, [], stop_ids, mask)
+            row = DrawRow(p, seed, index, request.prompt, [], stop_ids)
             entry.samples.append(_Sample(entry, index, seq, row))
         leader = entry.samples[0].seq
         leader.siblings = [s.seq for s in entry.samples[1:]]
@@ -248,9 +272,23 @@ class Sampler:
             return LoraPlan()
         return LoraPlan.of(adapters, device=self.decoder.device)
 
-    def _draw(self, plan: StepPlan, hidden: Tensor, ready: list[Ready]) -> tuple[list[_Sample], Drawn]:
+    def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
+        """Masks are the caller's code: one that raises or allows nothing ends its own request, the rest goes on."""
+        masked = [self._samples[s.uid] for r in ready for s in r.seqs if self._samples[s.uid].request.mask]
+        for sample in masked:
+            try:
+                sample.draw.allowed = _allowed(sample)
+            except Exception as e:
+                if self.abort(sample.request.id) is not None:
+                    output.failed.append(Failed(sample.request.id, e))
+        if not output.failed:
+            return ready
+        alive = [Ready(r.row, [s for s in r.seqs if s.uid in self._samples]) for r in ready]
+        return [r for r in alive if r.seqs]
+
+    def _draw(self, rows: list[Chunk], hidden: Tensor, ready: list[Ready]) -> tuple[list[_Sample], Drawn]:
         """Logits once per ready row; each of its sequences draws from them."""
-        rows, last = plan.rows, -1
+        last = -1
         ends = [last := last + c.end - c.start for c in rows]
         index = [ends[r.row] for r in ready]
         if index != list(range(len(hidden))):
@@ -346,3 +384,11 @@ class Sampler:
             topk_prompt_logprobs=request.prompt_top if spec.topk_prompt_logprobs else None,
             cached_prompt_tokens=request.samples[0].seq.cached_tokens,
         )
+
+
+def _allowed(sample: _Sample) -> Tensor | None:
+    assert sample.request.mask is not None
+    allowed = sample.request.mask.allowed(sample.draw.generated)
+    if allowed is not None and not allowed.any():
+        raise DataError("the token mask allows no token at all")
+    return allowed

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from palestra.types import SamplingParams
 
+COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
 DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
 
@@ -40,7 +41,8 @@ class DrawRow:
     prompt: Sequence[int]
     generated: Sequence[int]
     stop_ids: tuple[int, ...] = ()
-    mask: TokenMask | None = None
+    allowed: Tensor | None = None
+    """What its mask lets through at this step: bool over the vocabulary, never empty; None lets everything through."""
 
 
 @dataclass(slots=True)
@@ -55,8 +57,9 @@ class Drawn:
 def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     """One token per row of float32 logits. Reported log-probabilities are the model's own at the row's
     temperature (raw ones on request): before penalties, bias, masks, top-k, top-p and min-p."""
-    temperature = _column(logits, [p.temperature if p.temperature > 0 else 1.0 for p in _params(rows)])
-    scaled = logits if (temperature == 1.0).all() else logits / temperature
+    temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
+    temperature = _column(logits, temperatures)
+    scaled = logits if all(t == 1.0 for t in temperatures) else logits / temperature
     logp = torch.log_softmax(scaled, -1)
     shaped = _shape(logits, rows)
     greedy = [p.temperature <= 0 for p in _params(rows)]
@@ -66,7 +69,7 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     else:
         best = logits if shaped is None else shaped
         probabilities = torch.softmax(_filter(best / temperature, rows), -1)
-    tokens = inverse_cdf(probabilities, uniforms(rows)) if not all(greedy) else best.argmax(-1)
+    tokens = inverse_cdf(probabilities, uniforms(rows, logits.device)) if not all(greedy) else best.argmax(-1)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
     reported = _reported(logits, logp, rows)
@@ -141,7 +144,7 @@ def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
         p = row.params
         plain = p.repetition_penalty == 1.0 and not p.presence_penalty and not p.frequency_penalty
         unripe = len(row.generated) < p.min_tokens and row.stop_ids
-        if plain and not p.logit_bias and row.mask is None and not unripe:
+        if plain and not p.logit_bias and row.allowed is None and not unripe:
             continue
         changed = logits.clone() if changed is None else changed
         if not plain:
@@ -149,12 +152,17 @@ def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
         if p.logit_bias:
             ids = torch.tensor(list(p.logit_bias), device=logits.device)
             changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
-        if unripe:
+        if row.allowed is not None:
+            changed[i].masked_fill_(~row.allowed.to(logits.device), -torch.inf)
+        if unripe and _something_else_is_left(row):
             changed[i, list(row.stop_ids)] = -torch.inf
-        allowed = row.mask.allowed(row.generated) if row.mask else None
-        if allowed is not None:
-            changed[i].masked_fill_(~allowed.to(logits.device), -torch.inf)
     return changed
+
+
+def _something_else_is_left(row: DrawRow) -> bool:
+    """Whether a row may draw anything but a stop token: a mask may insist on one before `min_tokens`."""
+    stops = {t for t in row.stop_ids if row.allowed is None or row.allowed[t]}
+    return row.allowed is None or int(row.allowed.sum()) > len(stops)
 
 
 def _penalise(logits: Tensor, row: DrawRow) -> None:

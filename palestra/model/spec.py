@@ -101,6 +101,8 @@ class ModelSpec:
             config = json.loads(file.read_text())
         except (json.JSONDecodeError, UnicodeDecodeError) as e:
             raise UnsupportedModel(f"{file}: not valid JSON ({e}); copy the file again") from None
+        if not isinstance(config, dict):
+            raise UnsupportedModel(f"{file}: not a JSON object; copy the file again")
         return cls.from_config(config, source=str(file), eos=_generation_eos(file.with_name("generation_config.json")))
 
     @classmethod
@@ -170,7 +172,10 @@ def _architecture(config: Config, source: str) -> str:
 
 def _rope(config: Config, source: str) -> RopeSpec:
     # transformers 5 writes rope_parameters; older files have rope_theta beside rope_scaling.
-    raw = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    raw = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{source}: field 'rope_parameters' must be an object, found {raw!r}")
+    raw = dict(raw)
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind not in ROPE_TYPES:
         raise UnsupportedModel(f"{source}: rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
@@ -211,6 +216,9 @@ def _generation_eos(file: Path) -> Any:
     if not file.is_file():
         return None
     try:
-        return json.loads(file.read_text()).get("eos_token_id")
+        raw = json.loads(file.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise UnsupportedModel(f"{file}: not valid JSON ({e}); copy the file again or delete it") from None
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{file}: not a JSON object; copy the file again or delete it")
+    return raw.get("eos_token_id")

@@ -1,0 +1,225 @@
+"""What the model tests share: a workbench per test on models opened once, and the reference implementations.
+
+The few places that look inside adapters are here, so that a change of their layout is a change of this file.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainItem, encode, load_model, save_adapter
+from palestra.model.adapter_files import adapter_matrices
+from palestra.model.attention import PackedAttention
+from palestra.model.lora import LoraPlan
+from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
+
+GetBench = Callable[..., "Bench"]
+
+
+@dataclass
+class Bench:
+    """A model with its own adapters and trainer, and what tests do with them again and again."""
+
+    model: Model
+    reference: Callable[[], Any]
+    """The same folder in transformers. Opened once for all tests: do not change it."""
+    pool: AdapterPool
+    trainer: Trainer
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    @property
+    def vocab(self) -> int:
+        return self.model.spec.vocab_size
+
+    # Adapters
+
+    def adapter(self, rank: int = 4, *, seed: int = 0, noise: float = 0.1, **config: Any) -> Adapter:
+        """With both matrices random, as after training; `noise=0` leaves it untrained."""
+        adapter = self.pool.create(LoraConfig(rank=rank, seed=seed, **config))
+        if noise:
+            self.scramble(adapter, seed=seed, noise=noise)
+        return adapter
+
+    def scramble(self, adapter: Adapter, *, seed: int, noise: float = 0.1) -> None:
+        generator = torch.Generator().manual_seed(1000 + seed)
+        self.pool.before_change(adapter)
+        row = adapter.row("weights")
+        row.copy_(torch.randn(row.shape, generator=generator) * noise)
+        self.pool.after_change(adapter)
+
+    def weights(self, adapter: Adapter) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in adapter_matrices(adapter).items()}
+
+    def gradient(self, adapter: Adapter) -> dict[str, Tensor]:
+        """What was accumulated, by PEFT's names."""
+        weights = adapter.row("weights").clone()
+        adapter.row("weights").copy_(adapter.row("grads"))
+        found = self.weights(adapter)
+        adapter.row("weights").copy_(weights)
+        return found
+
+    # Data
+
+    def tokens(self, n: int) -> list[int]:
+        return self.rng.integers(0, self.vocab, n).tolist()
+
+    def datum(self, n: int, **inputs: Any) -> Datum:
+        """n random tokens with the next ones as targets; cross-entropy weights unless other inputs are given."""
+        tokens = self.tokens(n + 1)
+        arrays = inputs or {"weights": self.rng.normal(size=n)}
+        return Datum.of_tokens(
+            tokens[:-1],
+            target_tokens=encode(np.array(tokens[1:])),
+            **{k: encode(np.asarray(v)) for k, v in arrays.items()},
+        )
+
+    def items(self, adapters: Sequence[Adapter | None], lengths: Sequence[int]) -> list[TrainItem]:
+        """Data of these lengths, dealt to the adapters in turn."""
+        return [TrainItem(adapters[i % len(adapters)], self.datum(n)) for i, n in enumerate(lengths)]
+
+    # Running
+
+    def logits(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[Adapter | None] | None = None
+    ) -> list[Tensor]:
+        """All logits of the sequences, computed as one packed batch."""
+        decoder, lengths = self.model.decoder, [len(s) for s in sequences]
+        adapters = adapters or [None] * len(lengths)
+        plan = LoraPlan.of(list(zip(adapters, lengths, strict=True)))
+        tokens = torch.tensor([t for s in sequences for t in s])
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        with torch.no_grad():
+            hidden = decoder(tokens, positions, PackedAttention(lengths, self.model.spec.windows), plan)
+            return list(_unembed(self.model, hidden, plan).split(lengths))
+
+    def distributions(
+        self, sequences: Sequence[Sequence[int]], adapters: Sequence[Adapter | None] | None = None
+    ) -> list[np.ndarray]:
+        """Log-probabilities of the whole vocabulary at every position, through the trainer's front door."""
+        everything = np.arange(self.vocab)
+        items = [
+            TrainItem(a, Datum.of_tokens(s, target_tokens=encode(np.tile(everything, (len(s), 1)))))
+            for s, a in zip(sequences, adapters or [None] * len(sequences), strict=True)
+        ]
+        return [r.logprobs for r in self.trainer.forward(items)]
+
+    def logprobs(self, adapter: Adapter | None, tokens: Sequence[int]) -> np.ndarray:
+        """Of every token but the first, by the training forward."""
+        datum = Datum.of_tokens(tokens[:-1], target_tokens=encode(np.array(tokens[1:])))
+        return self.trainer.forward([TrainItem(adapter, datum)])[0].logprobs
+
+    def sampler(self, **options: Any) -> Sampler:
+        options = {"cache_tokens": 2048, "tokenizer": self.model.tokenizer, **options}
+        return Sampler(self.model.decoder, self.pool, **options)
+
+    # Sampling
+
+    @staticmethod
+    def request(prompt: Sequence[int], n: int = 1, **options: Any) -> SampleRequest:
+        """Seeded, and nothing stops it but max_tokens unless asked for; options go to the request or its params."""
+        outer = {k: options.pop(k) for k in list(options) if k in SampleRequest.__struct_fields__}
+        params = SamplingParams(**{"max_tokens": 12, "seed": 0, "stop_token_ids": (), **options})
+        return SampleRequest(prompt=tuple(prompt), num_samples=n, params=params, **outer)
+
+    @staticmethod
+    def run_to_end(sampler: Sampler) -> dict[int, SampleResult]:
+        done: dict[int, SampleResult] = {}
+        while sampler.has_work:
+            done.update((f.request_id, f.result) for f in sampler.step().finished)
+        return done
+
+    def check_nothing_left(self, sampler: Sampler, *, adapters: bool = False) -> None:
+        """No work, no pages; with `adapters` none of those either."""
+        assert not sampler.has_work
+        assert sampler.pages.available == sampler.pages.n_pages
+        assert (sampler.scheduler.running, sampler.scheduler.waiting) == (0, 0)
+        sampler.pages.check()
+        if adapters:
+            assert self.pool.size_bytes == 0
+
+    # References
+
+    def peft(self, adapter: Adapter, folder: Path) -> Any:
+        """This adapter in PEFT, trainable, by way of the files of `save_adapter`."""
+        save_adapter(adapter, folder)
+        return open_peft(self.model.folder, folder)
+
+
+def _unembed(model: Model, hidden: Tensor, plan: LoraPlan) -> Tensor:
+    from palestra.model.head import logits_of
+
+    return logits_of(model.decoder, hidden, plan)
+
+
+def open_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def open_peft(base: Path, folder: Path) -> Any:
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT doubts adapters on tied embeddings
+        return peft.PeftModel.from_pretrained(open_transformers(base), str(folder), is_trainable=True)
+
+
+@pytest.fixture(scope="session")
+def get_bench(random_model: Callable[..., Path]) -> GetBench:
+    """`get_bench(family, **options)`: options of `random_model`; `load_dtype`, `max_rank` and those of `Trainer`."""
+    models: dict[tuple[Path, str | None], Model] = {}
+    references: dict[Path, Any] = {}
+
+    def get(
+        family: str = "qwen3",
+        *,
+        load_dtype: str | None = None,
+        max_rank: int = 64,
+        token_budget: int | None = None,
+        checkpointing: bool = False,
+        **options: Any,
+    ) -> Bench:
+        folder = random_model(family, **options)
+        if (folder, load_dtype) not in models:
+            models[folder, load_dtype] = load_model(folder, dtype=load_dtype)
+        model = models[folder, load_dtype]
+
+        def reference() -> Any:
+            if folder not in references:
+                references[folder] = open_transformers(folder)
+            return references[folder]
+
+        pool = AdapterPool(model.spec, dtype=model.decoder.dtype, max_rank=max_rank)
+        trainer = Trainer(model.decoder, pool, token_budget=token_budget, checkpointing=checkpointing)
+        return Bench(model, reference, pool, trainer)
+
+    return get
+
+
+@pytest.fixture
+def bench(get_bench: GetBench) -> Bench:
+    """On the micro Qwen3."""
+    return get_bench()
+
+
+@pytest.fixture(scope="session")
+def in_transformers() -> Callable[..., Any]:
+    """`in_transformers(folder, dtype)`: a model of the test's own."""
+    return open_transformers
+
+
+@pytest.fixture(scope="session")
+def in_peft() -> Callable[..., Any]:
+    """`in_peft(base, folder)`: a trainable PEFT model of the test's own."""
+    return open_peft

@@ -1,0 +1,89 @@
+"""The same numbers on a GPU: bfloat16 there agrees with float32 on the CPU to bfloat16's accuracy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from palestra.model import Adapter, AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+LENGTHS = (40, 7, 130, 64, 64, 33, 200, 12)
+
+
+@dataclass
+class Side:
+    trainer: Trainer
+    adapters: list[Adapter]
+    sampler: Sampler
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from palestra.model.random_model import make_random_model
+
+    return make_random_model(tmp_path_factory.mktemp("cuda") / "tiny", shape="tiny", dtype="bfloat16")
+
+
+def open_side(folder: Path, device: str, dtype: str) -> Side:
+    model = load_model(folder, device=device, dtype=dtype)
+    pool = AdapterPool(model.spec, dtype=model.decoder.dtype, device=device)
+    adapters = [pool.create(LoraConfig(rank=r, seed=i)) for i, r in enumerate((8, 8, 16))]
+    for i, adapter in enumerate(adapters):
+        noise = torch.randn(adapter.stack.layout.size, generator=torch.Generator().manual_seed(i)) * 0.02
+        pool.before_change(adapter)
+        adapter.row("weights").copy_(noise)
+        pool.after_change(adapter)
+    return Side(Trainer(model.decoder, pool), adapters, Sampler(model.decoder, pool, cache_tokens=8192))
+
+
+def items(side: Side) -> list[TrainItem]:
+    rng = np.random.default_rng(0)
+    found = []
+    for i, n in enumerate(LENGTHS):
+        tokens = rng.integers(0, 3000, n + 1)
+        datum = Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]))
+        found.append(TrainItem(side.adapters[i % 3], datum))
+    return found
+
+
+def test_bfloat16_on_the_gpu_agrees_with_float32_on_the_cpu(model_folder: Path) -> None:
+    cpu, gpu = open_side(model_folder, "cpu", "float32"), open_side(model_folder, "cuda", "bfloat16")
+    ours, truth = gpu.trainer.forward_backward(items(gpu)), cpu.trainer.forward_backward(items(cpu))
+    difference = np.concatenate([a.logprobs - b.logprobs for a, b in zip(ours, truth, strict=True)])
+    assert np.abs(difference).mean() < 0.03
+    for a, b in zip(gpu.adapters, cpu.adapters, strict=True):
+        assert torch.cosine_similarity(a.row("grads").cpu(), b.row("grads"), 0) > 0.999
+    params = AdamParams(learning_rate=1e-3)
+    results = gpu.trainer.optim_step(dict.fromkeys(gpu.adapters, params))
+    assert all(r.error is None for r in results.values())
+
+
+def test_float32_on_the_gpu_agrees_closely(model_folder: Path) -> None:
+    cpu, gpu = open_side(model_folder, "cpu", "float32"), open_side(model_folder, "cuda", "float32")
+    ours, truth = gpu.trainer.forward_backward(items(gpu)), cpu.trainer.forward_backward(items(cpu))
+    assert max(np.abs(a.logprobs - b.logprobs).max() for a, b in zip(ours, truth, strict=True)) < 1e-3
+    for a, b in zip(gpu.adapters, cpu.adapters, strict=True):
+        assert torch.allclose(a.row("grads").cpu(), b.row("grads"), rtol=1e-3, atol=1e-3 * b.row("grads").abs().max())
+
+
+def test_sampled_logprobs_equal_the_training_forward_on_the_gpu(model_folder: Path) -> None:
+    gpu = open_side(model_folder, "cuda", "float32")
+    prompt = tuple(range(100, 400))
+    params = SamplingParams(max_tokens=40, seed=3, stop_token_ids=())
+    requests = [SampleRequest(prompt=prompt[: 20 + 50 * i], num_samples=4, params=params) for i in range(5)]
+    adapters = [None, *gpu.adapters, gpu.adapters[0]]
+    for request, adapter, result in zip(requests, adapters, gpu.sampler.generate(requests, adapters), strict=True):
+        for sequence in result.sequences:
+            tokens = [*request.prompt, *sequence.tokens]
+            datum = Datum.of_tokens(tokens[:-1], target_tokens=encode(np.array(tokens[1:])))
+            forward = gpu.trainer.forward([TrainItem(adapter, datum)])[0].logprobs[len(request.prompt) - 1 :]
+            assert np.abs(forward - np.array(sequence.logprobs)).max() < 1e-3

@@ -1,0 +1,149 @@
+"""Every supported architecture against transformers and PEFT: the same numbers on random weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from palestra.model import TrainItem
+from palestra.types import AdamParams
+
+LENGTHS = (5, 40, 17, 40, 1, 64, 33)
+
+
+def rope(kind: str, **parameters: float) -> dict:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+GQA_FREE = {"num_key_value_heads": 4}
+
+CASES: dict[str, dict] = {
+    "qwen3": {"family": "qwen3"},
+    "qwen3-tied": {"family": "qwen3", "tie": True},
+    "qwen3-biases": {"family": "qwen3", "overrides": {"attention_bias": True}},
+    "qwen3-wide-heads": {"family": "qwen3", "overrides": {"head_dim": 24, "num_key_value_heads": 1}},
+    "qwen2": {"family": "qwen2"},
+    "qwen2-tied": {"family": "qwen2", "tie": True},
+    "qwen2-windows": {
+        "family": "qwen2",
+        "overrides": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    },
+    "qwen2-windows-old": {  # before transformers wrote layer_types
+        "family": "qwen2",
+        "overrides": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": None},
+    },
+    "qwen2-windows-off": {
+        "family": "qwen2",
+        "overrides": {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 0, "layer_types": None},
+    },
+    "llama2": {"family": "llama", "overrides": GQA_FREE},
+    "llama-tied": {"family": "llama", "tie": True},
+    "llama-biases": {"family": "llama", "overrides": {"attention_bias": True, "mlp_bias": True}},
+    "llama-sharded": {"family": "llama", "shards": 4},
+    "llama3": {"family": "llama", "overrides": rope("llama3", **LLAMA3)},
+    "linear": {"family": "llama", "overrides": rope("linear", factor=4.0)},
+    "yarn": {"family": "llama", "overrides": rope("yarn", **YARN)},
+    "yarn-settings": {
+        "family": "qwen3",
+        "overrides": rope("yarn", **YARN, beta_fast=16.0, beta_slow=2.0, attention_factor=1.3, truncate=False),
+    },
+    "yarn-mscale": {"family": "llama", "overrides": rope("yarn", **YARN, mscale=0.7, mscale_all_dim=1.1)},
+    "old-theta": {"family": "qwen3", "overrides": {"rope_theta": 500.0}},
+    "old-linear": {"family": "llama", "overrides": {"rope_scaling": {"type": "linear", "factor": 2.0}}},
+    "old-llama3": {
+        "family": "llama",
+        "overrides": {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+    },
+    "old-yarn": {"family": "qwen2", "overrides": {"rope_theta": 5e4, "rope_scaling": {"type": "yarn", **YARN}}},
+    "mistral": {"family": "mistral", "overrides": {"sliding_window": 8}},
+    "mistral-full": {"family": "mistral", "overrides": {"sliding_window": None}},
+}
+FAMILIES = ["qwen3", "qwen2", "llama2", "mistral"]
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+@every_case
+def test_packed_logits_equal_transformers_one_by_one(get_bench, case):
+    bench = get_bench(**CASES[case])
+    sequences = [bench.tokens(n) for n in LENGTHS]
+    for tokens, ours in zip(sequences, bench.logits(sequences), strict=True):
+        with torch.no_grad():
+            truth = bench.reference()(torch.tensor([tokens])).logits[0]
+        assert (ours - truth).abs().max() < 1e-4
+
+
+@every_case
+def test_gradients_equal_peft(get_bench, case, tmp_path):
+    bench = get_bench(**CASES[case])
+    adapter = bench.adapter(rank=4, noise=0.1)
+    items = bench.items([adapter], (5, 40, 1, 21))
+    results = bench.trainer.forward_backward(items)
+
+    peft_model = bench.peft(adapter, tmp_path / "adapter")
+    total = torch.zeros(())
+    for item, result in zip(items, results, strict=True):
+        loss, logprobs = weighted_loss(peft_model, item)
+        assert np.abs(logprobs - result.logprobs).max() < 1e-4
+        assert abs(result.loss - loss.item()) < 1e-3
+        total = total + loss
+    total.backward()
+
+    truth = {n.replace(".default.", "."): p.grad for n, p in peft_model.named_parameters() if p.requires_grad}
+    ours = {f"base_model.model.{n}": g for n, g in bench.gradient(adapter).items()}
+    assert ours.keys() == truth.keys()
+    for name, gradient in ours.items():
+        assert torch.linalg.norm(gradient - truth[name]) < 1e-4 * torch.linalg.norm(truth[name]), name
+
+
+def weighted_loss(model, item: TrainItem) -> tuple[torch.Tensor, np.ndarray]:
+    """Cross-entropy of one datum, by autograd through a transformers model."""
+    inputs = item.datum.loss_inputs
+    targets = torch.from_numpy(np.frombuffer(inputs["target_tokens"].data, "<i8").copy())
+    weights = torch.from_numpy(np.frombuffer(inputs["weights"].data, "<f4").copy())
+    logits = model(torch.tensor([item.datum.chunks[0].tokens])).logits[0]
+    logprobs = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
+    return -(weights * logprobs).sum(), logprobs.detach().float().numpy()
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(get_bench, in_transformers, case):
+    bench = get_bench(**CASES[case], dtype="bfloat16")
+    assert bench.model.decoder.dtype == torch.bfloat16
+    sequences = [bench.tokens(n) for n in LENGTHS]
+    theirs = in_transformers(bench.model.folder, torch.bfloat16)
+    ours_off, theirs_off = [], []
+    for tokens, ours in zip(sequences, bench.logits(sequences), strict=True):
+        with torch.no_grad():
+            truth = bench.reference()(torch.tensor([tokens])).logits[0]
+            peer = theirs(torch.tensor([tokens])).logits[0].float()
+        ours_off.append((ours - truth).flatten())
+        theirs_off.append((peer - truth).flatten())
+    ours_rms, theirs_rms = (torch.cat(x).square().mean().sqrt() for x in (ours_off, theirs_off))
+    assert 0 < ours_rms < 1.25 * theirs_rms
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_bfloat16_trains_like_float32(get_bench, case):
+    """The same stored weights and the same adapter in both precisions: gradients agree to bfloat16's digits."""
+    narrow = get_bench(**CASES[case], dtype="bfloat16")
+    wide = get_bench(**CASES[case], dtype="bfloat16", load_dtype="float32")
+    gradients = []
+    for bench in (narrow, wide):
+        adapter = bench.adapter(rank=4, noise=0.05)
+        bench.trainer.forward_backward(bench.items([adapter], (30, 12, 50)))
+        gradients.append(bench.gradient(adapter))
+        assert bench.trainer.optim_step({adapter: AdamParams()})[adapter].error is None
+    for name, ours in gradients[0].items():
+        truth = gradients[1][name]
+        assert 0 < torch.linalg.norm(ours - truth) < 0.05 * torch.linalg.norm(truth), name
+
+
+def test_stored_dtype_is_used_unless_another_is_asked_for(get_bench):
+    assert get_bench(dtype="bfloat16").model.decoder.dtype == torch.bfloat16
+    assert get_bench(dtype="bfloat16", load_dtype="float32").model.decoder.dtype == torch.float32
+    assert get_bench(dtype="float16").model.decoder.dtype == torch.float32
+    assert get_bench(load_dtype="bfloat16").model.decoder.dtype == torch.bfloat16
