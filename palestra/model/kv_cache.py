@@ -32,6 +32,8 @@ class KVCache:
         self.spec, self.n_pages, self.page_size = spec, n_pages, page_size
         shape = (spec.n_layers, 2, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
         self._pages = torch.empty(shape, dtype=dtype, device=device)
+        self._by_page = [[side.flatten(1) for side in layer] for layer in self._pages]
+        self._by_slot = [[side.flatten(0, 1) for side in layer] for layer in self._pages]
         self._heads = (torch.arange(spec.n_kv_heads) * n_pages)[:, None]
 
     def rows_of(self, pages: NDArray) -> Tensor:
@@ -44,14 +46,14 @@ class KVCache:
         return rows.flatten().to(self._pages.device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        for which, x in enumerate((k, v)):
-            flat = self._pages[layer, which].flatten(0, 1)
-            flat.index_copy_(0, slots, x.transpose(0, 1).flatten(0, 1))
+        for kept, x in zip(self._by_slot[layer], (k, v), strict=True):
+            kept.index_copy_(0, slots, x.transpose(0, 1).flatten(0, 1))
 
     def read(self, layer: int, rows: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Keys and values of gathered pages, as [n, positions, head_dim]."""
-        k, v = (self._pages[layer, which].flatten(1).index_select(0, rows) for which in (0, 1))
-        return k.view(n, -1, self.spec.head_dim), v.view(n, -1, self.spec.head_dim)
+        k, v = self._by_page[layer]
+        shape = (n, -1, self.spec.head_dim)
+        return k.index_select(0, rows).view(shape), v.index_select(0, rows).view(shape)
 
     def clear(self, pages: NDArray) -> None:
         """Zeroes pages that get a new owner. What was there (NaN, if a tenant's weights were ruined) would reach
@@ -103,9 +105,16 @@ class PagedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.cache.write(layer, self.slots, k, v)
+        blocks = self.blocks[self.spec.windows[layer]]
+        if len(blocks) == 1 and blocks[0].keep is None and blocks[0].rows == slice(0, len(q)):
+            return self._decode(layer, blocks[0], q)
         out = torch.empty(len(q), self.spec.q_size, dtype=q.dtype, device=q.device)
-        for block in self.blocks[self.spec.windows[layer]]:
-            self._decode(layer, block, q, out)
+        for block in blocks:
+            mixed, rows = self._decode(layer, block, q[block.rows]), block.rows
+            if block.keep is not None:
+                assert isinstance(rows, Tensor)
+                mixed, rows = mixed[block.keep], rows[block.keep]
+            out[rows] = mixed
         if self.fresh is not None:
             out[self.fresh_rows] = self.fresh(layer, q[self.fresh_rows], k[self.fresh_rows], v[self.fresh_rows])
         for first, chunk, pages in self.continued:
@@ -115,16 +124,16 @@ class PagedAttention:
 
     # Decoding
 
-    def _decode(self, layer: int, block: _Block, q: Tensor, out: Tensor) -> None:
+    def _decode(self, layer: int, block: _Block, q: Tensor) -> Tensor:
+        """For the rows of a block, [rows, heads * dim]."""
         spec = self.spec
         heads, n, dim = spec.n_kv_heads, block.groups * block.members, spec.head_dim
         share = spec.n_heads // heads
-        grouped = q[block.rows].unflatten(1, (heads, share)).transpose(0, 1) * dim**-0.5
+        grouped = q.view(n, heads, share, dim).transpose(0, 1) * dim**-0.5
         k, v = self.cache.read(layer, block.own, heads * n)
         scores = torch.bmm(grouped.reshape(heads * n, share, dim), k.mT).unflatten(0, (heads, n)) + block.own_bias
         if block.prefix is None:
-            weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-            mixed = torch.bmm(weights.flatten(0, 1), v)
+            mixed = torch.bmm(_softmax(scores).flatten(0, 1), v)
         else:
             shared_k, shared_v = self.cache.read(layer, block.prefix, heads * block.groups)
             queries = grouped.reshape(heads * block.groups, block.members * share, dim)
@@ -132,17 +141,11 @@ class PagedAttention:
             if block.prefix_bias is not None:
                 shared.unflatten(0, (heads, block.groups)).add_(block.prefix_bias)
             split = shared.shape[-1]
-            scores = torch.cat([shared.view(heads, n, share, split), scores], -1)
-            weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+            weights = _softmax(torch.cat([shared.view(heads, n, share, split), scores], -1))
             mixed = torch.bmm(weights[..., split:].flatten(0, 1), v)
             per_group = weights[..., :split].reshape(heads * block.groups, block.members * share, split)
             mixed = mixed + torch.bmm(per_group, shared_v).view(heads * n, share, dim)
-        rows = mixed.view(heads, n, share * dim).transpose(0, 1).flatten(1)
-        if block.keep is None:
-            out[block.rows] = rows
-        else:
-            assert isinstance(block.rows, Tensor)
-            out[block.rows[block.keep]] = rows[block.keep]
+        return mixed.view(heads, n, share * dim).transpose(0, 1).flatten(1)
 
     def _decode_blocks(self, window: int | None) -> list[_Block]:
         seqs, size = self._decoding, self.cache.page_size
@@ -248,6 +251,10 @@ class _Group:
     @property
     def cost(self) -> int:
         return self.prefix + self.own * len(self.rows)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
 
 
 def _own_pages(seq: Sequence, prefix: int) -> int:

@@ -171,7 +171,7 @@ def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, 
     """x W^T + b, plus each row's own adapter. Gradients of adapters go straight into their gradient rows."""
     if plan.anchor is not None and torch.is_grad_enabled():
         return _LoraLinear.apply(x, plan.anchor, weight, bias, name, plan)
-    return lora_forward(x, weight, bias, name, plan)[0]
+    return lora_forward(x, weight, bias, name, plan)[0] if plan.buckets else linear(x, weight, bias)
 
 
 def lora_forward(

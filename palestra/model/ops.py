@@ -22,9 +22,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = x.float()
+    wide = x if x.dtype == torch.float32 else x.float()
     rstd = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * rstd).to(x.dtype).mul_(weight), rstd
+    normed = wide * rstd
+    return (normed if wide is x else normed.to(x.dtype)).mul_(weight), rstd
 
 
 class _RmsNorm(Function):
@@ -80,11 +81,8 @@ class _SwiGlu(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
         out = torch.empty_like(gate_up)
         d_gate, d_up = out.chunk(2, dim=-1)
-        torch.mul(grads[0], silu, out=d_up)
-        # d silu = sigmoid + silu * (1 - sigmoid)
-        torch.addcmul(sigmoid, silu, 1 - sigmoid, out=d_gate).mul_(up).mul_(grads[0])
+        torch.mul(torch.nn.functional.silu(gate), grads[0], out=d_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=d_gate)
         return out

@@ -25,8 +25,9 @@ def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[A
     """Applies and clears the accumulated gradients. One adapter's trouble is that adapter's error alone."""
     results: dict[Adapter, StepResult] = {}
     groups: dict[AdamParams, list[Adapter]] = {}
-    norms = {a: torch.linalg.vector_norm(a.row("grads")) for a in steps if not a.freed and a.has_gradient}
-    values = dict(zip(norms, torch.stack(list(norms.values())).tolist(), strict=True)) if norms else {}
+    # A dot product, not vector_norm: on a CPU it uses all cores and takes 40 % of the time.
+    squares = {a: torch.dot(a.row("grads"), a.row("grads")) for a in steps if not a.freed and a.has_gradient}
+    values = dict(zip(squares, torch.stack(list(squares.values())).sqrt().tolist(), strict=True)) if squares else {}
     for adapter, params in steps.items():
         norm = values.get(adapter, 0.0)
         error = _refusal(pool, adapter, norm)

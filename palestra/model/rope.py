@@ -24,22 +24,15 @@ class Rotary:
         return cls(frequencies.to(device), scale)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, [tokens, 1, head_dim / 2]."""
+        """cos and sin for both halves of a head, the first half's sin negated: [tokens, 1, head_dim]."""
         angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_scale != 1.0:
-            cos, sin = cos * self.attention_scale, sin * self.attention_scale
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
+        return torch.cat([cos, cos], -1).to(dtype)[:, None], torch.cat([-sin, sin], -1).to(dtype)[:, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the two halves of each head of x, [tokens, heads, head_dim]."""
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    out = torch.empty_like(x)
-    torch.mul(a, cos, out=out[..., :half]).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=out[..., half:]).addcmul_(a, sin)
-    return out
+    """Rotates the two halves of each head of x, [tokens, heads, head_dim], by `Rotary.angles`."""
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def _plain(rope: RopeSpec, head_dim: int) -> Tensor:

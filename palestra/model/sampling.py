@@ -80,7 +80,8 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
 
 def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
     """The token at which the cumulative probability passes u, in vocabulary order."""
-    blocks = pad(probabilities, (0, -probabilities.shape[1] % DRAW_BLOCK)).unflatten(1, (-1, DRAW_BLOCK))
+    missing = -probabilities.shape[1] % DRAW_BLOCK
+    blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
     ends = blocks.sum(-1).double().cumsum(-1)
     target = u[:, None] * ends[:, -1:]
     block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)

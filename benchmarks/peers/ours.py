@@ -1,0 +1,81 @@
+"""Ours, behind the same calls as its peers.
+
+Owns: one loaded model, its adapters, the steps a benchmark times. Never touches: clocks, tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from peers.workloads import Generate, SampleWork, TrainWork
+
+from palestra.model import Adapter, AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
+
+
+class Ours:
+    def __init__(self, folder: Path, *, dtype: str, device: str):
+        self.model = load_model(folder, dtype=dtype, device=device)
+        decoder = self.model.decoder
+        self.device, self.vocab_size = decoder.device, self.model.spec.vocab_size
+        self.pool = AdapterPool(self.model.spec, dtype=decoder.dtype, device=decoder.device)
+        self.trainer = Trainer(decoder, self.pool)
+
+    def sampler(self, work: SampleWork, adapters: list[Adapter] | None = None) -> Generate:
+        """With adapters: the requests take them in turn."""
+        sampler = Sampler(self.model.decoder, self.pool)
+        params = [SamplingParams(max_tokens=n, stop_token_ids=(), seed=i) for i, n in enumerate(work.output_lengths)]
+        taken = None if adapters is None else [adapters[i % len(adapters)] for i in range(len(params))]
+
+        def generate(prompts: list[list[int]]) -> int:
+            requests = [
+                SampleRequest(prompt=tuple(prompt), num_samples=work.samples, params=p)
+                for prompt, p in zip(prompts, params, strict=True)
+            ]
+            results = sampler.generate(requests, taken)
+            return sum(len(s.tokens) for r in results for s in r.sequences)
+
+        return generate
+
+    def adapters(self, n: int) -> list[Adapter]:
+        return [self.pool.create(LoraConfig(rank=32, seed=i)) for i in range(n)]
+
+    def free(self, adapters: list[Adapter]) -> None:
+        for adapter in adapters:
+            self.pool.free(adapter)
+
+    def stepper(self, work: TrainWork, adapter: Adapter) -> Callable[[], float]:
+        """One optimizer step over all data; returns the summed loss."""
+        items = [_item(adapter, tokens) for tokens in work.data(self.vocab_size)]
+
+        def step() -> float:
+            results = self.trainer.forward_backward(items)
+            self.trainer.optim_step({adapter: AdamParams()})
+            return sum(r.loss for r in results)
+
+        return step
+
+    def tenants(self, work: TrainWork, adapters: list[Adapter], *, together: bool) -> Callable[[], None]:
+        """Every adapter trains on `work` and takes a step: all in one batch, or one adapter after another."""
+        data = work.data(self.vocab_size)
+        batches = [[_item(adapter, tokens) for tokens in data] for adapter in adapters]
+
+        def in_one() -> None:
+            self.trainer.forward_backward([item for batch in batches for item in batch])
+            self.trainer.optim_step({adapter: AdamParams() for adapter in adapters})
+
+        def one_after_another() -> None:
+            for adapter, batch in zip(adapters, batches, strict=True):
+                self.trainer.forward_backward(batch)
+                self.trainer.optim_step({adapter: AdamParams()})
+
+        return in_one if together else one_after_another
+
+
+def _item(adapter: Adapter, tokens: NDArray[np.int64]) -> TrainItem:
+    weights = np.ones(len(tokens) - 1, np.float32)
+    datum = Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]), weights=encode(weights))
+    return TrainItem(adapter, datum, "cross_entropy")
