@@ -134,7 +134,7 @@ def adapter_matrices(adapter: Adapter) -> dict[str, Tensor]:
             start = site.a_offset + i * rank * site.in_size
             found[f"{part.module}.lora_A.weight"] = row[start : start + rank * site.in_size].view(rank, site.in_size)
             b = row[part.b_offset : part.b_offset + part.out_size * rank]
-            found[f"{part.module}.lora_B.weight"] = b.view(part.out_size, rank)
+            found[f"{part.module}.lora_B.weight"] = b.view(rank, part.out_size).T
     return found
 
 
@@ -227,7 +227,8 @@ def _read_row(adapter: Adapter, folder: Path) -> Tensor:
                     raise AdapterError(
                         f"{folder / WEIGHTS}: {key} has shape {list(tensor.shape)}, this model needs {list(shape)}"
                     )
-                row[start : start + tensor.numel()] = tensor.flatten().float()
+                stored_as = tensor.T if name == "lora_B" else tensor
+                row[start : start + tensor.numel()] = stored_as.flatten().float()
     left = [k for k in stored if ".lora_" in k]  # PEFT also stores copies of embeddings: the base has those
     if left:
         raise AdapterError(f"{folder / WEIGHTS}: {left[0]} (and {len(left) - 1} more) has no place in this model")

@@ -147,9 +147,9 @@ class Stack:
         return self._view(kind, name, -1, site.a_offset, len(site.parts) * self.layout.rank, site.in_size)
 
     def b(self, kind: Rows, name: SiteName, part: int) -> Tensor:
-        """[capacity, out, rank]."""
+        """[capacity, rank, out]: B transposed, which its gradient and the products with it like better on a CPU."""
         p = self.layout.sites[name].parts[part]
-        return self._view(kind, name, part, p.b_offset, p.out_size, self.layout.rank)
+        return self._view(kind, name, part, p.b_offset, self.layout.rank, p.out_size)
 
     def changed(self, slot: int) -> None:
         """The float32 weights of a slot were written: bring the compute copy along."""

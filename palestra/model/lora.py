@@ -183,7 +183,7 @@ def lora_forward(
         r, scale = bucket.stack.layout.rank, bucket.stack.layout.scale
         for i, p in enumerate(bucket.stack.layout.sites[name].parts):
             out, t_p, b = y[:, p.out_start : p.out_start + p.out_size], t[..., i * r : (i + 1) * r], bucket.b(name, i)
-            bucket.add_product(out, t_p, b.mT, scale)
+            bucket.add_product(out, t_p, b, scale)
     return y, inner
 
 
@@ -204,8 +204,8 @@ def lora_backward(
         dt = torch.empty_like(t)
         for i, p in enumerate(site.parts):
             dy_p, columns = dy_b[..., p.out_start : p.out_start + p.out_size], slice(i * r, (i + 1) * r)
-            dt[..., columns] = torch.matmul(dy_p, bucket.b(name, i))
-            _add_product(bucket, bucket.stack.b("grads", name, i), dy_p, t[..., columns], scale)
+            dt[..., columns] = torch.bmm(dy_p, bucket.b(name, i).mT)
+            _add_product(bucket, bucket.stack.b("grads", name, i), t[..., columns], dy_p, scale)
         _add_product(bucket, bucket.stack.a("grads", name), dt, x_b, scale)
         if dx is not None:
             bucket.add_product(dx, dt, bucket.a(name), scale)
