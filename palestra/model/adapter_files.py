@@ -45,6 +45,8 @@ _PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also chang
 
 def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", optimizer: bool = False) -> None:
     """Writes a PEFT folder; with `optimizer` also what is needed to go on training."""
+    if optimizer and adapter.frozen:
+        raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
     layout = adapter.stack.layout
     tensors = {f"{_PREFIX}{name}": t.cpu().contiguous() for name, t in adapter_matrices(adapter).items()}
     modules = sorted({p.module.rsplit(".", 1)[-1] for site in layout.sites.values() for p in site.parts})

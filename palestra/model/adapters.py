@@ -8,6 +8,7 @@ adapters in use. Owns: creation, snapshots, freeing. Never touches: batches, los
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,6 +94,8 @@ class Stack:
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
         self.layout, self.dtype, self.device = layout, dtype, device
         self.capacity = 0
+        self.pins = 0
+        """Passes between their forward and backward: slots must stay where they are."""
         self._rows: dict[Rows, Tensor] = {}
         self._refs: list[int] = []
         self._views: dict[tuple[Rows, SiteName, int], Tensor] = {}
@@ -118,6 +121,7 @@ class Stack:
     def is_sparse(self) -> bool:
         return sum(r > 0 for r in self._refs) * 2 <= self.capacity
 
+    @torch.inference_mode(False)  # a request may end, and free its snapshot, inside a sampler's step
     def compact(self) -> dict[int, int]:
         """Gives back the memory of unused slots; tells where each used one went."""
         used = [slot for slot, refs in enumerate(self._refs) if refs]
@@ -129,6 +133,7 @@ class Stack:
         self._picked.clear()
         return {old: new for new, old in enumerate(used)}
 
+    @torch.inference_mode(False)
     def rows(self, kind: Rows) -> Tensor:
         """[capacity, size]; gradient and moment rows start as zeros."""
         if kind == "compute" and self.dtype == torch.float32:
@@ -174,6 +179,7 @@ class Stack:
             self._views[key] = self.rows(kind)[:, offset : offset + n * m].view(self.capacity, n, m)
         return self._views[key]
 
+    @torch.inference_mode(False)
     def _grow(self, capacity: int) -> None:
         self._refs += [0] * (capacity - self.capacity)
         self._views.clear()
@@ -200,6 +206,8 @@ class Adapter:
     has_gradient: bool = False
     unfinished: int = 0
     """Forward passes whose backward has not ended: until then what is accumulated is not a gradient."""
+    epoch: int = 0
+    """Counts discarded gradients: a pass begun before one has nothing to add to."""
     freed: bool = False
     original: Adapter | None = None
     """Of a snapshot: whose slot it still reads."""
@@ -207,6 +215,8 @@ class Adapter:
     """Snapshots that still read this adapter's own slot."""
 
     def row(self, kind: Rows) -> Tensor:
+        if self.freed:
+            raise AdapterError(f"adapter {self.uid} was freed; create it again")
         return self.stack.rows(kind)[self.slot]
 
 
@@ -280,10 +290,27 @@ class AdapterPool:
 
     def clear_training_state(self, adapter: Adapter) -> None:
         """Fresh optimizer, no gradient."""
-        for kind in ("grads", "exp_avg", "exp_avg_sq"):
+        for kind in ("exp_avg", "exp_avg_sq"):
             if adapter.stack.has(kind):
                 adapter.row(kind).zero_()
-        adapter.steps, adapter.has_gradient, adapter.unfinished = 0, False, 0
+        adapter.steps = 0
+        self.discard_gradient(adapter)
+
+    def discard_gradient(self, adapter: Adapter) -> None:
+        if adapter.stack.has("grads"):
+            adapter.row("grads").zero_()
+        adapter.has_gradient, adapter.unfinished, adapter.epoch = False, 0, adapter.epoch + 1
+
+    def pin(self, adapter: Adapter) -> tuple[Stack, int]:
+        """Keeps a slot in place and out of other hands, even if its adapter is freed; `unpin` ends it."""
+        adapter.stack.share(adapter.slot)
+        adapter.stack.pins += 1
+        return adapter.stack, adapter.slot
+
+    def unpin(self, stack: Stack, slot: int) -> None:
+        stack.pins -= 1
+        stack.release(slot)
+        self._tidy(stack)
 
     def require(self, adapter: Adapter) -> None:
         if adapter.freed:
@@ -308,10 +335,11 @@ class AdapterPool:
 
     def _tidy(self, stack: Stack) -> None:
         """Closes the gaps when half of a stack is unused, unless a backward pass still counts on its slots."""
-        holders = [a for a in self._adapters.values() if a.stack is stack]
-        if stack.is_sparse and not any(a.unfinished for a in holders):
-            moved = stack.compact()
-            for adapter in holders:
+        if stack.pins or not stack.is_sparse:
+            return
+        moved = stack.compact()
+        for adapter in self._adapters.values():
+            if adapter.stack is stack:
                 adapter.slot = moved[adapter.slot]
 
     def _check(self, config: LoraConfig) -> None:
@@ -319,6 +347,10 @@ class AdapterPool:
             raise AdapterError(f"LoRA rank {config.rank} is outside 1..{self.max_rank} (the configured maximum)")
         if not (config.train_attn or config.train_mlp or config.train_unembed):
             raise AdapterError("nothing to train: set at least one of train_attn, train_mlp, train_unembed")
+        if not (config.alpha > 0 and math.isfinite(config.alpha)):
+            raise AdapterError(f"LoRA alpha is {config.alpha}; it must be a number above 0")
+        if config.seed is not None and not -(1 << 63) <= config.seed < 1 << 64:
+            raise AdapterError(f"LoRA seed {config.seed} does not fit into 64 bits")
 
 
 def _initialise(adapter: Adapter) -> None:

@@ -262,22 +262,25 @@ def _own_pages(seq: Sequence, prefix: int) -> int:
 
 
 def _shared_groups(seqs: list[Sequence], page_size: int) -> list[_Group]:
-    """Rows whose sequences begin with the same pages, where sharing pays; the others alone."""
+    """Rows grouped by the prefix they read once. Prefixes nest (a system prompt, then each prompt of its own), and
+    a row has one group: at each fork, reading together or in the branches, whichever reads less."""
+
+    def split(rows: list[int]) -> list[_Group]:
+        if len(rows) == 1:
+            return [_Group(rows, 0, _own_pages(seqs[rows[0]], 0))]
+        shared = _common_prefix([seqs[r].pages for r in rows])
+        branches: dict[int, list[int]] = {}
+        for r in rows:  # every row has a page beyond: the one it writes is its own
+            branches.setdefault(seqs[r].pages[shared], []).append(r)
+        apart = [group for branch in branches.values() for group in split(branch)]
+        together = _Group(rows, shared, max(_own_pages(seqs[r], shared) for r in rows))
+        saved = (sum(g.cost for g in apart) - together.cost) * page_size
+        return [together] if shared and saved >= SHARED_TOKENS else apart
+
     by_first: dict[int, list[int]] = {}
     for r, seq in enumerate(seqs):
         by_first.setdefault(seq.pages[0], []).append(r)
-    groups = []
-    for rows in by_first.values():
-        prefix = 0
-        if len(rows) > 1:
-            shared = _common_prefix([seqs[r].pages for r in rows])
-            if shared * page_size * (len(rows) - 1) >= SHARED_TOKENS:
-                prefix = shared
-        if prefix:
-            groups.append(_Group(rows, prefix, max(_own_pages(seqs[r], prefix) for r in rows)))
-        else:
-            groups += [_Group([r], 0, _own_pages(seqs[r], 0)) for r in rows]
-    return groups
+    return [group for rows in by_first.values() for group in split(rows)]
 
 
 def _common_prefix(lists: list[list[int]]) -> int:

@@ -8,6 +8,7 @@ exponential. Gradients come from autograd over these few lines. Never touches: m
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,7 +40,9 @@ class Loss:
     def settle(self, config: Mapping[str, float] | None) -> dict[str, float]:
         """The defaults with this request's values on top; unknown keys are refused."""
         config = dict(config or {})
-        for key in config:
+        for key, value in config.items():
+            if key in self.defaults and (not isinstance(value, int | float) or not math.isfinite(value)):
+                raise DataError(f"loss {self.name.value!r}: setting {key!r} is {value!r}; it must be a number")
             if key not in self.defaults:
                 known = ", ".join(self.defaults) or "none"
                 raise DataError(f"loss {self.name.value!r} has no setting {key!r}; it knows: {known}")
@@ -143,12 +146,12 @@ def datum_metrics(loss: Loss, lp: NDArray, inputs: Mapping[str, NDArray], config
     """What one datum reports besides its loss; names end in how they combine."""
     active = inputs[loss.gate] != 0
     found = {"positions:sum": float(active.sum())}
-    if "logprobs" in inputs and active.any():
+    if "logprobs" in inputs:
         log_ratio = np.where(active, lp - inputs["logprobs"], 0.0)
         found["kl_sampler_trainer:sum"] = float(-log_ratio.sum())
         with np.errstate(over="ignore"):
             ratio = np.exp(log_ratio)
-        found["ratio:max"] = float(ratio[active].max())
+        found["ratio:max"] = float(ratio[active].max(initial=0.0))
         if CLIPS[0] in config and not loss.whole_sequence:
             low, high = (inputs.get(name, config[name]) for name in CLIPS)
             found["clipped:sum"] = float((active & ((ratio < low) | (ratio > high))).sum())

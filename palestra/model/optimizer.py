@@ -10,7 +10,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from palestra.model.adapters import Adapter, AdapterPool
-from palestra.model.errors import AdapterError, ModelError, NonFiniteGradient
+from palestra.model.errors import AdapterError, DataError, ModelError, NonFiniteGradient
 from palestra.types import AdamParams
 
 
@@ -18,7 +18,8 @@ from palestra.types import AdamParams
 class StepResult:
     metrics: dict[str, float] = field(default_factory=dict)
     error: ModelError | None = None
-    """Set when this adapter's step was refused: its weights and moments are as they were, its gradient is cleared."""
+    """Set when this adapter's step was refused: its weights and moments are as they were. Its gradient too, unless
+    that was the trouble: then it is cleared."""
 
 
 def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, StepResult]:
@@ -30,22 +31,23 @@ def optim_step(pool: AdapterPool, steps: Mapping[Adapter, AdamParams]) -> dict[A
     values = dict(zip(squares, torch.stack(list(squares.values())).sqrt().tolist(), strict=True)) if squares else {}
     for adapter, params in steps.items():
         norm = values.get(adapter, 0.0)
-        error = _refusal(pool, adapter, norm)
+        error = _refusal(pool, adapter, params, norm)
         if error is None:
             groups.setdefault(params, []).append(adapter)
             results[adapter] = StepResult({"grad_norm": norm})
         else:
             results[adapter] = StepResult(error=error)
-            if not adapter.freed:
-                _clear(adapter)
+            if isinstance(error, NonFiniteGradient):
+                pool.discard_gradient(adapter)
     for params, adapters in groups.items():
         _apply(pool, adapters, params, values)
     return results
 
 
-def _refusal(pool: AdapterPool, adapter: Adapter, norm: float) -> ModelError | None:
+def _refusal(pool: AdapterPool, adapter: Adapter, params: AdamParams, norm: float) -> ModelError | None:
     try:
         pool.require(adapter)
+        _check(params)
         if adapter.frozen:
             raise AdapterError("this adapter is a snapshot for sampling; train the original")
         if adapter.unfinished:
@@ -58,6 +60,15 @@ def _refusal(pool: AdapterPool, adapter: Adapter, norm: float) -> ModelError | N
     except ModelError as e:
         return e
     return None
+
+
+def _check(params: AdamParams) -> None:
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        fine = 0 <= value < 1 if name in ("beta1", "beta2") else math.isfinite(value)
+        if not fine or (value < 0 and name != "grad_clip_norm"):
+            wanted = "at least 0 and below 1" if name in ("beta1", "beta2") else "a number, 0 or more"
+            raise DataError(f"{name} is {value}; it must be {wanted}")
 
 
 def _apply(pool: AdapterPool, adapters: list[Adapter], params: AdamParams, norms: dict[Adapter, float]) -> None:
@@ -84,11 +95,5 @@ def _apply(pool: AdapterPool, adapters: list[Adapter], params: AdamParams, norms
     )
     for adapter in adapters:
         adapter.steps += 1
-        _clear(adapter)
+        pool.discard_gradient(adapter)
         pool.after_change(adapter)
-
-
-def _clear(adapter: Adapter) -> None:
-    if adapter.has_gradient or adapter.unfinished:
-        adapter.row("grads").zero_()
-    adapter.has_gradient, adapter.unfinished = False, 0

@@ -18,6 +18,8 @@ from palestra.model.losses import Loss, loss_named
 from palestra.model.spec import ModelSpec
 from palestra.types import Datum, ImageChunk, TensorData
 
+MAX_CELLS = 1 << 28  # of a sparse tensor once it is dense: 1 GiB of float32
+
 
 @dataclass(frozen=True, slots=True)
 class TrainItem:
@@ -100,6 +102,8 @@ def _from_csr(tensor: TensorData, values: NDArray, name: str) -> NDArray:
         raise DataError(f"{name}: sparse tensors need two dimensions, crow_indices and col_indices")
     crow, col = (np.frombuffer(b, np.dtype("<i8")) for b in (tensor.crow_indices, tensor.col_indices))
     rows, columns = tensor.shape
+    if rows < 0 or columns < 0 or rows * columns > MAX_CELLS:
+        raise DataError(f"{name}: a {rows} x {columns} tensor is out of bounds (at most {MAX_CELLS} cells)")
     counts = np.diff(crow)
     sound = len(crow) == rows + 1 and crow[0] == 0 and crow[-1] == len(values) == len(col) and (counts >= 0).all()
     if not sound or (len(col) and not 0 <= col.min() <= col.max() < columns):

@@ -14,6 +14,8 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
     p = request.params
     if not request.prompt:
         raise DataError("the prompt has no tokens; send at least one (the model's start token, say)")
+    if not all(isinstance(t, int) for t in request.prompt):
+        raise DataError("prompt: every token must be a whole number")
     if not 0 <= min(request.prompt) <= max(request.prompt) < spec.vocab_size:
         raise DataError(f"prompt: a token id is outside the vocabulary of {spec.vocab_size}")
     if len(request.prompt) >= spec.max_positions:
@@ -38,7 +40,16 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
         ),
         (not p.stop_strings or has_tokenizer, "stop strings need a tokenizer; this sampler has none"),
         (all(p.stop_strings), "a stop string is empty"),
+        (all(_is_text(s) for s in p.stop_strings), "a stop string is not valid Unicode text"),
     ]
     for fine, message in checks:
         if not fine:
             raise DataError(message)
+
+
+def _is_text(string: str) -> bool:
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -53,7 +53,7 @@ class Finished:
 
 @dataclass(slots=True, frozen=True)
 class Failed:
-    """A request that ended because its own mask did: the others go on."""
+    """A request that ended with an error, its own mask's or that of the step it was in: the others go on."""
 
     request_id: int
     error: Exception
@@ -153,6 +153,16 @@ class Sampler:
         plan = self.scheduler.plan()
         if not plan.decode and not plan.prefill:
             return output
+        requests = [self._samples[c.seq.uid].request.id for c in plan.rows]
+        try:
+            self._run(plan, output)
+        except Exception as e:  # the step is lost for those in it; whoever waits outside goes on
+            for number in requests:
+                if self.abort(number) is not None:
+                    output.failed.append(Failed(number, e))
+        return output
+
+    def _run(self, plan: StepPlan, output: StepOutput) -> None:
         hidden = self._forward(plan)
         self._read_prompts(plan, hidden)
         rows = plan.rows  # before commit: decode positions move on
@@ -161,7 +171,6 @@ class Sampler:
             samples, drawn = self._draw(rows, hidden, ready)
             for i, sample in enumerate(samples):
                 self._advance(sample, i, drawn, output)
-        return output
 
     def generate(
         self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
@@ -171,16 +180,18 @@ class Sampler:
             raise DataError("generate() runs alone, but requests are in flight: use submit() and step()")
         per_request = adapters if isinstance(adapters, Seq) else [adapters] * len(requests)
         ids: list[int] = []
+        done: dict[int, SampleResult] = {}
         try:
             for request, adapter in zip(requests, per_request, strict=True):
                 ids.append(self.submit(request, adapter))
-        except BaseException:
+            while self.has_work:
+                output = self.step()
+                if output.failed:
+                    raise output.failed[0].error
+                done.update((f.request_id, f.result) for f in output.finished)
+        finally:
             for number in ids:
-                self.abort(number)
-            raise
-        done: dict[int, SampleResult] = {}
-        while self.has_work:
-            done.update((f.request_id, f.result) for f in self.step().finished)
+                self.abort(number)  # nothing to do for those that are done
         return [done[i] for i in ids]
 
     # A request's way in
@@ -244,7 +255,7 @@ class Sampler:
         masked = [self._samples[s.uid] for r in ready for s in r.seqs if self._samples[s.uid].request.mask]
         for sample in masked:
             try:
-                sample.draw.allowed = _allowed(sample)
+                sample.draw.allowed = _allowed(sample, self.decoder.spec.vocab_size)
             except Exception as e:
                 if self.abort(sample.request.id) is not None:
                     output.failed.append(Failed(sample.request.id, e))
@@ -353,9 +364,13 @@ class Sampler:
         )
 
 
-def _allowed(sample: _Sample) -> Tensor | None:
+def _allowed(sample: _Sample, vocab_size: int) -> Tensor | None:
     assert sample.request.mask is not None
     allowed = sample.request.mask.allowed(sample.draw.generated)
-    if allowed is not None and not allowed.any():
+    if allowed is None:
+        return None
+    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
+        raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
+    if not allowed.any():
         raise DataError("the token mask allows no token at all")
     return allowed

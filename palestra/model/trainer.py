@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palestra.model.adapters import Adapter, AdapterPool
+from palestra.model.adapters import Adapter, AdapterPool, Stack
 from palestra.model.attention import PackedAttention
 from palestra.model.decoder import Decoder
 from palestra.model.errors import AdapterError
@@ -38,10 +38,10 @@ class DatumResult:
 class ForwardPass:
     """A micro-batch after its forward pass; `Trainer.backward` ends it."""
 
-    numbers: list[int]
-    """Which data of the request these are."""
     results: list[DatumResult]
-    adapters: list[Adapter]
+    epochs: dict[Adapter, int]
+    """The adapters trained, and how often each had its gradient discarded before."""
+    pinned: list[tuple[Stack, int]]
     hidden: Tensor | None
     hidden_grad: Tensor | None
 
@@ -102,25 +102,51 @@ class Trainer:
         runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         attend = PackedAttention(lengths, self.decoder.spec.windows, device)
-        if train:
-            for adapter in adapters:
-                adapter.unfinished += 1
-        with torch.set_grad_enabled(train):
-            hidden = self.decoder(tokens, positions, attend, plan, checkpointing=self.checkpointing)
         targets = torch.from_numpy(np.concatenate([d.targets for d in batch])).to(device)
-        head = run_head(self.decoder, hidden.detach(), targets, runs, _loss_runs(batch, device), train=train)
-        results = _results(batch, head.logprobs, head.losses)
-        return ForwardPass(numbers, results, adapters, hidden if train else None, head.hidden_grad)
+        losses = _loss_runs(batch, device)
+        done = ForwardPass([], {}, [], None, None)
+        if train:
+            self._begin(done, adapters)
+        try:
+            with torch.set_grad_enabled(train):
+                hidden = self.decoder(tokens, positions, attend, plan, checkpointing=self.checkpointing)
+            head = run_head(self.decoder, hidden.detach(), targets, runs, losses, train=train)
+        except BaseException:
+            self._unpin(done)  # what it added stays marked as unfinished
+            raise
+        done.results = _results(batch, head.logprobs, head.losses)
+        if train:
+            done.hidden, done.hidden_grad = hidden, head.hidden_grad
+        return done
 
     def backward(self, done: ForwardPass) -> None:
+        """Ends a pass. An adapter whose gradient was discarded since its forward keeps what it has gathered after."""
         if done.hidden is None:
             return
-        if done.hidden.requires_grad:  # not so when only the unembedding is trained
-            done.hidden.backward(done.hidden_grad)
-        for adapter in done.adapters:
-            adapter.unfinished -= 1
-            adapter.has_gradient = True
-        done.hidden = done.hidden_grad = None
+        outdated = [a for a, epoch in done.epochs.items() if a.epoch != epoch and not a.freed]
+        kept = [a.row("grads").clone() for a in outdated]
+        try:
+            if done.hidden.requires_grad:  # not so when only the unembedding is trained
+                done.hidden.backward(done.hidden_grad)
+        finally:
+            for adapter, row in zip(outdated, kept, strict=True):
+                adapter.row("grads").copy_(row)
+            self._unpin(done)
+        for adapter, epoch in done.epochs.items():
+            if adapter.epoch == epoch:
+                adapter.unfinished -= 1
+                adapter.has_gradient = True
+
+    def _begin(self, done: ForwardPass, adapters: list[Adapter]) -> None:
+        for adapter in adapters:
+            adapter.unfinished += 1
+            done.epochs[adapter] = adapter.epoch
+            done.pinned.append(self.pool.pin(adapter))
+
+    def _unpin(self, done: ForwardPass) -> None:
+        for stack, slot in done.pinned:
+            self.pool.unpin(stack, slot)
+        done.pinned, done.hidden, done.hidden_grad = [], None, None
 
 
 def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
