@@ -1,6 +1,6 @@
 """`palestra model`: make random models, look into model folders.
 
-Owns: arguments and printing. Never touches: tensors; torch loads only when a model is made.
+Owns: arguments and printing. Never touches: tensors.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ Owns: reading headers and sizes. Never touches: the weights themselves.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +94,8 @@ def lora_parameters(spec: ModelSpec, rank: int) -> int:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return sorted({folder / name for name in _read_json(index, WeightsError)["weight_map"].values()})
+        with _laid_out_as_expected(index, WeightsError):
+            return sorted({folder / name for name in _read_json(index, WeightsError)["weight_map"].values()})
     return [folder / "model.safetensors"]
 
 
@@ -107,23 +111,18 @@ def _parameters_in(file: Path) -> int:
             header = json.loads(stream.read(length))
         except ValueError:
             raise WeightsError(f"{file}: not a safetensors file; copy it again") from None
-    return sum(_product(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-
-
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    with _laid_out_as_expected(file, WeightsError):
+        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def _tokenizer_vocab(file: Path) -> int | None:
     if not file.is_file():
         return None
     content = _read_json(file, TokenizerError)
-    vocab = content["model"]["vocab"]  # a list of pieces in Unigram models
-    ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))
-    return len(ids | {token["id"] for token in content.get("added_tokens", [])})
+    with _laid_out_as_expected(file, TokenizerError):
+        vocab = content["model"]["vocab"]  # a list of pieces in Unigram models
+        ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))
+        return len(ids | {token["id"] for token in content.get("added_tokens", [])})
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -131,6 +130,14 @@ def _has_chat_template(folder: Path) -> bool:
         return True
     config = folder / "tokenizer_config.json"
     return config.is_file() and "chat_template" in _read_json(config, TokenizerError)
+
+
+@contextmanager
+def _laid_out_as_expected(file: Path, kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise kind(f"{file}: not laid out as expected ({error!r}); copy the file again") from None
 
 
 def _read_json(file: Path, kind: type[Exception]) -> dict:

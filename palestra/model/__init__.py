@@ -16,10 +16,10 @@ from palestra.model.loading import Model, load_model, load_tokenizer
 from palestra.model.losses import combine_metrics
 from palestra.model.optimizer import StepResult
 from palestra.model.packing import TrainItem, encode
-from palestra.model.sampler import Sampler
+from palestra.model.sampler import Failed, Finished, Sampler, StepOutput, TokenEvent
 from palestra.model.sampling import TokenMask
 from palestra.model.spec import ModelSpec
-from palestra.model.trainer import DatumResult, Trainer
+from palestra.model.trainer import DatumResult, ForwardPass, Trainer
 
 __all__ = [
     "Adapter",
@@ -28,12 +28,17 @@ __all__ = [
     "DataError",
     "DatumResult",
     "Decoder",
+    "Failed",
+    "Finished",
+    "ForwardPass",
     "Model",
     "ModelError",
     "ModelSpec",
     "NonFiniteGradient",
     "Sampler",
+    "StepOutput",
     "StepResult",
+    "TokenEvent",
     "TokenMask",
     "TokenizerError",
     "TrainItem",

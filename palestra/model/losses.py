@@ -87,7 +87,7 @@ def _dro(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:
 def _gspo(lp: Tensor, x: Inputs, c: Config, rows: list[int]) -> Tensor:
     mask = x["sequence_ratio_mask"] if "sequence_ratio_mask" in x else (x["advantages"] != 0).to(lp.dtype)
     delta = torch.where(mask != 0, (lp.detach() - x["logprobs"]) * mask, 0.0)
-    means = [d.sum() / m.sum().clamp_min(1.0) for d, m in zip(delta.split(rows), mask.split(rows), strict=True)]
+    means = [d.sum() / m.sum().clamp_min(1e-9) for d, m in zip(delta.split(rows), mask.split(rows), strict=True)]
     sequence_ratio = torch.cat([m.exp().expand(n, *lp.shape[1:]) for m, n in zip(means, rows, strict=True)])
     # The value is the sequence's ratio; the gradient reaches each token through its own log-probability.
     own = torch.where(x["advantages"] != 0, lp - lp.detach(), 0.0)

@@ -109,6 +109,7 @@ def make_random_model(
     torch_dtype = _pick("dtype", DTYPES, dtype)
     if shards < 1:
         raise ValueError(f"shards must be at least 1, not {shards}")
+    _split(list(_parameters(config)), shards)  # refuses too many shards before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     ids = write_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])

@@ -132,10 +132,10 @@ class ModelSpec:
             head_dim=head_dim,
             intermediate_size=fields.integer("intermediate_size"),
             max_positions=fields.integer("max_position_embeddings", default=2048),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            norm_eps=fields.number("rms_norm_eps", default=1e-6),
             rope=_rope(config, source),
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            windows=_windows(config, architecture, n_layers),
+            windows=_windows(config, source, architecture, n_layers),
             eos_token_ids=_token_ids(eos if eos is not None else config.get("eos_token_id")),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         )
@@ -154,6 +154,12 @@ class _Fields:
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a positive whole number, found {value!r}")
         return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.config.get(name, default)
+        if not isinstance(value, int | float):
+            raise UnsupportedModel(f"{self.source}: field {name!r} must be a number, found {value!r}")
+        return float(value)
 
 
 def _architecture(config: Config, source: str) -> str:
@@ -192,18 +198,22 @@ def _rope(config: Config, source: str) -> RopeSpec:
     return RopeSpec(type=kind, theta=float(theta), parameters=raw)
 
 
-def _windows(config: Config, architecture: str, n_layers: int) -> tuple[int | None, ...]:
-    mistral_default = 4096 if architecture == "MistralForCausalLM" else None
-    window = config.get("sliding_window", mistral_default)
+def _windows(config: Config, source: str, architecture: str, n_layers: int) -> tuple[int | None, ...]:
+    window = config.get("sliding_window", 4096)  # transformers' default for the families that have one
     if architecture.startswith("Qwen") and not config.get("use_sliding_window"):
         window = None
     if window is None or architecture == "LlamaForCausalLM":
         return (None,) * n_layers
     kinds = config.get("layer_types")
     if kinds is None:
-        first = config.get("max_window_layers", 0) if architecture.startswith("Qwen") else 0
+        first = config.get("max_window_layers", 28) if architecture.startswith("Qwen") else 0
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(n_layers)]
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    if not isinstance(window, int) or window < 1 or len(kinds) != n_layers:
+        raise UnsupportedModel(
+            f"{source}: sliding_window ({window!r}) must be a positive whole number and layer_types, where given, "
+            f"name all {n_layers} layers"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
