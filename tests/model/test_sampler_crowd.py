@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palestra.model.sampling import DrawRow, uniforms
 from palestra.types import SampleResult
 
 MODELS = {"qwen3": {}, "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}}}
@@ -160,6 +161,19 @@ def test_many_mixes_of_requests_give_each_what_it_gets_alone(get_bench, model, *
     check_mix(get_bench(**MODELS[model]), **mix)
 
 
+def is_cut_at_an_edge(bench, owner, request, sample, one, other) -> bool:
+    """Whether two runs part where the drawn number lies within rounding of the border between two tokens: there,
+    and only there, a last-bit difference is another token (docs/design/determinism-and-recovery.md)."""
+    parted = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if parted is None or request.params.temperature != 1.0:
+        return False
+    prompt = list(request.prompt)
+    (logp,) = bench.distributions([prompt + one[:parted]], [owner])
+    cumulative = np.exp(logp[-1].astype(np.float64)).cumsum()
+    u = uniforms([DrawRow(request.params, request.params.seed, sample, prompt, one[:parted])]).item()
+    return bool(np.abs(cumulative / cumulative[-1] - u).min() < 2e-6)
+
+
 def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens):
     owners = [None, bench.adapter(seed=1), bench.adapter(seed=7), bench.adapter(seed=2), bench.adapter(seed=3, rank=9)]
     bench.pool.free(owners.pop(2))  # a gap between the slots
@@ -195,7 +209,9 @@ def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens):
         number = numbers[i]
         assert (number in done) != (number in aborted)
         result = done.get(number) or aborted[number]
-        for one, other in zip(truth.sequences, result.sequences, strict=True):
+        for k, (one, other) in enumerate(zip(truth.sequences, result.sequences, strict=True)):
+            if is_cut_at_an_edge(bench, owners[wish.owner], asked[i], k, one.tokens, other.tokens):
+                continue
             if number in done:
                 assert other.tokens == one.tokens
                 assert other.stop_reason == one.stop_reason
