@@ -40,7 +40,7 @@ class Case:
 
 
 def sample_ragged(contest: Contest, what: str, target: Target) -> list[Row]:
-    n, longest = (16, 64) if contest.quick else (64, 128)
+    n, longest = (16, 64) if contest.quick else (64, 128) if contest.is_short else (32, 128)
     work = SampleWork.ragged(n, (16, 256), (16, longest))
     return contest.sample(what, work, target, batches=(16,) if contest.quick else (8, 16, 64))
 

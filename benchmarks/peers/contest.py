@@ -46,6 +46,11 @@ class Contest:
     def __post_init__(self) -> None:
         self.ours = Ours(self.folder, dtype=self.dtype, device=self.device)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a run takes seconds, so that the workload can be whole and everyone warmed up once more."""
+        return self.shape == "tiny" or self.device != "cpu"
+
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -203,8 +208,9 @@ class Contest:
         return sorted(pilot, key=lambda s: -pilot[s])[: 1 if self.quick else 2]
 
     def _alternate(self, contenders: dict[str, Contender]) -> dict[str, Measure]:
-        """In a quick run the pilot was the warm-up."""
-        return alternate(contenders, self.rounds, warmups=0 if self.quick else 1, progress=self.progress)
+        """In a quick run, and where a run takes a minute, the pilot was the warm-up."""
+        warmups = 0 if self.quick or not self.is_short else 1
+        return alternate(contenders, self.rounds, warmups=warmups, progress=self.progress)
 
     def release(self) -> None:
         gc.collect()

@@ -56,7 +56,7 @@ class Trainer:
         checkpointing: bool = False,
     ):
         self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
-        self.token_budget = token_budget or (2048 if decoder.device.type == "cpu" else 8192)
+        self.token_budget = token_budget or (1024 if decoder.device.type == "cpu" else 8192)
 
     def prepare(self, items: Sequence[TrainItem], *, train: bool) -> list[Prepared]:
         """Checks everything before anything runs: a bad datum fails alone and early."""
