@@ -15,10 +15,12 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+COOKBOOK_PIP := .venv-cookbook/bin/python -m pip --disable-pip-version-check install -qq
+COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-gpu test-e2e demo check format bench clean
+.PHONY: help test test-slow test-gpu test-e2e demo cookbook check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +30,7 @@ help: ## this list
 	@echo 'making .venv; this takes a minute or two and happens once'
 	$(PYTHON) -m venv .venv
 	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
-	$(PIP) --editable ".[engine,dev]"
+	$(PIP) --editable ".[engine,server,dev]"
 	@touch $@
 
 test: .venv/.ready ## the everyday tests: no GPU, no network
@@ -46,6 +48,17 @@ test-e2e: .venv/.ready ## the tests that start real processes
 demo: .venv/.ready ## a small model learns one sentence, in under a minute
 	$(BIN)/python examples/overfit.py $(ARGS)
 
+# The cookbook wants an older transformers than ours, hence an environment of its own.
+.venv-cookbook/.ready: cookbook/requirements.txt
+	@echo 'making .venv-cookbook; this takes a minute or two and happens once'
+	$(PYTHON) -m venv .venv-cookbook
+	@if command -v nvidia-smi > /dev/null; then false; else $(COOKBOOK_TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(COOKBOOK_TORCH_PIP) "$(TORCH)"
+	$(COOKBOOK_PIP) --requirement cookbook/requirements.txt
+	@touch $@
+
+cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
+	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
+
 check: .venv/.ready ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,5 +73,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-cookbook .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,8 +11,11 @@ from palestra import __version__
 from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
+    LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
+    LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
+    LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
 ]
 
 

@@ -1,6 +1,6 @@
 """The compute core: load a model, train and sample LoRA adapters on it."""
 
-from palestra.model.adapter_files import export_merged, load_adapter, load_into, save_adapter
+from palestra.model.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
 from palestra.model.adapters import Adapter, AdapterPool
 from palestra.model.decoder import Decoder
 from palestra.model.errors import (
@@ -51,6 +51,7 @@ __all__ = [
     "load_adapter",
     "load_into",
     "load_model",
+    "load_snapshot",
     "load_tokenizer",
     "save_adapter",
 ]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from palestra.model.adapters import Adapter, AdapterPool
+from palestra.model.adapters import Adapter, AdapterPool, Layout
 from palestra.model.errors import AdapterError
 from palestra.model.weights import WeightFiles
 from palestra.types import LoraConfig
@@ -81,13 +81,20 @@ def load_adapter(pool: AdapterPool, folder: str | Path, *, optimizer: bool = Fal
     return adapter
 
 
+def load_snapshot(pool: AdapterPool, folder: str | Path) -> Adapter:
+    """A folder's weights for sampling alone."""
+    config = read_config(folder)
+    pool.check(config)
+    return pool.freeze(config, _read_row(Layout.of(pool.spec, config), Path(folder)))
+
+
 def load_into(pool: AdapterPool, adapter: Adapter, folder: str | Path, *, optimizer: bool = False) -> None:
     """Replaces an adapter's weights. Everything is read and checked before anything changes."""
     folder = Path(folder)
     config = read_config(folder)
     if _shape(config) != _shape(adapter.config):
         raise AdapterError(f"{folder}: holds {_shape(config)}, the adapter is {_shape(adapter.config)}")
-    row = _read_row(adapter, folder)
+    row = _read_row(adapter.stack.layout, folder)
     moments = _read_moments(adapter, folder) if optimizer else None
     pool.before_change(adapter)
     adapter.row("weights").copy_(row)
@@ -207,12 +214,12 @@ def _modules(raw: dict[str, Any], file: Path) -> set[str]:
     return plain
 
 
-def _read_row(adapter: Adapter, folder: Path) -> Tensor:
+def _read_row(layout: Layout, folder: Path) -> Tensor:
     """The flat row; modules the file does not have stay zero, which means: no change, and none to be learned."""
     stored = _load(folder / WEIGHTS)
-    row = torch.zeros(adapter.stack.layout.size)
-    rank = adapter.config.rank
-    for site in adapter.stack.layout.sites.values():
+    row = torch.zeros(layout.size)
+    rank = layout.rank
+    for site in layout.sites.values():
         for i, part in enumerate(site.parts):
             a_start = site.a_offset + i * rank * site.in_size
             if sum(f"{_PREFIX}{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:

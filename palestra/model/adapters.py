@@ -240,7 +240,7 @@ class AdapterPool:
     def create(self, config: LoraConfig | None = None) -> Adapter:
         """A fresh adapter with PEFT's default start: A uniform, B zero, so it changes nothing yet."""
         config = config or LoraConfig()
-        self._check(config)
+        self.check(config)
         adapter = self._place(config, frozen=False, weights_id=next(self._weights_ids))
         self.clear_training_state(adapter)  # the slot may have had another owner
         _initialise(adapter)
@@ -256,6 +256,29 @@ class AdapterPool:
         if twin.original is not None:
             twin.original.aliases.append(twin)
         return twin
+
+    def freeze(self, config: LoraConfig, row: Tensor) -> Adapter:
+        """A snapshot from stored weights."""
+        self.check(config)
+        size = Layout.of(self.spec, config).size
+        if row.shape != (size,):
+            raise AdapterError(f"stored weights have shape {list(row.shape)}, this model needs [{size}]")
+        adapter = self._place(config, frozen=True, weights_id=next(self._weights_ids))
+        adapter.row("weights").copy_(row)
+        adapter.stack.changed(adapter.slot)
+        return adapter
+
+    def detach(self, adapter: Adapter, *, moments: bool = False) -> Adapter:
+        """A copy in main memory and outside the pool: other threads may read it while the pool moves its rows."""
+        self.require(adapter)
+        stack = Stack(adapter.stack.layout, torch.float32, torch.device("cpu"))
+        copy = Adapter(adapter.uid, adapter.config, stack, stack.take_slot(), adapter.weights_id, adapter.frozen)
+        copy.steps = adapter.steps
+        kinds: tuple[Rows, ...] = ("weights", "exp_avg", "exp_avg_sq") if moments else ("weights",)
+        for kind in kinds:
+            if adapter.stack.has(kind):
+                copy.row(kind).copy_(adapter.row(kind))
+        return copy
 
     def before_change(self, adapter: Adapter) -> None:
         """Call before writing an adapter's weights: snapshots that read them get their own copy."""
@@ -342,7 +365,7 @@ class AdapterPool:
             if adapter.stack is stack:
                 adapter.slot = moved[adapter.slot]
 
-    def _check(self, config: LoraConfig) -> None:
+    def check(self, config: LoraConfig) -> None:
         if not 1 <= config.rank <= self.max_rank:
             raise AdapterError(f"LoRA rank {config.rank} is outside 1..{self.max_rank} (the configured maximum)")
         if not (config.train_attn or config.train_mlp or config.train_unembed):

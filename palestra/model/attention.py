@@ -8,20 +8,26 @@ needed. Never touches: the KV cache.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from inspect import signature
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-# torch 2.11 takes fewer key heads than query heads as they come, later versions want to be told.
-_GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-
 PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching one more group costs
+
+
+@cache
+def _varlen_attention() -> Callable[..., Any]:
+    """Imported at first use: it brings torch's compiler along, two seconds of every start on a CPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.11 takes fewer key heads than query heads as they come, later versions want to be told.
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in signature(varlen_attn).parameters else varlen_attn
 
 
 class Attention(Protocol):
@@ -65,7 +71,7 @@ class PackedAttention:
 
     def _in_one_launch(self, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         back = -1 if window is None else window - 1  # the kernel counts the positions before its own
-        out = varlen_attn(
+        out = _varlen_attention()(
             q,
             k,
             v,
@@ -74,7 +80,6 @@ class PackedAttention:
             self.longest,
             self.longest,
             window_size=(back, 0),
-            **_GROUPED_HEADS,
         )
         assert isinstance(out, Tensor)
         return out.flatten(1)

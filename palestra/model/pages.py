@@ -13,17 +13,20 @@ class OutOfPages(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class PageNode:
     """One published page. A child hangs on its parent object, so it cannot be reached through another one."""
 
     version: Hashable
-    parent: "_Node | None" = None
+    parent: "PageNode | None" = None
     """None only at the root of a version, which has no page."""
     tokens: tuple[int, ...] = ()
     page: int = -1
-    children: "dict[tuple[int, ...], _Node]" = field(default_factory=dict)
+    depth: int = 0
+    """Pages from the root to here, this one included."""
+    children: "dict[tuple[int, ...], PageNode]" = field(default_factory=dict)
     is_live: bool = True
-    """False once it left the trie; pages may still point at it until they are published again or freed."""
+    """False once it left the trie; pages may still point at it until they are published again or freed.
+    What lies between a live node and its root is live too."""
 
 
 class PagePool:
@@ -38,9 +41,9 @@ class PagePool:
         self._free = list(range(n_pages - 1, -1, -1))
         # An OrderedDict, because the first key of a plain dict is slow to find once many before it were deleted.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._nodes: list[_Node | None] = [None] * n_pages
+        self._nodes: list[PageNode | None] = [None] * n_pages
         """Where a page's tokens sit in the trie; the node may belong to another page with the same tokens."""
-        self._roots: dict[Hashable, _Node] = {}
+        self._roots: dict[Hashable, PageNode] = {}
 
     @property
     def available(self) -> int:
@@ -78,20 +81,35 @@ class PagePool:
 
     def is_shared(self, page: int) -> bool:
         """Whether writing to it could be seen by anyone but its one holder."""
-        return self._refs[page] > 1 or self._is_published(page)
+        node = self._nodes[page]  # `_is_published`, without the call: this is asked for every row of every step
+        return self._refs[page] > 1 or (node is not None and node.is_live and node.page == page)
 
-    def lookup(self, version: Hashable, tokens: Sequence[int], limit: int) -> list[int]:
-        """Pages of the longest cached prefix of at most `limit` tokens, each now held by the caller too."""
-        node = self._roots.get(version)
-        pages: list[int] = []
-        for index in range(min(limit, len(tokens)) // self.page_size):
-            node = node.children.get(self._key(tokens, index)) if node else None
-            if node is None:
+    def find(
+        self, version: Hashable, tokens: Sequence[int], limit: int, known: PageNode | None = None
+    ) -> PageNode | None:
+        """The end of the longest cached prefix of at most `limit` tokens. Nothing is held by this.
+
+        With the answer of an earlier call for the same tokens as `known`, only what is new is looked at.
+        """
+        node = known if known and known.is_live else self._roots.get(version)
+        if node is None:
+            return None
+        for index in range(node.depth, min(limit, len(tokens)) // self.page_size):
+            child = node.children.get(self._key(tokens, index))
+            if child is None:
                 break
+            node = child
+        return node if node.depth else None
+
+    def hold(self, node: PageNode | None) -> list[int]:
+        """The pages up to one that was just found, each now held by the caller too."""
+        pages: list[int] = []
+        while node and node.parent:
             self._cached.pop(node.page, None)
             self._refs[node.page] += 1
             pages.append(node.page)
-        return pages
+            node = node.parent
+        return pages[::-1]
 
     def publish(self, version: Hashable, tokens: Sequence[int], pages: Sequence[int], count: int) -> None:
         """Make the first `count` of the caller's pages findable: they are full and will not change.
@@ -105,7 +123,7 @@ class PagePool:
         if first == count:
             return
         node = self._live_node(pages[first - 1]) if first else None
-        node = node or self._roots.setdefault(version, _Node(version))
+        node = node or self._roots.setdefault(version, PageNode(version))
         for index in range(first, count):
             self._require_held(pages[index])
             node = self._insert(node, self._key(tokens, index), pages[index])
@@ -137,7 +155,7 @@ class PagePool:
             node = stack.pop()
             for key, child in node.children.items():
                 assert (child.is_live, child.version, child.tokens) == (True, node.version, key)
-                assert child.parent is node
+                assert (child.parent, child.depth) == (node, node.depth + 1)
                 assert self._nodes[child.page] is child
                 assert len(key) == self.page_size
                 found.append(child.page)
@@ -152,7 +170,7 @@ class PagePool:
         if self._refs[page] < 1:
             raise ValueError(f"page {page} is held by nobody")
 
-    def _live_node(self, page: int) -> _Node | None:
+    def _live_node(self, page: int) -> PageNode | None:
         node = self._nodes[page]
         return node if node and node.is_live else None
 
@@ -160,10 +178,10 @@ class PagePool:
         node = self._live_node(page)
         return node is not None and node.page == page
 
-    def _insert(self, parent: _Node, tokens: tuple[int, ...], page: int) -> _Node:
+    def _insert(self, parent: PageNode, tokens: tuple[int, ...], page: int) -> PageNode:
         node = parent.children.get(tokens)
         if node is None:
-            node = _Node(parent.version, parent, tokens, page)
+            node = PageNode(parent.version, parent, tokens, page, parent.depth + 1)
             parent.children[tokens] = node
         self._nodes[page] = node
         return node
@@ -180,7 +198,7 @@ class PagePool:
             del self._roots[node.version]
         self._retire(node)
 
-    def _retire(self, top: _Node) -> None:
+    def _retire(self, top: PageNode) -> None:
         stack = [top]
         while stack:
             node = stack.pop()

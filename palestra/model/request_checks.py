@@ -5,46 +5,77 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from palestra.model.errors import DataError
+from palestra.model.prompt_scores import TargetCells
 from palestra.model.spec import ModelSpec
 from palestra.types import SampleRequest
 
 
 def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: bool) -> None:
     """Raises DataError with the first thing that is wrong, and what would be right."""
-    p = request.params
+    p, vocab = request.params, spec.vocab_size
     if not request.prompt:
         raise DataError("the prompt has no tokens; send at least one (the model's start token, say)")
-    if not all(isinstance(t, int) for t in request.prompt):
+    if {*map(type, request.prompt)} != {int}:
         raise DataError("prompt: every token must be a whole number")
-    if not 0 <= min(request.prompt) <= max(request.prompt) < spec.vocab_size:
-        raise DataError(f"prompt: a token id is outside the vocabulary of {spec.vocab_size}")
+    if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
+        raise DataError(f"prompt: a token id is outside the vocabulary of {vocab}")
     if len(request.prompt) >= spec.max_positions:
         raise DataError(
             f"the prompt has {len(request.prompt)} tokens and leaves no room in a context of {spec.max_positions}"
         )
-    checks = [
-        (request.num_samples >= 1, f"num_samples is {request.num_samples}; ask for at least 1"),
-        (p.max_tokens is None or p.max_tokens >= 1, f"max_tokens is {p.max_tokens}; ask for at least 1"),
-        (0.0 <= p.temperature < float("inf"), f"temperature is {p.temperature}; it must be 0 or more"),
-        (0.0 < p.top_p <= 1.0, f"top_p is {p.top_p}; it must be above 0 and at most 1"),
-        (0.0 <= p.min_p <= 1.0, f"min_p is {p.min_p}; it must be between 0 and 1"),
-        (p.top_k >= -1, f"top_k is {p.top_k}; it must be -1 (off) or a count"),
-        (0 < p.repetition_penalty < inf, f"repetition_penalty is {p.repetition_penalty}; it must be above 0"),
-        (isfinite(p.presence_penalty), f"presence_penalty is {p.presence_penalty}; it must be a number"),
-        (isfinite(p.frequency_penalty), f"frequency_penalty is {p.frequency_penalty}; it must be a number"),
-        (all(-inf <= b < inf for b in p.logit_bias.values()), "logit_bias holds NaN or infinity"),
-        (all(0 <= t < spec.vocab_size for t in p.logit_bias), "logit_bias names a token outside the vocabulary"),
+    # Messages are put together only for a request that is refused: thousands may come at once.
+    checks: list[tuple[bool, str, object]] = [
+        (request.num_samples >= 1, "num_samples is {}; ask for at least 1", request.num_samples),
+        (p.max_tokens is None or p.max_tokens >= 1, "max_tokens is {}; ask for at least 1", p.max_tokens),
+        (0.0 <= p.temperature < inf, "temperature is {}; it must be 0 or more", p.temperature),
+        (0.0 < p.top_p <= 1.0, "top_p is {}; it must be above 0 and at most 1", p.top_p),
+        (0.0 <= p.min_p <= 1.0, "min_p is {}; it must be between 0 and 1", p.min_p),
+        (p.top_k >= -1, "top_k is {}; it must be -1 (off) or a count", p.top_k),
+        (0 < p.repetition_penalty < inf, "repetition_penalty is {}; it must be above 0", p.repetition_penalty),
+        (isfinite(p.presence_penalty), "presence_penalty is {}; it must be a number", p.presence_penalty),
+        (isfinite(p.frequency_penalty), "frequency_penalty is {}; it must be a number", p.frequency_penalty),
+        (not p.logit_bias or _is_bias(p.logit_bias), "logit_bias holds NaN or infinity", None),
         (
-            all(0 <= k <= spec.vocab_size for k in (request.topk_logprobs, request.topk_prompt_logprobs)),
-            f"top-k logprobs: 0 (off) to at most {spec.vocab_size} (the vocabulary)",
+            not p.logit_bias or 0 <= min(p.logit_bias) <= max(p.logit_bias) < vocab,
+            "logit_bias names a token outside the vocabulary",
+            None,
         ),
-        (not p.stop_strings or has_tokenizer, "stop strings need a tokenizer; this sampler has none"),
-        (all(p.stop_strings), "a stop string is empty"),
-        (all(_is_text(s) for s in p.stop_strings), "a stop string is not valid Unicode text"),
+        (
+            0 <= request.topk_logprobs <= vocab and 0 <= request.topk_prompt_logprobs <= vocab,
+            "top-k logprobs: 0 (off) to at most {} (the vocabulary)",
+            vocab,
+        ),
+        (
+            0 <= request.prompt_alt_tokens_k <= vocab,
+            "prompt_alt_tokens_k: 0 (off) to at most {} (the vocabulary)",
+            vocab,
+        ),
+        (not p.stop_strings or has_tokenizer, "stop strings need a tokenizer; this sampler has none", None),
+        (all(p.stop_strings), "a stop string is empty", None),
+        (not p.stop_strings or all(map(_is_text, p.stop_strings)), "a stop string is not valid Unicode text", None),
     ]
-    for fine, message in checks:
+    for fine, message, value in checks:
         if not fine:
-            raise DataError(message)
+            raise DataError(message.format(value))
+    _check_prompt_scores(request, vocab)
+
+
+def _check_prompt_scores(request: SampleRequest, vocab: int) -> None:
+    last_n, rows = request.prompt_logprobs_last_n, len(request.prompt) - 1
+    if last_n is not None:
+        if not 1 <= last_n <= rows:
+            raise DataError(
+                f"prompt_logprobs_last_n is {last_n}; with a prompt of {len(request.prompt)} tokens it must be from 1 "
+                f"to {rows} (nothing predicts the first token)"
+            )
+        if not request.prompt_logprobs:
+            raise DataError("prompt_logprobs_last_n says which prompt_logprobs are wanted: ask for those too")
+    if request.target_prompt_logprobs is not None:
+        TargetCells.of(request.target_prompt_logprobs, rows, vocab)
+
+
+def _is_bias(bias: dict[int, float]) -> bool:
+    return all(-inf <= b < inf for b in bias.values())
 
 
 def _is_text(string: str) -> bool:

@@ -14,6 +14,7 @@ import itertools
 import secrets
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,9 +28,11 @@ from palestra.model.head import chunk_rows, logits_of
 from palestra.model.kv_cache import KVCache, PagedAttention
 from palestra.model.lora import LoraPlan
 from palestra.model.pages import PagePool
+from palestra.model.prompt_scores import PromptScores
 from palestra.model.request_checks import check_request
 from palestra.model.sampling import Drawn, DrawRow, TokenMask, draw
 from palestra.model.scheduler import Chunk, Ready, RequestTooLarge, Scheduler, Sequence, StepPlan
+from palestra.model.stop_strings import ends_with_stop
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 CACHE_BYTES = {"cpu": 512 << 20, "cuda": 16 << 30}
@@ -80,20 +83,23 @@ class _Sample:
 
 
 @dataclass(slots=True, eq=False)
+class _Weights:
+    """A snapshot that the requests for the same weights share."""
+
+    adapter: Adapter
+    requests: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class _Request:
     id: int
     spec: SampleRequest
-    adapter: Adapter | None
-    """A snapshot of its own: training goes on meanwhile, this request does not notice."""
+    weights: _Weights | None
+    """A snapshot: training goes on meanwhile, this request does not notice."""
     stop_ids: tuple[int, ...]
     mask: TokenMask | None
+    scores: PromptScores | None
     samples: list[_Sample] = field(default_factory=list)
-    prompt_logprobs: list[float | None] = field(default_factory=list)
-    prompt_top: list[TopLogprobs | None] = field(default_factory=list)
-
-    @property
-    def wants_prompt(self) -> bool:
-        return self.spec.prompt_logprobs or self.spec.topk_prompt_logprobs > 0
 
 
 class Sampler:
@@ -119,20 +125,33 @@ class Sampler:
         self._ids, self._uids = itertools.count(), itertools.count()
         self._requests: dict[int, _Request] = {}
         self._samples: dict[int, _Sample] = {}
+        self._weights: dict[int, _Weights] = {}
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def running(self) -> int:
+        """Sequences that have pages, and tokens to come."""
+        return self.scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        return self.scheduler.waiting
+
+    @property
+    def kv_used(self) -> float:
+        """Share of the cache's pages that running sequences hold; the rest is free or can be had."""
+        return 1.0 - self.pages.available / self.pages.n_pages
+
     def submit(self, request: SampleRequest, adapter: Adapter | None = None, *, mask: TokenMask | None = None) -> int:
         check_request(request, self.decoder.spec, has_tokenizer=self.tokenizer is not None)
-        if adapter is not None:
-            adapter = self.pool.snapshot(adapter)
+        weights = None if adapter is None else self._borrow(adapter)
         try:
-            return self._enqueue(request, adapter, mask)
+            return self._enqueue(request, weights, mask)
         except RequestTooLarge as e:
-            if adapter is not None:
-                self.pool.free(adapter)
+            self._give_back(weights)
             raise DataError(str(e)) from None
 
     def abort(self, request_id: int) -> SampleResult | None:
@@ -153,24 +172,23 @@ class Sampler:
         plan = self.scheduler.plan()
         if not plan.decode and not plan.prefill:
             return output
-        requests = [self._samples[c.seq.uid].request.id for c in plan.rows]
         try:
             self._run(plan, output)
         except Exception as e:  # the step is lost for those in it; whoever waits outside goes on
-            for number in requests:
-                if self.abort(number) is not None:
-                    output.failed.append(Failed(number, e))
+            for chunk in plan.rows:
+                sample = self._samples.get(chunk.seq.uid)
+                if sample is not None and self.abort(sample.request.id) is not None:
+                    output.failed.append(Failed(sample.request.id, e))
         return output
 
     def _run(self, plan: StepPlan, output: StepOutput) -> None:
         hidden = self._forward(plan)
         self._read_prompts(plan, hidden)
-        rows = plan.rows  # before commit: decode positions move on
         ready = self._ask_masks(self.scheduler.commit(plan), output)
-        if ready:
-            samples, drawn = self._draw(rows, hidden, ready)
-            for i, sample in enumerate(samples):
-                self._advance(sample, i, drawn, output)
+        for samples, drawn in self._draw(plan.rows, hidden, ready) if ready else []:
+            _keep_top(samples, drawn)
+            for sample, token, logprob in zip(samples, drawn.tokens, drawn.logprobs, strict=True):
+                self._advance(sample, token, logprob, output)
 
     def generate(
         self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
@@ -196,27 +214,41 @@ class Sampler:
 
     # A request's way in
 
-    def _enqueue(self, request: SampleRequest, adapter: Adapter | None, mask: TokenMask | None) -> int:
-        p, prompt = request.params, list(request.prompt)
+    def _borrow(self, adapter: Adapter) -> _Weights:
+        self.pool.require(adapter)
+        weights = self._weights.get(adapter.weights_id)
+        if weights is None:
+            weights = self._weights[adapter.weights_id] = _Weights(self.pool.snapshot(adapter))
+        weights.requests += 1
+        return weights
+
+    def _give_back(self, weights: _Weights | None) -> None:
+        if weights is not None:
+            weights.requests -= 1
+            if not weights.requests:
+                self.pool.free(self._weights.pop(weights.adapter.weights_id).adapter)
+
+    def _enqueue(self, request: SampleRequest, weights: _Weights | None, mask: TokenMask | None) -> int:
+        p, prompt = request.params, request.prompt
         stop_ids = self.decoder.spec.eos_token_ids if p.stop_token_ids is None else p.stop_token_ids
         stop_ids = tuple(t for t in stop_ids if 0 <= t < self.decoder.spec.vocab_size)
-        entry = _Request(next(self._ids), request, adapter, stop_ids, mask)
         longest = self.decoder.spec.max_positions
         max_len = longest if p.max_tokens is None else min(longest, len(prompt) + p.max_tokens)
         if p.max_tokens is None:  # an open end may use what the cache has; the rest is LENGTH
             max_len = max(len(prompt) + 1, min(max_len, self.pages.n_pages * self.pages.page_size))
         seed = secrets.randbits(64) if p.seed is None else p.seed
-        version = 0 if adapter is None else adapter.weights_id
+        scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size)
+        entry = _Request(next(self._ids), request, weights, stop_ids, mask, scores)
+        version = 0 if weights is None else weights.adapter.weights_id
         for index in range(request.num_samples):
-            tokens = list(prompt)
             seq = Sequence(
                 next(self._uids),
                 version,
-                tokens,
+                list(prompt),
                 len(prompt),
                 max_len,
-                lane=-1 if adapter is None else version,
-                use_cache=not entry.wants_prompt,
+                lane=-1 if weights is None else version,
+                compute_from=None if scores is None else scores.first_row,
             )
             row = DrawRow(p, seed, index, request.prompt, [], stop_ids)
             entry.samples.append(_Sample(entry, index, seq, row))
@@ -245,10 +277,23 @@ class Sampler:
         )
 
     def _lora_plan(self, runs: list[tuple[Sequence, int]]) -> LoraPlan:
-        adapters = [(self._samples[seq.uid].request.adapter, n) for seq, n in runs]
-        if all(a is None for a, _ in adapters):
+        weights = [self._samples[seq.uid].request.weights for seq, _ in runs]
+        if not any(weights):
             return LoraPlan()
+        adapters = [(w and w.adapter, n) for w, (_, n) in zip(weights, runs, strict=True)]
         return LoraPlan.of(adapters, device=self.decoder.device)
+
+    def _read_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
+        first = len(plan.decode)
+        for chunk in plan.prefill:
+            seq, rows = chunk.seq, hidden[first : first + chunk.end - chunk.start]
+            scores = self._samples[seq.uid].request.scores
+            if scores is not None and seq.compute_from is not None:
+                scores.read(chunk.start, rows, partial(self._logits, seq), chunk_rows(self.decoder))
+            first += len(rows)
+
+    def _logits(self, seq: Sequence, hidden: Tensor) -> Tensor:
+        return logits_of(self.decoder, hidden, self._lora_plan([(seq, len(hidden))]))
 
     def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
         """Masks are the caller's code: one that raises or allows nothing ends its own request, the rest goes on."""
@@ -264,34 +309,35 @@ class Sampler:
         alive = [Ready(r.row, [s for s in r.seqs if s.uid in self._samples]) for r in ready]
         return [r for r in alive if r.seqs]
 
-    def _draw(self, rows: list[Chunk], hidden: Tensor, ready: list[Ready]) -> tuple[list[_Sample], Drawn]:
-        """Logits once per ready row; each of its sequences draws from them."""
+    def _draw(self, rows: list[Chunk], hidden: Tensor, ready: list[Ready]) -> list[tuple[list[_Sample], Drawn]]:
+        """Logits once per ready row; each of its sequences draws from them, some at a time: a draw holds its rows a
+        few times over."""
         last = -1
         ends = [last := last + c.end - c.start for c in rows]
         index = [ends[r.row] for r in ready]
         if index != list(range(len(hidden))):
             hidden = hidden[torch.tensor(index, device=hidden.device)]
         logits = logits_of(self.decoder, hidden, self._lora_plan([(rows[r.row].seq, 1) for r in ready]))
-        if any(len(r.seqs) > 1 for r in ready):
-            repeats = torch.tensor([len(r.seqs) for r in ready], device=logits.device)
-            logits = logits.repeat_interleave(repeats, 0)
         samples = [self._samples[s.uid] for r in ready for s in r.seqs]
-        top = max(s.request.spec.topk_logprobs for s in samples)
-        return samples, draw(logits, [s.draw for s in samples], top=top)
+        source = [i for i, r in enumerate(ready) for _ in r.seqs]
+        size, drawn = chunk_rows(self.decoder), []
+        for start in range(0, len(samples), size):
+            part, taken = samples[start : start + size], source[start : start + size]
+            if len(taken) == taken[-1] - taken[0] + 1:  # it goes up by 0 or 1: one sequence a row
+                own = logits[taken[0] : taken[-1] + 1]
+            else:
+                own = logits[torch.tensor(taken, device=logits.device)]
+            top = max(s.request.spec.topk_logprobs for s in part)
+            drawn.append((part, draw(own, [s.draw for s in part], top=top)))
+        return drawn
 
-    def _advance(self, sample: _Sample, row: int, drawn: Drawn, output: StepOutput) -> None:
-        request, token, logprob = sample.request, drawn.tokens[row], drawn.logprobs[row]
-        generated = sample.draw.generated
+    def _advance(self, sample: _Sample, token: int, logprob: float, output: StepOutput) -> None:
+        request, generated = sample.request, sample.draw.generated
         assert isinstance(generated, list)
         generated.append(token)
         sample.logprobs.append(logprob)
-        k = request.spec.topk_logprobs
-        if k and drawn.top_ids is not None and drawn.top_logprobs is not None:
-            sample.top.append(
-                TopLogprobs(tuple(drawn.top_ids[row, :k].tolist()), tuple(drawn.top_logprobs[row, :k].tolist()))
-            )
         output.tokens.append(TokenEvent(request.id, sample.index, token, logprob))
-        if token in request.stop_ids or self._hits_stop_string(request, generated):
+        if self._has_stopped(request, generated):
             sample.stop_reason = StopReason.STOP
         elif len(sample.seq.tokens) + 1 >= sample.seq.max_len:
             sample.stop_reason = StopReason.LENGTH
@@ -302,42 +348,11 @@ class Sampler:
         if all(s.stop_reason is not None for s in request.samples):
             output.finished.append(Finished(request.id, self._close(request)))
 
-    def _hits_stop_string(self, request: _Request, generated: list[int]) -> bool:
+    def _has_stopped(self, request: _Request, generated: list[int]) -> bool:
         stops = request.spec.params.stop_strings
-        if not stops or self.tokenizer is None:
-            return False
-        # A token is at least a byte: this many reach back over the longest stop string.
-        tail = max(len(s.encode()) for s in stops) + 4
-        text = self.tokenizer.decode(generated[-tail:], skip_special_tokens=False)
-        return any(s in text for s in stops)
-
-    # Prompt log-probabilities
-
-    def _read_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
-        first = len(plan.decode)
-        for chunk in plan.prefill:
-            request = self._samples[chunk.seq.uid].request
-            if request.wants_prompt and len(request.prompt_logprobs) < chunk.seq.prompt_len:
-                self._read_prompt(request, chunk, hidden[first : first + chunk.end - chunk.start])
-            first += chunk.end - chunk.start
-
-    def _read_prompt(self, request: _Request, chunk: Chunk, hidden: Tensor) -> None:
-        """Position i tells the probability of token i + 1. Raw: temperature is for what is drawn."""
-        seq, k = chunk.seq, request.spec.topk_prompt_logprobs
-        if chunk.start == 0:
-            request.prompt_logprobs, request.prompt_top = [None], [None]
-        targets = seq.tokens[chunk.start + 1 : min(chunk.end + 1, seq.prompt_len)]
-        size = chunk_rows(self.decoder)
-        for start in range(0, len(targets), size):
-            part = torch.tensor(targets[start : start + size], device=hidden.device)
-            plan = self._lora_plan([(seq, len(part))])
-            logp = torch.log_softmax(logits_of(self.decoder, hidden[start : start + len(part)], plan), -1)
-            request.prompt_logprobs += logp.gather(1, part[:, None]).squeeze(1).tolist()
-            if k:
-                values, ids = logp.topk(k, -1)
-                request.prompt_top += [
-                    TopLogprobs(tuple(i), tuple(v)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)
-                ]
+        if generated[-1] in request.stop_ids:
+            return True
+        return bool(stops) and self.tokenizer is not None and ends_with_stop(self.tokenizer, generated, stops)
 
     # A request's way out
 
@@ -345,10 +360,8 @@ class Sampler:
         del self._requests[request.id]
         for sample in request.samples:
             del self._samples[sample.seq.uid]
-        if request.adapter is not None:
-            self.pool.free(request.adapter)
-        spec = request.spec
-        return SampleResult(
+        self._give_back(request.weights)
+        result = SampleResult(
             sequences=[
                 SampledSequence(
                     tokens=list(s.draw.generated),
@@ -358,10 +371,20 @@ class Sampler:
                 )
                 for s in request.samples
             ],
-            prompt_logprobs=request.prompt_logprobs if spec.prompt_logprobs else None,
-            topk_prompt_logprobs=request.prompt_top if spec.topk_prompt_logprobs else None,
             cached_prompt_tokens=request.samples[0].seq.cached_tokens,
         )
+        if request.scores is not None:
+            request.scores.write_to(result)
+        return result
+
+
+def _keep_top(samples: list[_Sample], drawn: Drawn) -> None:
+    if drawn.top_ids is None or drawn.top_logprobs is None:
+        return
+    for sample, ids, logprobs in zip(samples, drawn.top_ids.tolist(), drawn.top_logprobs.tolist(), strict=True):
+        k = sample.request.spec.topk_logprobs
+        if k:
+            sample.top.append(TopLogprobs(tuple(ids[:k]), tuple(logprobs[:k])))
 
 
 def _allowed(sample: _Sample, vocab_size: int) -> Tensor | None:

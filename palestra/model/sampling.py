@@ -92,16 +92,36 @@ def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
     return (block.squeeze(1) * DRAW_BLOCK + (inside <= rest).sum(-1)).clamp_max_(probabilities.shape[1] - 1)
 
 
+def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
+    """For each row of logits as many tokens as `u` has columns, with replacement, without filters."""
+    if temperature <= 0:
+        return logits.argmax(-1, keepdim=True).expand(-1, u.shape[1])
+    ends = torch.softmax(logits / max(temperature, COLDEST), -1).double().cumsum(-1)
+    target = u.clamp_max(1 - 1e-12) * ends[:, -1:]
+    return torch.searchsorted(ends, target, right=True).clamp_max_(logits.shape[1] - 1)
+
+
 def uniforms(rows: Sequence[DrawRow], device: torch.device | str = "cpu") -> Tensor:
     """One number in [0, 1) per row, from (seed, sample, position) alone."""
     seed = np.array([r.seed & _MASK for r in rows], np.uint64)
     sample = np.array([r.sample for r in rows], np.uint64)
     position = np.array([len(r.generated) for r in rows], np.uint64)
+    return _uniform(seed, sample, position).to(device)
+
+
+def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
+    """The same for prompt positions: [stop - start, k], as samples that no request has."""
+    samples = _PROMPT_DRAWS + np.arange(k, dtype=np.uint64)
+    return _uniform(np.array([[seed & _MASK]], np.uint64), samples, np.arange(start, stop, dtype=np.uint64)[:, None])
+
+
+def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> Tensor:
     mixed = _mix(_mix(_mix(seed) + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
-    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(device)
+    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 _MASK = (1 << 64) - 1
+_PROMPT_DRAWS = np.uint64(1 << 40)  # samples of a request are numbered from 0
 # Odd constants with well-mixed bits: neighbouring samples and positions start far apart.
 _SAMPLE_STEP, _POSITION_STEP = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 

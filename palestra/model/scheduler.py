@@ -7,13 +7,13 @@ sequence before the next `plan`. Prefill and decode are one thing: `tokens[compu
 the logits of the last position give the next token.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 
-from palestra.model.pages import PagePool
+from palestra.model.pages import PageNode, PagePool
 
 
 class RequestTooLarge(ValueError):
@@ -40,8 +40,9 @@ class Sequence:
     """Prompt plus the most tokens that may be generated."""
     lane: int = -1
     """Adapter slot; rows of one lane are adjacent in a plan. -1 for none."""
-    use_cache: bool = True
-    """False: the caller needs every prompt position computed. True again once that has happened."""
+    compute_from: int | None = None
+    """The caller needs the prompt computed from this position on, so only what is before may come from the cache.
+    None: it needs nothing, or has got it."""
     siblings: "list[Sequence]" = field(default_factory=list)
     """Other samples of the same prompt, which wait until this one has computed it."""
     pages: list[int] = field(default_factory=list)
@@ -54,14 +55,14 @@ class Sequence:
     has_started: bool = False
     leader: "Sequence | None" = field(default=None, repr=False)
     """Whose `siblings` this one is in."""
+    found: PageNode | None = field(default=None, repr=False)
+    """While it waits: where the last look into the cache ended."""
 
     @property
-    def pending(self) -> int:
-        return len(self.tokens) - self.computed
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.pending == 1 and self.computed >= self.prompt_len
+    def cache_limit(self) -> int:
+        """Tokens that may come from the cache: at least one position is left to compute, for its logits."""
+        limit = len(self.tokens) - 1
+        return limit if self.compute_from is None else min(limit, self.compute_from)
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,14 +83,9 @@ class StepPlan:
     prefill: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source page, target page), before the step writes: in this order, or all reads before all writes."""
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.prefill)
-
-    @property
-    def rows(self) -> list[Chunk]:
-        return [Chunk(seq, seq.computed, seq.computed + 1) for seq in self.decode] + self.prefill
+    prefill_tokens: int = 0
+    rows: list[Chunk] = field(default_factory=list)
+    """Both together, as they were planned."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,6 +98,10 @@ class Ready:
 
 _by_arrival = attrgetter("arrival")
 _by_lane = attrgetter("lane", "arrival")
+
+
+def _place(queue: list[Sequence], seq: Sequence) -> int:
+    return bisect_left(queue, seq.arrival, key=_by_arrival)
 
 
 class Scheduler:
@@ -118,6 +118,7 @@ class Scheduler:
         # Both sorted by arrival: a preempted sequence goes back before everything that came after it.
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._siblings = 0
 
     @property
     def has_work(self) -> bool:
@@ -129,21 +130,22 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + sum(len(seq.siblings) for seq in self._waiting + self._running)
+        return len(self._waiting) + self._siblings
 
     def add(self, leader: Sequence) -> None:
         group = [leader, *leader.siblings]
         for seq in group:
             self._require_fit(seq)
-            if (seq.version, seq.tokens, seq.use_cache) != (leader.version, leader.tokens, leader.use_cache):
+            if (seq.version, seq.compute_from, seq.tokens) != (leader.version, leader.compute_from, leader.tokens):
                 raise ValueError(
-                    f"sequence {seq.uid} needs the version, prompt and use_cache of its leader {leader.uid}"
+                    f"sequence {seq.uid} needs the version, prompt and compute_from of its leader {leader.uid}"
                 )
         for seq in group:
             seq.arrival = self._arrivals
             seq.leader = None if seq is leader else leader
             self._arrivals += 1
         self._waiting.append(leader)
+        self._siblings += len(leader.siblings)
 
     def plan(self) -> StepPlan:
         plan = StepPlan()
@@ -152,6 +154,7 @@ class Scheduler:
         self._admit(plan)
         plan.decode.sort(key=_by_lane)
         plan.prefill.sort(key=lambda chunk: _by_lane(chunk.seq))
+        plan.rows = [Chunk(seq, seq.computed, seq.computed + 1) for seq in plan.decode] + plan.prefill
         return plan
 
     def commit(self, plan: StepPlan) -> list[Ready]:
@@ -165,19 +168,20 @@ class Scheduler:
             full = chunk.end // self.pages.page_size
             if full > chunk.start // self.pages.page_size:
                 self.pages.publish(seq.version, seq.tokens, seq.pages, full)
-            if not seq.pending:
+            if chunk.end == len(seq.tokens):
                 ready.append(Ready(row, self.fork(seq)))
         return ready
 
     def fork(self, leader: Sequence) -> list[Sequence]:
         """Let the siblings run on from the prompt that `leader` has computed; they share all its pages."""
         siblings, leader.siblings = leader.siblings, []
-        leader.use_cache = True
+        self._siblings -= len(siblings)
+        leader.compute_from = None
         for seq in siblings:
             for page in leader.pages:
                 self.pages.share(page)
             self._take_over(seq, leader, list(leader.pages))
-            seq.use_cache = True
+            seq.compute_from = None
             insort(self._running, seq, key=_by_arrival)
         return [leader, *siblings]
 
@@ -194,10 +198,12 @@ class Scheduler:
         """Legal in any state. The first sibling of a leader goes on where the leader was."""
         if seq.leader is not None:
             seq.leader.siblings.remove(seq)
+            self._siblings -= 1
         elif seq.siblings:
             self._hand_over(seq)
         elif seq.state is not SequenceState.FINISHED:
-            self._queue_of(seq).remove(seq)
+            queue = self._queue_of(seq)
+            del queue[_place(queue, seq)]
             self._drop_pages(seq)
         seq.leader = None
         seq.state = SequenceState.FINISHED
@@ -216,23 +222,25 @@ class Scheduler:
 
     def _enter(self, seq: Sequence, plan: StepPlan) -> None:
         """Put as much of it into the plan as there are rows, tokens and pages for."""
-        if not seq.pending:
+        pending = len(seq.tokens) - seq.computed
+        if not pending:
             raise RuntimeError(f"sequence {seq.uid} was ready: append to it or finish it before the next plan")
-        if seq.is_decoding:
+        is_decoding = pending == 1 and seq.computed >= seq.prompt_len
+        if is_decoding:
             length = int(len(plan.decode) < self.max_rows)
         else:
-            length = min(seq.pending, self.prefill_tokens - plan.prefill_tokens)
+            length = min(pending, self.prefill_tokens - plan.prefill_tokens)
         end = seq.computed + length
-        if not length or not self._make_room(seq, end):
+        if not length or (self._missing(seq, end) and not self._take_pages(seq, end, plan)):
             return
-        self._own_pages(seq, end, plan)
-        if seq.is_decoding:
+        if is_decoding:
             plan.decode.append(seq)
         else:
             plan.prefill.append(Chunk(seq, seq.computed, end))
+            plan.prefill_tokens += length
 
-    def _make_room(self, seq: Sequence, end: int) -> bool:
-        """Preempt sequences younger than `seq`, youngest first, until its pages up to `end` can be had.
+    def _take_pages(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
+        """Preempt sequences younger than `seq`, youngest first, until its pages up to `end` can be had; take them.
 
         Planning goes oldest first, so a victim is never in the plan yet. The youngest keeps its pages and sits the
         step out: an older one takes them if it needs them.
@@ -241,11 +249,12 @@ class Scheduler:
             if self._running[-1] is seq:
                 return False
             self._preempt(self._running[-1])
+        self._own_pages(seq, end, plan)
         return True
 
     def _missing(self, seq: Sequence, end: int) -> int:
-        new = max(0, self.pages.pages_for(end) - len(seq.pages))
-        return new + self._must_copy(seq)
+        new = self.pages.pages_for(end) - len(seq.pages)
+        return max(new, 0) + self._must_copy(seq)
 
     def _must_copy(self, seq: Sequence) -> bool:
         """Whether the half-filled last page is also a sibling's. Only that one is ever written when it exists."""
@@ -263,55 +272,69 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1
-        self._running.remove(seq)
+        del self._running[_place(self._running, seq)]
         self._drop_pages(seq)
         seq.state = SequenceState.WAITING
         insort(self._waiting, seq, key=_by_arrival)
 
     def _admit(self, plan: StepPlan) -> None:
-        """Start waiting sequences in order of arrival, passing over those whose next page is on its way."""
-        if self._is_full(plan):
+        """Start waiting sequences in order of arrival, passing over those whose next page is on its way.
+
+        The books are summed up once and kept from there: a newcomer that fits never takes a page from another.
+        """
+        rows = sum(1 + len(seq.siblings) for seq in self._running)
+        if not self._waiting or rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
             return
+        owed = sum(self._owed(seq) for seq in self._running)
+        busy = [seq for seq in self._running if self._will_fill_a_page(seq)]
         for seq in self._waiting[: self.max_rows]:  # a bound on the lookups of one plan
-            if seq.use_cache:  # at least one position is left to compute, for its logits
-                seq.pages = self.pages.lookup(seq.version, seq.tokens, len(seq.tokens) - 1)
-            if seq.use_cache and self._is_on_its_way(seq):
-                self._drop_pages(seq)
-            elif self._running and self._owed(seq) > self._room():
+            if self.pages.available - owed < 1:
+                return
+            if self._waits_for_a_page(seq, busy):
+                continue
+            seq.pages = self.pages.hold(seq.found)
+            if self._running and self._owed(seq) > self.pages.available - owed:
                 self._drop_pages(seq)
                 return
-            else:
-                self._start(seq)
-                self._enter(seq, plan)
-                if self._is_full(plan):
-                    return
-
-    def _is_full(self, plan: StepPlan) -> bool:
-        rows = sum(1 + len(seq.siblings) for seq in self._running)
-        return rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens or self._room() < 1
-
-    def _room(self) -> int:
-        """Pages left once all that runs has computed its tokens and grown by a page: a newcomer that took those
-        would soon be preempted again. None if a sequence sits this step out for lack of pages."""
-        return self.pages.available - sum(self._owed(seq) for seq in self._running)
+            self._start(seq)
+            self._enter(seq, plan)
+            rows += 1 + len(seq.siblings)
+            if rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
+                return
+            owed += self._owed(seq)
+            if self._will_fill_a_page(seq):
+                busy.append(seq)
 
     def _owed(self, seq: Sequence) -> int:
+        """Pages it takes until it has computed its tokens and grown by a page: a newcomer that took those would soon
+        be preempted again."""
         soon = min(self.pages.pages_for(len(seq.tokens)) + 1, self.pages.pages_for(seq.max_len))
         return soon - len(seq.pages) + len(seq.siblings)
 
-    def _is_on_its_way(self, seq: Sequence) -> bool:
+    def _will_fill_a_page(self, seq: Sequence) -> bool:
+        return seq.computed // self.pages.page_size < len(seq.tokens) // self.pages.page_size
+
+    def _waits_for_a_page(self, seq: Sequence, busy: list[Sequence]) -> bool:
         """Whether its next uncached page is being computed for another one: then the next plan finds it cached."""
-        end = (len(seq.pages) + 1) * self.pages.page_size
-        return end < len(seq.tokens) and any(
-            other.computed < end <= len(other.tokens)
-            and other.version == seq.version
-            and other.tokens[:end] == seq.tokens[:end]
-            for other in self._running
+        limit = seq.cache_limit
+        seq.found = self.pages.find(seq.version, seq.tokens, limit, seq.found)
+        start = seq.found.depth * self.pages.page_size if seq.found else 0
+        end = start + self.pages.page_size
+        return (
+            end <= limit
+            and any(
+                other.computed < end <= len(other.tokens)
+                and other.version == seq.version
+                and other.tokens[start:end] == seq.tokens[start:end]  # tells most pairs apart
+                and other.tokens[:start] == seq.tokens[:start]
+                for other in busy
+            )
         )
 
     def _start(self, seq: Sequence) -> None:
-        self._waiting.remove(seq)
+        del self._waiting[_place(self._waiting, seq)]
         insort(self._running, seq, key=_by_arrival)
+        seq.found = None
         seq.computed = len(seq.pages) * self.pages.page_size
         seq.state = SequenceState.RUNNING
         if not seq.has_started:
@@ -339,9 +362,10 @@ class Scheduler:
         heir.siblings, leader.siblings = rest, []
         for seq in rest:
             seq.leader = heir
+        self._siblings -= 1
         queue = self._queue_of(leader)
-        queue[queue.index(leader)] = heir
+        queue[_place(queue, leader)] = heir
         self._take_over(heir, leader, leader.pages)
         leader.pages = []
-        if not heir.use_cache:  # what the leader computed of the prompt went to the leader
+        if heir.compute_from is not None:  # what the leader computed of the prompt went to the leader
             self._drop_pages(heir)

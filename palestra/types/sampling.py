@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from palestra.types.training import TensorData
+
 
 class StopReason(StrEnum):
     STOP = "stop"
@@ -45,6 +47,12 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     topk_logprobs: int = 0
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    prompt_logprobs_last_n: int | None = None
+    """Only the last n prompt tokens get theirs (and their top-k); what comes before may be read from the cache."""
+    target_prompt_logprobs: TensorData | None = None
+    """int64 [len(prompt) - 1, K], dense or CSR: ids to score in place of prompt token i + 1. -1 and unlisted: none."""
+    prompt_alt_tokens_k: int = 0
+    """Tokens to draw in place of each prompt token but the first: with replacement, at `temperature`, unfiltered."""
 
 
 class TopLogprobs(Struct, frozen=True):
@@ -62,10 +70,16 @@ class SampledSequence(Struct, kw_only=True):
     topk_logprobs: list[TopLogprobs] = []
 
 
-class SampleResult(Struct, kw_only=True):
+class SampleResult(Struct, kw_only=True, tag="sample_result"):
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One per prompt token; the first is None: nothing predicts it."""
+    """One per prompt token, by the unscaled model; the first is None: nothing predicts it."""
     topk_prompt_logprobs: list[TopLogprobs | None] | None = None
+    target_prompt_logprobs: TensorData | None = None
+    """float32, in shape and layout of the request's; 0.0 where that has -1."""
+    prompt_alt_tokens: TensorData | None = None
+    """int64 [len(prompt) - 1, k], dense. Row i was drawn where prompt token i + 1 stands."""
+    prompt_alt_logprobs: TensorData | None = None
+    """float32, of the same shape: what `prompt_logprobs` would say of these tokens."""
     cached_prompt_tokens: int = 0
     """Prompt tokens whose keys and values were already in the cache."""

@@ -7,11 +7,15 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from palestra.model.pages import OutOfPages, PagePool
+from palestra.model.pages import OutOfPages, PageNode, PagePool
 
 SIZE = 2
 VERSIONS = st.sampled_from(["a", ("b", 1)])
 TOKENS = st.lists(st.integers(0, 1), max_size=5 * SIZE)
+
+
+def lookup(pool: PagePool, version: object, tokens: list[int], limit: int) -> list[int]:
+    return pool.hold(pool.find(version, tokens, limit))
 
 
 @dataclass
@@ -21,6 +25,8 @@ class Holder:
     version: object
     tokens: list[int]
     pages: list[int] = field(default_factory=list)
+    known: PageNode | None = None
+    """Where an earlier search ended."""
 
 
 class PagePoolMachine(RuleBasedStateMachine):
@@ -37,13 +43,13 @@ class PagePoolMachine(RuleBasedStateMachine):
     @rule(version=VERSIONS, tokens=TOKENS, limit=st.integers(0, 12))
     def begin(self, version, tokens, limit):
         before = self.pool.available
-        pages = self.pool.lookup(version, tokens, limit)
+        pages = lookup(self.pool, version, tokens, limit)
         assert len(pages) * SIZE <= min(limit, len(tokens))
         for index, page in enumerate(pages):
             assert self.content[page] == (version, tuple(tokens[: (index + 1) * SIZE]))
             assert self.pool.is_shared(page)
         assert before - len(pages) <= self.pool.available <= before
-        self.holders.append(Holder(version, tokens, pages))
+        self.holders.append(Holder(version, tokens, pages, self.pool.find(version, tokens, limit)))
 
     @rule(data=st.data(), n=st.integers(1, 3))
     def compute(self, data, n):
@@ -67,7 +73,10 @@ class PagePoolMachine(RuleBasedStateMachine):
 
     def publish(self, holder):
         self.pool.publish(holder.version, holder.tokens, holder.pages, len(holder.pages))
-        again = self.pool.lookup(holder.version, holder.tokens, len(holder.tokens))
+        again = lookup(self.pool, holder.version, holder.tokens, len(holder.tokens))
+        if holder.known is not None:
+            found = self.pool.find(holder.version, holder.tokens, len(holder.tokens))
+            assert self.pool.find(holder.version, holder.tokens, len(holder.tokens), holder.known) is found
         assert len(again) >= len(holder.pages), "a published chain is found whole"
         self.pool.release_all(again)
 
@@ -94,7 +103,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         before = self.pool.available
         self.pool.forget(version)
         assert self.pool.available == before
-        assert self.pool.lookup(version, [0] * 10, 10) == self.pool.lookup(version, [1] * 10, 10) == []
+        assert lookup(self.pool, version, [0] * 10, 10) == lookup(self.pool, version, [1] * 10, 10) == []
 
     @invariant()
     def books_add_up(self):
@@ -138,7 +147,7 @@ def test_free_pages_are_taken_before_cached_ones_and_those_by_last_use():
     pool = PagePool(3, 2)
     (a,) = cache(pool, "v", [1, 1])
     (b,) = cache(pool, "v", [2, 2])
-    pool.release_all(pool.lookup("v", [1, 1], 2))
+    pool.release_all(lookup(pool, "v", [1, 1], 2))
     assert pool.allocate() not in (a, b)
     assert [pool.allocate(), pool.allocate()] == [b, a]
 
@@ -147,15 +156,15 @@ def test_leaves_are_evicted_before_the_prefix_they_need():
     pool = PagePool(3, 2)
     pages = cache(pool, "v", [1, 2, 3, 4, 5, 6])
     assert pool.allocate() == pages[2]
-    assert pool.lookup("v", [1, 2, 3, 4, 5, 6], 6) == pages[:2]
+    assert lookup(pool, "v", [1, 2, 3, 4, 5, 6], 6) == pages[:2]
 
 
 def test_same_page_tokens_after_another_prefix_are_not_found():
     pool = PagePool(4, 2)
     cache(pool, "v", [1, 2, 3, 4])
-    assert pool.lookup("v", [9, 9, 3, 4], 4) == []
-    assert pool.lookup("w", [1, 2, 3, 4], 4) == []
-    assert pool.lookup("v", [3, 4], 2) == []
+    assert lookup(pool, "v", [9, 9, 3, 4], 4) == []
+    assert lookup(pool, "w", [1, 2, 3, 4], 4) == []
+    assert lookup(pool, "v", [3, 4], 2) == []
 
 
 def test_second_copy_of_a_page_stays_private():
@@ -164,7 +173,7 @@ def test_second_copy_of_a_page_stays_private():
     pool.publish("v", [1, 2], [first], 1)
     pool.publish("v", [1, 2], [second], 1)
     assert not pool.is_shared(second)
-    assert pool.lookup("v", [1, 2], 2) == [first]
+    assert lookup(pool, "v", [1, 2], 2) == [first]
     pool.release(second)
     assert pool.available == 3
 
@@ -175,15 +184,15 @@ def test_child_of_an_evicted_page_is_lost_and_then_published_again_with_its_own_
     (evicted,) = cache(pool, "v", tokens[:2])
     mine = [pool.allocate(), pool.allocate()]
     pool.publish("v", tokens, mine, 2)
-    assert pool.lookup("v", tokens, 4) == [evicted, mine[1]]
+    assert lookup(pool, "v", tokens, 4) == [evicted, mine[1]]
     pool.release_all([evicted, mine[1]])
     other = pool.allocate()
     assert other == evicted
-    assert pool.lookup("v", tokens, 4) == []
+    assert lookup(pool, "v", tokens, 4) == []
     pool.publish("v", [7, 7], [other], 1)
-    assert pool.lookup("v", [7, 7, 3, 4], 4) == [other]
+    assert lookup(pool, "v", [7, 7, 3, 4], 4) == [other]
     pool.publish("v", tokens, mine, 2)
-    assert pool.lookup("v", tokens, 4) == mine
+    assert lookup(pool, "v", tokens, 4) == mine
     pool.check()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from palestra.model import Decoder, Sampler
+from palestra.model import Decoder, Sampler, head
 from palestra.types import AdamParams, SampleResult
 
 MODELS = {
@@ -249,6 +249,32 @@ def test_training_the_adapter_does_not_change_a_request_in_flight(bench):
     assert tokens_of(done[number]) == tokens_of(calm)
     trained = bench.sampler().generate([wish], adapter)[0]
     assert tokens_of(trained) != tokens_of(calm)
+
+
+def test_requests_before_and_after_an_update_each_keep_their_weights(bench):
+    adapter = bench.adapter(noise=0.05)
+    wishes = [bench.request(bench.tokens(20), seed=i, max_tokens=10) for i in range(2)]
+    old = [tokens_of(r) for r in bench.sampler().generate(wishes, adapter)]
+    sampler = bench.sampler(max_rows=2)
+    numbers = [sampler.submit(w, adapter) for w in wishes]
+    sampler.step()
+    bench.trainer.forward_backward(bench.items([adapter], [10]))
+    bench.trainer.optim_step({adapter: AdamParams(learning_rate=0.05)})
+    new = [tokens_of(r) for r in bench.sampler().generate(wishes, adapter)]
+    numbers += [sampler.submit(w, adapter) for w in wishes]
+    bench.pool.free(adapter)
+    done = bench.run_to_end(sampler)
+    assert [tokens_of(done[n]) for n in numbers] == old + new
+    assert old != new
+    bench.check_nothing_left(sampler, adapters=True)
+
+
+def test_many_samples_are_drawn_a_few_at_a_time(bench, monkeypatch):
+    wishes = [bench.request(bench.tokens(9), n=n, max_tokens=4, topk_logprobs=k) for n, k in ((7, 2), (1, 0), (4, 3))]
+    whole = bench.sampler().generate(wishes)
+    monkeypatch.setattr(head, "CHUNK_CELLS", {"cpu": 1})
+    monkeypatch.setattr(head, "MIN_CHUNK_ROWS", 3)
+    assert bench.sampler().generate(wishes) == whole
 
 
 def test_adapter_may_be_freed_while_its_request_is_in_flight(bench):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from palestra.model import DataError
 from palestra.types import SampleResult, StopReason
@@ -174,6 +175,45 @@ def test_stop_string_spanning_many_tokens_is_found(bench):
     assert bench.model.tokenizer.decode(sequence.tokens) == "the STOPPING STRING is"
 
 
+def byte_tokens(bench, text: str) -> list[int]:
+    """One token per byte, in the alphabet of byte-level BPE: most of these decode to nothing on their own."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    letters = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
+    ids = [bench.model.tokenizer.token_to_id(letters[b]) for b in text.encode()]
+    assert None not in ids
+    return ids
+
+
+@pytest.mark.parametrize("stop", ["é", "語", "🙃", "本語é", "🙂🙃", "→ 語"])
+def test_stop_string_whose_characters_are_split_over_tokens_ends_at_its_last_byte(bench, stop):
+    before = "日本é日本 🙂🙂 日"
+    tokens = byte_tokens(bench, before.replace(stop, "") + stop + "é 語 after")
+    end = len(before.replace(stop, "").encode()) + len(stop.encode())
+    assert scripted(bench, tokens, stop_strings=("never", stop)).sequences[0].tokens == tokens[:end]
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As Llama 2 and Gemma have it: what is no word is bytes, and a run of bytes is text as a whole or not at all."""
+    vocab = {"<unk>": 0} | {f"<0x{b:02X}>": b + 1 for b in range(256)} | {"word": 257, " ": 258}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@pytest.mark.parametrize("stop", ["é", "語", "🙃", "本é", "日é"])
+@pytest.mark.parametrize("before", ["", "日", "本日", "日本日é日", "🙂🙂", "é🙂本", "日本日本日本日本"])
+def test_stop_string_is_found_behind_a_run_of_bytes(bench, before, stop):
+    sampler = bench.sampler(tokenizer=byte_fallback_tokenizer())
+    before = before.replace(stop, "")
+    tokens = [257, 258, *(b + 1 for b in (before + stop + "日").encode())]
+    end = len(tokens) - 3
+    wish = bench.request([1, 2], max_tokens=len(tokens), stop_strings=(stop,))
+    number = sampler.submit(wish, mask=Script(tokens, bench.vocab))
+    sequence = bench.run_to_end(sampler)[number].sequences[0]
+    assert (sequence.tokens, sequence.stop_reason) == (tokens[:end], StopReason.STOP)
+
+
 def test_stop_string_in_the_prompt_does_not_count(bench):
     prompt = text_tokens(bench, "stop here: one")
     tokens = text_tokens(bench, " two three")
@@ -276,6 +316,26 @@ def test_abort_of_a_request_that_is_not_here_is_none(bench):
     assert sampler.abort(12345) is None
 
 
+# What an engine watches
+
+
+def test_sampler_tells_how_busy_it_is(bench):
+    sampler = bench.sampler(page_size=8, cache_tokens=160, max_rows=2, prefill_tokens=32)
+    assert (sampler.running, sampler.waiting, sampler.kv_used) == (0, 0, 0.0)
+    first = sampler.submit(bench.request(bench.tokens(16), n=2, max_tokens=8))
+    sampler.submit(bench.request(bench.tokens(16), max_tokens=8))
+    assert (sampler.running, sampler.waiting, sampler.kv_used) == (0, 3, 0.0)
+    sampler.step()
+    assert (sampler.running, sampler.waiting) == (2, 1)
+    assert sampler.kv_used == pytest.approx(2 / 20)
+    sampler.step()
+    assert sampler.kv_used == pytest.approx(4 / 20), "two shared pages, and one each"
+    sampler.abort(first)
+    assert (sampler.running, sampler.waiting, sampler.kv_used) == (0, 1, 0.0)
+    bench.run_to_end(sampler)
+    assert (sampler.running, sampler.waiting, sampler.kv_used) == (0, 0, 0.0)
+
+
 # Refusals
 
 
@@ -285,6 +345,7 @@ def test_abort_of_a_request_that_is_not_here_is_none(bench):
         ({"prompt": []}, "the prompt has no tokens"),
         ({"prompt": [512]}, "token id.* outside the vocabulary of 512"),
         ({"prompt": [-1]}, "outside the vocabulary"),
+        ({"prompt": [1, 2.0]}, "whole number"),
         ({"prompt": [1] * 4096}, "4096 tokens and leaves no room in a context of 4096"),
         ({"prompt": [1] * 3000}, "3012 tokens.*cache holds 2048"),
         ({"n": 0}, "num_samples is 0"),

@@ -49,7 +49,14 @@ class Engine:
                 assert self.read(seq, seq.computed) == seq.tokens
                 self.sample(seq)
         self.pool.check()
+        self.check_counts()
         return plan
+
+    def check_counts(self) -> None:
+        waiting, running = self.scheduler._waiting, self.scheduler._running
+        assert self.scheduler.waiting == len(waiting) + sum(len(seq.siblings) for seq in waiting + running)
+        assert self.scheduler.running == len(running)
+        assert waiting == sorted(waiting, key=lambda seq: seq.arrival)
 
     def run(self, max_steps: int = 3000) -> None:
         for _ in range(max_steps):
@@ -125,7 +132,7 @@ class Request:
     new: int
     n: int
     lane: int
-    use_cache: bool
+    compute_from: int | None
     at_step: int
     abort_at: int | None
     """The step within which one of its sequences is aborted, between plan and commit."""
@@ -140,7 +147,7 @@ REQUESTS = st.builds(
     new=st.integers(0, 9),
     n=st.sampled_from([1, 1, 1, 2, 4]),
     lane=st.integers(-1, 1),
-    use_cache=st.sampled_from([True, True, True, False]),
+    compute_from=st.sampled_from([None, None, None, 0, 3, 9]),
     at_step=st.integers(0, 12),
     abort_at=st.none() | st.integers(0, 25),
     aborted=st.integers(0, 3),
@@ -161,7 +168,7 @@ def test_every_sequence_gets_its_tokens_whatever_else_goes_on(
     groups: list[list[Sequence]] = []
     for index, request in enumerate(requests):
         prompt = PREFIXES[request.prefix] + request.tail
-        extra = {"version": ("adapter", request.lane), "lane": request.lane, "use_cache": request.use_cache}
+        extra = {"version": ("adapter", request.lane), "lane": request.lane, "compute_from": request.compute_from}
         leader = make(10 * index, prompt, len(prompt) + request.new, n=request.n, **extra)
         groups.append([leader, *leader.siblings])
     largest = max(seq.max_len for group in groups for seq in group)
@@ -186,7 +193,7 @@ def test_every_sequence_gets_its_tokens_whatever_else_goes_on(
             assert (seq.state, seq.pages, seq.siblings) == (SequenceState.FINISHED, [], [])
             wanted = expected(group[0].tokens[: seq.prompt_len], seq.max_len, seq.uid % 2)
             assert seq.tokens == wanted or (seq.uid in aborted and seq.tokens == wanted[: len(seq.tokens)])
-            assert seq.cached_tokens == 0 or request.use_cache
+            assert request.compute_from is None or seq.cached_tokens <= request.compute_from
     assert engine.pool.available == engine.pool.n_pages
     assert (engine.scheduler.running, engine.scheduler.waiting) == (0, 0)
 
@@ -221,6 +228,38 @@ def test_equal_requests_at_once_compute_their_full_pages_once(prefill_tokens):
     assert engine.computed_tokens == 14 + 2 + 2  # the second's rest, and a decode each
 
 
+def test_held_back_request_is_not_looked_up_from_the_start_again():
+    """The first page is in the cache, the second on its way: the search goes on behind it, even if others came."""
+    engine = Engine.of(40, 4, prefill_tokens=64)
+    prompt = list(range(20))
+    engine.scheduler.add(make(0, prompt[:5], 6))
+    engine.run()
+    first, second = make(1, prompt, 24), make(2, prompt, 24)
+    engine.scheduler.add(first)
+    engine.scheduler.add(second)
+    engine.step()
+    assert second.found is not None
+    assert second.found.depth == 1
+    engine.run()
+    assert (first.cached_tokens, second.cached_tokens, second.found) == (4, 16, None)
+
+
+def test_held_back_request_starts_over_when_its_prefix_is_gone():
+    engine = Engine.of(40, 4, prefill_tokens=64)
+    prompt = list(range(20))
+    engine.scheduler.add(make(0, prompt[:5], 6))
+    engine.run()
+    first, second = make(1, prompt, 24), make(2, prompt, 24)
+    engine.scheduler.add(first)
+    engine.scheduler.add(second)
+    engine.step(abort=(first,))
+    assert second.found is not None
+    engine.pool.forget("base")
+    assert engine.step().prefill == [Chunk(second, 0, 20)]
+    engine.run()
+    assert second.tokens == expected(prompt, 24, 0)
+
+
 def test_held_back_request_goes_on_when_the_computing_one_is_aborted():
     engine = Engine.of(40, 4)
     first, second = make(0, list(range(14)), 16), make(1, list(range(14)), 16)
@@ -232,18 +271,18 @@ def test_held_back_request_goes_on_when_the_computing_one_is_aborted():
     assert second.tokens == expected(list(range(14)), 16, 1)
 
 
-def test_request_without_cache_computes_every_prompt_position():
+def test_request_computes_the_prompt_positions_its_caller_needs():
     engine = Engine.of(40, 4)
-    for uid, use_cache in enumerate([True, True, False]):
-        engine.scheduler.add(make(uid, list(range(9)), 10, use_cache=use_cache))
+    for uid, (compute_from, computed) in enumerate([(None, 9), (None, 1), (0, 9), (3, 9), (4, 5), (7, 5), (8, 1)]):
+        engine.scheduler.add(make(uid, list(range(9)), 10, compute_from=compute_from))
         before = engine.computed_tokens
         engine.run()
-        assert engine.computed_tokens - before == (9, 1, 9)[uid]
+        assert engine.computed_tokens - before == computed
 
 
 def test_request_without_cache_uses_it_once_its_prompt_was_computed():
     engine = Engine.of(40, 4)
-    seq = make(0, list(range(9)), 12, use_cache=False)
+    seq = make(0, list(range(9)), 12, compute_from=0)
     engine.scheduler.add(seq)
     engine.step()
     engine.scheduler._preempt(seq)
@@ -357,7 +396,7 @@ def test_sibling_takes_over_the_pages_of_an_aborted_leader():
 
 def test_sibling_that_needs_its_prompt_computed_starts_over_after_an_aborted_leader():
     engine = Engine.of(40, 4, prefill_tokens=8)
-    leader = make(0, list(range(12)), 14, n=2, use_cache=False)
+    leader = make(0, list(range(12)), 14, n=2, compute_from=0)
     heir = leader.siblings[0]
     engine.scheduler.add(leader)
     engine.step()

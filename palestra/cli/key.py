@@ -1,0 +1,150 @@
+"""`palestra key`: who may use a server. Works beside a running one, which takes note within seconds.
+
+Owns: arguments and printing. Never touches: how keys are made and kept; the store does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+
+if TYPE_CHECKING:
+    from palestra.store import Store
+    from palestra.store.records import Key
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RIGHTS = ["admin", "trainer", "worker", "episode"]
+
+
+def common_options(command: F) -> F:
+    """How to find the server's store, and in which form to answer."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="The server's config."),
+        click.option("--database", metavar="URL", help="The server's.  [SQLite in the state folder]"),
+        click.option("--state", metavar="DIR", help="The server's state folder.  [.palestra]"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def key() -> None:
+    """Make, list and revoke API keys."""
+
+
+@key.command()
+@click.option("--name", help="To tell it from others; one key in use has a name.  [made up]")
+@click.option(
+    "--owner",
+    help="Keys of one owner see the same models and checkpoints; 'local' owns what was made before there were keys.  "
+    "[the key's name]",
+)
+@click.option("--right", type=click.Choice(RIGHTS), default="trainer", show_default=True, help="What it opens.")
+@common_options
+def create(name: str | None, owner: str | None, right: str, as_json: bool, **where: Any) -> None:
+    """Make a key and show it, this once."""
+    name = name or f"key-{secrets.token_hex(3)}"
+    with open_store(**where, create=True) as store:
+        from palestra.store.keys import create_key
+        from palestra.store.records import Rights
+
+        made = store.write_now(
+            lambda conn: create_key(conn, name=name, owner=owner or name, rights=Rights(right), now=time.time())
+        )
+    if as_json:
+        print_json({"key": made.text, **key_json(made.key)})
+        return
+    click.echo(made.text)
+    click.echo(f"key {made.key.key_id} {name!r} of {made.key.owner!r} with the right {right!r}", err=True)
+    click.echo("keep it now: only its hash is stored. To use it: export TINKER_API_KEY=tml-…", err=True)
+
+
+@key.command("list")
+@click.option("--all", "revoked", is_flag=True, help="Also those that were revoked.")
+@common_options
+def list_(revoked: bool, as_json: bool, **where: Any) -> None:
+    """List the keys in use."""
+    with open_store(**where) as store:
+        from palestra.store.keys import list_keys
+
+        keys = store.read_now(lambda conn: list_keys(conn, revoked=revoked))
+    if as_json:
+        print_json([key_json(one) for one in keys])
+        return
+    if not keys:
+        click.echo("no keys; to make one: palestra key create")
+        return
+    rows = [["id", "name", "owner", "right", "created", *(["revoked"] if revoked else [])]]
+    for one in keys:
+        shown = key_json(one)
+        rows.append([str(shown[column] or "") for column in ("id", "name", "owner", "right", "created_at")])
+        if revoked:
+            rows[-1].append(shown["revoked_at"] or "")
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@key.command()
+@click.argument("which", metavar="ID_OR_NAME")
+@common_options
+def revoke(which: str, as_json: bool, **where: Any) -> None:
+    """Make a key useless, for good."""
+    with open_store(**where) as store:
+        from palestra.store.keys import revoke_key
+
+        meanings = [int(which), which] if which.isdecimal() else [which]
+        found = (store.write_now(lambda conn, one=one: revoke_key(conn, one, now=time.time())) for one in meanings)
+        gone = next((one for one in found if one is not None), None)
+    if gone is None:
+        raise fail(f"no key in use is called {which!r}; to see them: palestra key list")
+    if as_json:
+        print_json(key_json(gone))
+    else:
+        click.echo(f"key {gone.key_id} {gone.name!r} of {gone.owner!r} is revoked")
+
+
+@contextmanager
+def open_store(
+    files: tuple[str, ...], state: str | None, database: str | None, *, create: bool = False
+) -> Iterator[Store]:
+    from palestra.config import ConfigError, Override, load_config
+    from palestra.config.serve import ServeConfig
+
+    flags = {"state": state, "database": database}
+    given = [Override(name, value, f"--{name}") for name, value in flags.items() if value is not None]
+    with one_line_errors(ConfigError):
+        url = load_config(ServeConfig, files, given).database
+    file = Path(url.partition(":///")[2])
+    if not create and url.startswith("sqlite") and not file.is_file():
+        raise fail(f"no database {file}; name the server's with --state DIR, --database URL or -c FILE")
+    with needs_extra("server"):
+        from palestra.store import Store, StoreError
+    with one_line_errors(StoreError), needs_extra("postgres"), Store.open(url, lock=False) as store:
+        yield store
+
+
+def key_json(one: Key) -> dict[str, Any]:
+    return {
+        "id": one.key_id,
+        "name": one.name,
+        "owner": one.owner,
+        "right": str(one.rights),
+        "created_at": _time_text(one.created_at),
+        "revoked_at": _time_text(one.revoked_at) if one.revoked_at is not None else None,
+    }
+
+
+def _time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,104 @@
+"""`palestra serve`: flags and files become a ServeConfig, which the server runs.
+
+Owns: arguments, and the mistakes that can be told before anything starts. Never touches: sockets, processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import fail, needs_extra, one_line_errors
+
+if TYPE_CHECKING:
+    from palestra.config.serve import ModelConfig
+
+
+class ServeCommand(click.RichCommand):
+    """Remembers how --model and --name took turns, which click forgets."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta["palestra.order"] = [param.name for param in order if param.name in ("model", "name")]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=ServeCommand)
+@click.option(
+    "--model", multiple=True, metavar="DIR_OR_ID", help="A model folder, a cached Hugging Face id, or NAME=DIR."
+)
+@click.option("--name", multiple=True, help="What the --model before it is served as; may repeat.")
+@click.option("--host", help="Address to listen at.  [127.0.0.1]")
+@click.option("--port", type=int, help="0 for any free one.  [8000]")
+@click.option("--state", metavar="DIR", help="Where everything is kept.  [.palestra]")
+@click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
+@click.option("--checkpoints", metavar="DIR", help="Where checkpoints go.  [in the state folder]")
+@click.option("--device", help="cpu, cuda, cuda:1 …, for every model.  [cpu]")
+@click.option(
+    "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
+)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    model: tuple[str, ...],
+    name: tuple[str, ...],
+    device: str | None,
+    files: tuple[str, ...],
+    overrides: tuple[str, ...],
+    **flags: str | int | None,
+) -> None:
+    """Serve models: training and sampling by Tinker's API.
+
+    Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
+    `palestra config schema serve` has them all.
+    """
+    from palestra.config import ConfigError, Override, load_config
+    from palestra.config.serve import ServeConfig
+
+    for text in overrides:
+        if "=" not in text:
+            raise fail(f"{text!r}: settings are KEY=VALUE; a model is given as --model {text}")
+    models = pair_names(ctx.meta["palestra.order"], model, name)
+    with one_line_errors(ConfigError):
+        given = [Override("models", models, "--model")] if models else []
+        last = [Override(key, value, f"--{key}") for key, value in flags.items() if value is not None]
+        if device is not None:
+            last.append(Override("models.*.device", device, "--device"))
+        config = load_config(ServeConfig, files, [*given, *overrides, *last])
+    if not config.models:
+        raise fail("no model to serve; name one: palestra serve --model DIR")
+    for one in config.models:
+        check_folder(one)
+    if config.otlp_endpoint is not None:
+        with needs_extra("otel"):
+            import palestra.server.traces  # noqa: F401
+    with needs_extra("server"):
+        from palestra.server.main import run
+    raise SystemExit(run(config))
+
+
+def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each --name belongs to the --model before it."""
+    next_model, next_name = iter(models), iter(names)
+    paired: list[dict[str, Any]] = []
+    for option in order:
+        if option == "model":
+            name, equals, path = (text := next(next_model)).partition("=")
+            is_named = bool(equals) and not Path(text).exists()
+            paired.append({"path": path, "name": [name]} if is_named else {"path": text})
+        elif paired:
+            paired[-1].setdefault("name", []).append(next(next_name))
+        else:
+            raise fail(f"--name {next(next_name)} has no --model before it; type: --model DIR --name NAME")
+    return paired
+
+
+def check_folder(model: ModelConfig) -> None:
+    if not model.path.is_dir():
+        raise fail(f"no such folder: {model.path}; to make a small one to try: palestra model random {model.path}")
+    if not (model.path / "config.json").is_file():
+        raise fail(f"{model.path} is not a model folder: it has no config.json")

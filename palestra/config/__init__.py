@@ -1,0 +1,7 @@
+"""One config system for every command: pydantic models, files merged left to right, dotted overrides on top."""
+
+from palestra.config.base import Config, Folder
+from palestra.config.errors import ConfigError
+from palestra.config.load import Override, dump_config, load_config
+
+__all__ = ["Config", "ConfigError", "Folder", "Override", "dump_config", "load_config"]

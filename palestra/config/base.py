@@ -1,0 +1,19 @@
+"""What all our config models share.
+
+Owns: frozen, unknown keys refused, folders made absolute. Never touches: files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+Folder = Annotated[Path, AfterValidator(lambda folder: folder.expanduser().absolute())]
+"""Relative ones start at the current directory, whichever file they are written in."""

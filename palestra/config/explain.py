@@ -1,0 +1,99 @@
+"""Says what is wrong with a config in the words of whoever wrote it.
+
+Owns: one line for each mistake, with key, source and nearest valid key. Never touches: files.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Key = tuple[str | int, ...]
+
+# The message of a default that another mistake left without its data: that mistake is told anyway.
+ECHOES = {"default_factory_not_called"}
+# Where pydantic's own words are not for users.
+MESSAGES = {
+    "model_type": "should hold keys and values",
+    "model_attributes_type": "should hold keys and values",
+    "dict_type": "should hold keys and values",
+    "list_type": "should be a list",
+    "path_type": "should be a path",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel], data: Any, sources: Mapping[Key, str]) -> list[str]:
+    return list(dict.fromkeys(_line(one, model, data, sources) for one in error.errors() if one["type"] not in ECHOES))
+
+
+def key_text(key: Key) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
+    return text.removeprefix(".") or "the config"
+
+
+def _line(one: ErrorDetails, model: type[BaseModel], data: Any, sources: Mapping[Key, str]) -> str:
+    if one["type"] == "extra_forbidden":
+        key = one["loc"]
+        return f"unknown key {key_text(key)!r}{_where(key, sources)}; {_nearest(key, model)}"
+    if one["type"] == "missing":
+        return f"{key_text(one['loc'])} is missing{_where(one['loc'], sources)}"
+    key = _key_in(data, one["loc"])
+    if one["type"] == "value_error":
+        where = key_text(key) + ": " if key else ""
+        return f"{where}{one['msg'].removeprefix('Value error, ')}{_where(key, sources) if key else ''}"
+    message = MESSAGES.get(one["type"]) or one["msg"].removeprefix("Input ").partition(", unable to parse")[0]
+    return f"{key_text(key)} {message}, not {one['input']!r:.80}{_where(key, sources)}"
+
+
+def _where(key: Key, sources: Mapping[Key, str]) -> str:
+    """The file or flag that wrote the key, or else the one that wrote what it is in."""
+    for length in range(len(key), 0, -1):
+        if source := sources.get(key[:length]):
+            return f" ({source})"
+    return ""
+
+
+def _key_in(data: Any, loc: Key) -> Key:
+    """pydantic's place without the names of union members, which the user never wrote."""
+    key: Key = ()
+    for part in loc:
+        inside: Any = dict(enumerate(data)) if isinstance(data, list) else data
+        if isinstance(inside, dict) and part in inside:
+            key, data = (*key, part), inside[part]
+    return key
+
+
+def _nearest(key: Key, model: type[BaseModel]) -> str:
+    *parents, name = key
+    here = _model_at(model, parents)
+    known = list(here.model_fields)
+    near = [path for path in _paths(model) if path.rpartition(".")[2] == name]
+    near += [key_text((*parents, match)) for match in difflib.get_close_matches(str(name), known, n=1)]
+    return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+
+
+def _model_at(model: type[BaseModel], parents: list[str | int]) -> type[BaseModel]:
+    for part in parents:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key there is, dotted, for a name written at the wrong depth."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for inner in _models_in(field.annotation):
+            is_list = "list" in str(field.annotation)
+            yield from _paths(inner, f"{prefix}{name}{'[0]' if is_list else ''}.")

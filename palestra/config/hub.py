@@ -1,0 +1,40 @@
+"""Models by their Hugging Face id, from the cache on this machine.
+
+Owns: the layout of that cache. Never touches: the network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
+
+
+def is_hub_id(text: str) -> bool:
+    """`org/name`, where no such folder is in the way."""
+    return _HUB_ID.fullmatch(text) is not None and not Path(text).is_dir()
+
+
+def find_in_cache(hub_id: str) -> Path:
+    """The folder of the revision that `main` points at, or else of the newest one. Raises ValueError."""
+    cache = hub_cache()
+    repo = cache / f"models--{hub_id.replace('/', '--')}"
+    main = repo / "refs" / "main"
+    snapshots = sorted(repo.glob("snapshots/*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    if main.is_file():
+        snapshots.insert(0, repo / "snapshots" / main.read_text().strip())
+    for folder in snapshots:
+        if (folder / "config.json").is_file() and any(file.is_file() for file in folder.glob("*.safetensors")):
+            return folder
+    found = "incomplete" if snapshots else "not"
+    raise ValueError(f"no folder {hub_id}, and {found} in the cache {cache}; to get it: hf download {hub_id}")
+
+
+def hub_cache() -> Path:
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface" / "hub"

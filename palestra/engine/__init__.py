@@ -1,0 +1,1 @@
+"""The engine worker: one process that trains and samples many adapters on one base model."""

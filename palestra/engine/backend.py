@@ -1,0 +1,149 @@
+"""What the engine asks of whoever computes. The loop, the queues and the files know only this.
+
+Owns: the protocol and the records that cross it. Never touches: tensors, requests, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palestra.types import AdamParams, LoraConfig, SampleRequest, SampleResult
+from palestra.types.engine import DatumOutput, ModelCard, Pass
+
+Weights = Any
+"""A backend's own handle: of a model in training, or of weights frozen for sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A part of one pass, of one model."""
+
+    numbers: list[int]
+    """Which data of the pass."""
+    tokens: int
+    width: int
+    """Targets per position; only equal ones can be joined."""
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DatumDone:
+    output: DatumOutput
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Micro-batches of several models after their forward; with `pending` a backward must follow."""
+
+    results: list[list[DatumDone]]
+    """One list for each micro-batch."""
+    pending: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImage:
+    """All there is to a model, copied: `restore` goes on from it to the bit."""
+
+    tensors: dict[str, NDArray[np.float32]]
+    steps: int
+
+
+@dataclass(slots=True)
+class SampleStep:
+    finished: list[tuple[int, SampleResult]] = field(default_factory=list)
+    failed: list[tuple[int, Exception]] = field(default_factory=list)
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLoad:
+    adapter_bytes: int
+    running_samples: int
+    waiting_samples: int
+    kv_used: float
+
+
+class BackendBroken(Exception):
+    """Nothing can be computed here any more: the process must end, the next one replays."""
+
+
+class Backend(Protocol):
+    """Calls come from one thread. A `ModelError` is the caller's fault, anything else is ours."""
+
+    @property
+    def card(self) -> ModelCard: ...
+    @property
+    def token_budget(self) -> int:
+        """Of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
+        ...
+
+    # Models
+    def create(self, lora: LoraConfig) -> Weights: ...
+    def load(self, model: Weights, folder: str, *, optimizer: bool) -> None:
+        """Replaces weights and training state, or raises and changes nothing."""
+        ...
+
+    def writer(self, model: Weights, *, optimizer: bool) -> Callable[[Path], None]:
+        """Copies the model now; the result writes a checkpoint folder, from any thread."""
+        ...
+
+    def image(self, model: Weights) -> ModelImage: ...
+    def restore(self, lora: LoraConfig, image: ModelImage) -> Weights: ...
+    def free(self, weights: Weights) -> None:
+        """A model or frozen weights. Samples that use them are not disturbed."""
+        ...
+
+    # Training
+    def plan(self, model: Weights, request: Pass) -> list[MicroBatch]:
+        """From this request alone: a lone tenant's bits depend on it."""
+        ...
+
+    def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward: ...
+    def backward(self, forward: Forward) -> None: ...
+    def gradient(self, model: Weights) -> Any:
+        """What is accumulated, for `restore_gradient` to come back to."""
+        ...
+
+    def restore_gradient(self, model: Weights, gradient: Any) -> None: ...
+    def optim_step(self, steps: Mapping[Weights, AdamParams]) -> dict[Weights, dict[str, float] | Exception]:
+        """Each model its own outcome: metrics, or why nothing changed. Never raises."""
+        ...
+
+    # Weights for sampling
+    def freeze(self, model: Weights) -> Weights:
+        """Today's weights; free of cost until the model changes."""
+        ...
+
+    def frozen_row(self, frozen: Weights) -> NDArray[np.float32]: ...
+    def place_row(self, lora: LoraConfig, row: NDArray[np.float32]) -> Weights: ...
+    def open_folder(self, folder: str) -> Weights: ...
+    def weights_key(self, weights: Weights) -> int:
+        """Equal keys, equal weights, and the memory counts once."""
+        ...
+
+    def own_bytes(self, frozen: Weights) -> int:
+        """0 while it shares its model's memory."""
+        ...
+
+    # Sampling
+    def submit(self, request: SampleRequest, frozen: Weights | None) -> int: ...
+    def abort(self, number: int) -> None: ...
+    def sample_step(self) -> SampleStep: ...
+
+    def load_now(self) -> BackendLoad: ...
+    def is_broken(self, error: BaseException) -> bool:
+        """Whether nothing can be computed in this process any more."""
+        ...
+
+
+def raise_if_broken(backend: Backend, error: Exception) -> None:
+    """Before a failure is answered: a request is not to blame for a dead device."""
+    if backend.is_broken(error):
+        raise BackendBroken(str(error)) from error

@@ -1,0 +1,142 @@
+"""Slow file work: one thread that does it in order, and files that are whole or absent.
+
+Owns: the thread, atomic writing, file names. Never touches: what is in the files.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+TEMPORARY = ".partial"
+MAX_NAME = 200  # of 255 bytes that a file system allows, with room for endings
+
+
+class FileDamaged(Exception):
+    """A file of our own cannot be read back."""
+
+
+@dataclass(slots=True)
+class Job:
+    work: Callable[[], Any]
+    then: Callable[[Any, Exception | None], None]
+    value: Any = None
+    error: Exception | None = None
+
+
+class FileThread:
+    """`then` runs on the compute thread, when that calls `collect` or `wait`."""
+
+    def __init__(self, wake: Callable[[], None]):
+        self._wake = wake
+        self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.pending = 0
+        self._thread = threading.Thread(target=self._run, name="files", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]) -> None:
+        self.pending += 1
+        self._todo.put(Job(work, then))
+
+    def collect(self) -> None:
+        while self.pending:
+            try:
+                self._end(self._done.get_nowait())
+            except queue.Empty:
+                return
+
+    def wait(self) -> None:
+        """Until the oldest job has ended."""
+        if self.pending:
+            self._end(self._done.get())
+
+    def close(self) -> None:
+        while self.pending:
+            self.wait()
+        self._todo.put(None)
+        self._thread.join()
+
+    def _end(self, job: Job) -> None:
+        self.pending -= 1
+        job.then(job.value, job.error)
+
+    def _run(self) -> None:
+        while (job := self._todo.get()) is not None:
+            try:
+                job.value = job.work()
+            except Exception as e:
+                job.error = e
+            self._done.put(job)
+            self._wake()
+
+
+def name_of(identity: str) -> str:
+    """An id as a file name, reversible."""
+    name = quote(identity, safe="")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if not 0 < len(name) <= MAX_NAME:
+        raise ValueError(f"id {identity[:40]!r} has {len(name)} characters as a file name; at most {MAX_NAME}")
+    return name
+
+
+def id_of(name: str) -> str:
+    return unquote(name)
+
+
+def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> None:
+    """Whole and on disk, or absent."""
+    temporary = file.with_name(file.name + TEMPORARY)
+    try:
+        save_file(dict(tensors), temporary, metadata={"palestra": metadata})
+        _sync(temporary)
+        temporary.rename(file)
+    except SafetensorError as e:  # its way to say that the disk is full
+        raise OSError(f"{file}: {e}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(file.parent)
+
+
+def read_tensors(file: Path) -> tuple[dict[str, NDArray], str]:
+    try:
+        with safe_open(file, framework="np") as f:
+            metadata = (f.metadata() or {}).get("palestra", "")
+            return {name: f.get_tensor(name) for name in f.keys()}, metadata  # noqa: SIM118
+    except (SafetensorError, OSError) as e:
+        raise FileDamaged(f"{file}: cannot be read ({e})") from None
+
+
+def own_folder(folder: Path) -> Path:
+    """Made if needed; what a killed process left half-written goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("*" + TEMPORARY):
+        left.unlink(missing_ok=True)
+    return folder
+
+
+def set_aside(file: Path) -> None:
+    file.rename(file.with_name(file.name + ".bad"))
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""Models and their requests: each applied once, in order; results kept until the server has them on disk.
+
+Owns: who waits for what, the numbers, unstored results. Never touches: computing, files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from palestra.engine.backend import DatumDone, MicroBatch, Weights
+from palestra.model.errors import ModelError
+from palestra.types import LoraConfig
+from palestra.types.engine import (
+    Blame,
+    CreateModel,
+    Failure,
+    FromWorker,
+    ModelState,
+    Train,
+    Trained,
+    TrainOutcome,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunningPass:
+    """A pass between its first micro-batch and its result."""
+
+    train: bool
+    todo: deque[MicroBatch]
+    gradient: object = None
+    """Before the pass, to come back to if it fails."""
+    results: dict[int, DatumDone] = field(default_factory=dict)
+    compute_s: float = 0.0
+    alone: bool = False
+    """A joined batch it was in has failed: from here on nobody else is to suffer."""
+
+
+@dataclass(slots=True, eq=False)
+class TrainedModel:
+    model_id: str
+    lora: LoraConfig
+    weights: Weights | None = None
+    """None before it is created, or when that failed."""
+    requests: deque[Train] = field(default_factory=deque)
+    running: RunningPass | None = None
+    """Of the first request."""
+    is_saving: bool = False
+    """The first request waits for the file thread."""
+    is_dropped: bool = False
+    received_seq: int = -1
+    applied_seq: int = -1
+    snapshot_seq: int = -1
+    snapshot_at: float = field(default_factory=time.monotonic)
+    """When the last one was begun; at first, when there was nothing to keep yet."""
+    snapshot_wanted: bool = False
+    is_snapshotting: bool = False
+    bytes_since_snapshot: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        return self.weights is not None and self.applied_seq > self.snapshot_seq
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self.running is None and not self.is_saving
+
+
+class ModelTable:
+    def __init__(self, send: Callable[[FromWorker], None]):
+        self.models: dict[str, TrainedModel] = {}
+        self.ready: dict[str, TrainedModel] = {}
+        """Those with something to compute, whose turn is next first."""
+        self.unstored: dict[str, Trained] = {}
+        self.queued = 0
+        self._send = send
+
+    def accept(self, train: Train, size_bytes: int) -> None:
+        model = self.models.get(train.model_id)
+        if model is None:
+            if not isinstance(train.operation, CreateModel):
+                self._answer(train, no_model(train.model_id), 0.0)
+                return
+            model = self.models[train.model_id] = TrainedModel(train.model_id, train.operation.lora)
+        if train.seq_id <= model.received_seq:
+            self._repeat(train)
+            return
+        model.received_seq = train.seq_id
+        model.bytes_since_snapshot += size_bytes
+        model.requests.append(train)
+        self.queued += 1
+        self.make_ready(model)
+
+    def finish(self, model: TrainedModel, outcome: TrainOutcome, compute_s: float) -> None:
+        """The first request of a model is done, one way or the other."""
+        train = model.requests.popleft()
+        model.running, model.is_saving, model.applied_seq = None, False, train.seq_id
+        self.queued -= 1
+        self._answer(train, outcome, compute_s)
+        self.make_ready(model)
+
+    def make_ready(self, model: TrainedModel) -> None:
+        """At the end of the line, if there is something to compute for it."""
+        self.ready.pop(model.model_id, None)
+        if model.requests and not model.is_saving and not model.is_dropped:
+            self.ready[model.model_id] = model
+
+    def drop(self, model_id: str) -> TrainedModel | None:
+        model = self.models.pop(model_id, None)
+        if model is not None:
+            self.ready.pop(model_id, None)
+            self.queued -= len(model.requests)
+            model.is_dropped = True
+            model.requests.clear()
+        return model
+
+    def stored(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            result = self.unstored.pop(request_id, None)
+            model = self.models.get(result.model_id) if result is not None else None
+            if model is not None and model.weights is None and not model.requests:
+                del self.models[model.model_id]  # it could not be created, and everybody knows
+
+    def unstored_of(self, model: TrainedModel) -> list[Trained]:
+        return [r for r in self.unstored.values() if r.model_id == model.model_id and r.seq_id <= model.applied_seq]
+
+    def states(self) -> list[ModelState]:
+        return [
+            ModelState(model_id=m.model_id, received_seq=m.received_seq, snapshot_seq=m.snapshot_seq)
+            for m in self.models.values()
+        ]
+
+    def _answer(self, train: Train, outcome: TrainOutcome, compute_s: float) -> None:
+        result = Trained(
+            request_id=train.request_id,
+            model_id=train.model_id,
+            seq_id=train.seq_id,
+            outcome=outcome,
+            compute_s=compute_s,
+        )
+        self.unstored[train.request_id] = result
+        self._send(result)
+
+    def _repeat(self, train: Train) -> None:
+        """Received before: it is queued, or its result waits to be stored, or the server has that already."""
+        for result in self.unstored.values():
+            if (result.model_id, result.seq_id) == (train.model_id, train.seq_id):
+                self._send(result)
+
+
+def no_model(model_id: str) -> Failure:
+    return Failure(
+        message=f"model {model_id!r} is not loaded here: it was unloaded, or could not be created; create it again",
+        blame=Blame.USER,
+    )
+
+
+def failure_of(error: Exception, where: str) -> Failure:
+    """What the caller did wrong is said as it is; what we did wrong is logged with its trace."""
+    if isinstance(error, ModelError):
+        return Failure(message=str(error), blame=Blame.USER)
+    log.error("failed where=%s", where, exc_info=error)
+    if isinstance(error, OSError):
+        return Failure(message=f"a file could not be read or written: {error}", blame=Blame.SERVER)
+    return Failure(message=f"the engine failed: {type(error).__name__}: {error}", blame=Blame.SERVER)

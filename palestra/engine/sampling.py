@@ -1,0 +1,155 @@
+"""Samples: those that wait for their weights, those that wait for a place, those that run.
+
+Owns: the life of a sample in this worker. Never touches: training, where weights are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from palestra.engine.backend import Backend, Weights, raise_if_broken
+from palestra.engine.queues import ModelTable, failure_of
+from palestra.engine.samplers import SamplerShelf
+from palestra.engine.stats import Counters
+from palestra.model import DataError
+from palestra.types import SampleResult
+from palestra.types.engine import BaseModel, Failure, FromWorker, KeptSampler, Sample, Sampled, SavedAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    sample: Sample
+    cost_before: float
+    """Of one sequence, by the clock of `Samples`."""
+
+
+class Samples:
+    def __init__(
+        self,
+        backend: Backend,
+        table: ModelTable,
+        shelf: SamplerShelf,
+        counters: Counters,
+        send: Callable[[FromWorker], None],
+        *,
+        max_rows: int,
+    ):
+        self.backend, self.table, self.shelf, self.counters, self._send = backend, table, shelf, counters, send
+        self._max_rows = 2 * max_rows  # enough to keep the batch full; the rest waits without holding weights
+        self._waiting: dict[str, dict[str, Sample]] = {}
+        """By the model whose request will make their sampler."""
+        self._queue: OrderedDict[str, Sample] = OrderedDict()
+        self._running: dict[int, Running] = {}
+        self._numbers: dict[str, int] = {}
+        """Of those that run, at the backend."""
+        self._rows = 0
+        self._cost = 0.0
+        """Seconds a sequence that was here all the time has been charged."""
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue or self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue) + sum(len(w) for w in self._waiting.values())
+
+    def add(self, sample: Sample) -> None:
+        weights = sample.weights
+        if isinstance(weights, KeptSampler) and weights.sampler_id not in self.shelf.kept:
+            model = self.table.models.get(weights.model_id)
+            if model is not None and model.applied_seq < weights.seq_id:
+                self._waiting.setdefault(weights.model_id, {})[sample.request_id] = sample
+                return
+        if sample.request_id not in self._numbers:
+            self._queue[sample.request_id] = sample
+
+    def recheck(self, model_id: str) -> None:
+        """The model has moved on, or is gone."""
+        for sample in self._waiting.pop(model_id, {}).values():
+            self.add(sample)
+
+    def cancel(self, request_id: str) -> None:
+        self._queue.pop(request_id, None)
+        for samples in self._waiting.values():
+            samples.pop(request_id, None)
+        number = self._numbers.get(request_id)
+        if number is not None:
+            self.backend.abort(number)
+            self._leave(number)
+
+    def abort_all(self) -> None:
+        self._queue.clear()
+        self._waiting.clear()
+        for number in list(self._running):
+            self.backend.abort(number)
+            self._leave(number)
+
+    def quantum(self, seconds: float) -> None:
+        """Steps of the whole batch for about this long."""
+        end = time.perf_counter() + seconds
+        self._admit()
+        while self._running:
+            self._step()
+            if time.perf_counter() >= end:
+                return
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._rows < self._max_rows:
+            _, sample = self._queue.popitem(last=False)
+            try:
+                number = self.backend.submit(sample.request, self._weights(sample))
+            except Exception as e:
+                self._fail(sample, 0.0, e)
+                continue
+            self._running[number] = Running(sample, self._cost)
+            self._numbers[sample.request_id] = number
+            self._rows += sample.request.num_samples
+
+    def _weights(self, sample: Sample) -> Weights | None:
+        match sample.weights:
+            case BaseModel():
+                return None
+            case SavedAdapter(folder=folder):
+                return self.shelf.open(folder)
+            case KeptSampler(sampler_id=sampler_id):
+                found = self.shelf.find(sampler_id)
+                if found is None:
+                    raise DataError(f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept")
+                return found
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        try:
+            step = self.backend.sample_step()
+        except Exception as e:  # not of one request: the step itself
+            for number in list(self._running):
+                self.backend.abort(number)
+                self._fail(*self._leave(number), e)
+            return
+        self._cost += (time.perf_counter() - start) / max(1, self._rows)
+        self.counters.sample_steps += 1
+        self.counters.sample_rows += step.tokens
+        self.counters.tokens_sampled += step.tokens
+        for number, result in step.finished:
+            self._answer(*self._leave(number), result)
+        for number, error in step.failed:
+            self._fail(*self._leave(number), error)
+
+    def _leave(self, number: int) -> tuple[Sample, float]:
+        running = self._running.pop(number)
+        del self._numbers[running.sample.request_id]
+        rows = running.sample.request.num_samples
+        self._rows -= rows
+        return running.sample, (self._cost - running.cost_before) * rows
+
+    def _fail(self, sample: Sample, compute_s: float, error: Exception) -> None:
+        raise_if_broken(self.backend, error)
+        self._answer(sample, compute_s, failure_of(error, f"Sample request={sample.request_id}"))
+
+    def _answer(self, sample: Sample, compute_s: float, outcome: SampleResult | Failure) -> None:
+        self._send(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=compute_s))

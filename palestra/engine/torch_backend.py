@@ -1,0 +1,242 @@
+"""The first backend: palestra's own compute core, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from palestra.engine.backend import BackendLoad, DatumDone, Forward, MicroBatch, ModelImage, SampleStep
+from palestra.model import (
+    Adapter,
+    AdapterError,
+    AdapterPool,
+    DataError,
+    DatumResult,
+    ModelSpec,
+    Sampler,
+    TokenizerError,
+    Trainer,
+    TrainItem,
+    load_into,
+    load_model,
+    load_snapshot,
+    save_adapter,
+)
+from palestra.model.adapters import Rows
+from palestra.types import AdamParams, LoraConfig, SampleRequest
+from palestra.types.engine import DatumOutput, ModelCard, Pass, WorkerConfig
+
+MOMENTS: tuple[Rows, ...] = ("exp_avg", "exp_avg_sq")
+CUDA_TOKENS = 8192
+CPU_WORK = 1 << 31  # parameters times tokens: a forward of about 30 ms on two cores
+MIN_TOKENS, MAX_TOKENS = 128, 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchConfig:
+    model: str
+    device: str = "cpu"
+    dtype: str | None = None
+    threads: int | None = None
+    max_rank: int = 256
+    micro_batch_tokens: int | None = None
+    checkpointing: bool = False
+    max_sample_rows: int = 256
+    cache_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> TorchConfig:
+        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+
+
+class TorchBackend:
+    def __init__(self, config: TorchConfig):
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        model = load_model(config.model, dtype=config.dtype, device=config.device)
+        self.spec, decoder = model.spec, model.decoder
+        self.base = str(Path(config.model).resolve())
+        self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
+        self.pool = AdapterPool(model.spec, dtype=decoder.dtype, device=decoder.device, max_rank=config.max_rank)
+        self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
+        tokenizer = None
+        with contextlib.suppress(TokenizerError):
+            tokenizer = model.tokenizer
+        self.sampler = Sampler(
+            decoder,
+            self.pool,
+            tokenizer=tokenizer,
+            cache_tokens=config.cache_tokens,
+            max_rows=config.max_sample_rows,
+            prefill_tokens=self.token_budget,  # a step with a long prompt is a quantum too
+        )
+        self.card = ModelCard(
+            folder=config.model,
+            architecture=model.spec.architecture,
+            vocab_size=model.spec.vocab_size,
+            max_positions=model.spec.max_positions,
+            parameters=model.spec.n_parameters,
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            device=str(decoder.device),
+        )
+
+    # Models
+
+    def create(self, lora: LoraConfig) -> Adapter:
+        return self.pool.create(lora)
+
+    def load(self, model: Adapter, folder: str, *, optimizer: bool) -> None:
+        load_into(self.pool, model, folder, optimizer=optimizer)
+
+    def writer(self, model: Adapter, *, optimizer: bool) -> Callable[[Path], None]:
+        copy = self.pool.detach(model, moments=optimizer)
+        return lambda folder: save_adapter(copy, folder, base_model=self.base, optimizer=optimizer)
+
+    def image(self, model: Adapter) -> ModelImage:
+        moments = MOMENTS if model.steps else ()
+        gradient: tuple[Rows, ...] = ("grads",) if model.has_gradient else ()
+        kinds: tuple[Rows, ...] = ("weights", *moments, *gradient)
+        return ModelImage({kind: _numpy(model.row(kind)) for kind in kinds}, model.steps)
+
+    def restore(self, lora: LoraConfig, image: ModelImage) -> Adapter:
+        adapter = self.pool.create(lora)
+        try:
+            for kind, row in image.tensors.items():
+                target = adapter.row(kind)  # type: ignore[arg-type]
+                if row.shape != target.shape or row.dtype != np.float32:
+                    raise AdapterError(f"{kind} has shape {row.shape}, this model needs {tuple(target.shape)}")
+                target.copy_(torch.from_numpy(row))
+        except BaseException:
+            self.pool.free(adapter)
+            raise
+        adapter.steps, adapter.has_gradient = image.steps, "grads" in image.tensors
+        self.pool.after_change(adapter)
+        return adapter
+
+    def free(self, weights: Adapter) -> None:
+        if not weights.frozen:
+            self.pool.before_change(weights)  # snapshots move to rows without gradients and moments
+        self.pool.free(weights)
+
+    # Training
+
+    def plan(self, model: Adapter, request: Pass) -> list[MicroBatch]:
+        for name, value in request.config.items():
+            if isinstance(value, str):
+                raise DataError(f"loss setting {name!r} is {value!r}; it must be a number")
+        config: Any = request.config
+        items = [TrainItem(model, datum, request.loss, config) for datum in request.data]
+        data = self.trainer.prepare(items, train=not request.forward_only)
+        return [
+            MicroBatch(
+                numbers,
+                sum(len(data[i].tokens) for i in numbers),
+                data[numbers[0]].targets.shape[1],
+                [data[i] for i in numbers],
+            )
+            for numbers in self.trainer.plan(data)
+        ]
+
+    def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
+        data = [d for part in parts for d in part.data]
+        done = self.trainer.forward_micro(data, list(range(len(data))), train=train)
+        results = iter(done.results)
+        return Forward([[_done(next(results)) for _ in part.data] for part in parts], done if train else None)
+
+    def backward(self, forward: Forward) -> None:
+        self.trainer.backward(forward.pending)
+
+    def gradient(self, model: Adapter) -> torch.Tensor | None:
+        return model.row("grads").clone() if model.has_gradient else None
+
+    def restore_gradient(self, model: Adapter, gradient: torch.Tensor | None) -> None:
+        self.pool.discard_gradient(model)
+        if gradient is not None:
+            model.row("grads").copy_(gradient)
+            model.has_gradient = True
+
+    def optim_step(self, steps: Mapping[Adapter, AdamParams]) -> dict[Adapter, dict[str, float] | Exception]:
+        before = {a: a.steps for a in steps}
+        try:
+            results = self.trainer.optim_step(dict(steps))
+        except Exception as e:
+            if len(steps) == 1:
+                return dict.fromkeys(steps, e)
+            # Whoever had its turn has it; the others try alone.
+            outcomes: dict[Adapter, dict[str, float] | Exception] = {}
+            for adapter, params in steps.items():
+                outcomes |= {adapter: {}} if adapter.steps > before[adapter] else self.optim_step({adapter: params})
+            return outcomes
+        return {a: r.error or r.metrics for a, r in results.items()}
+
+    # Weights for sampling
+
+    def freeze(self, model: Adapter) -> Adapter:
+        return self.pool.snapshot(model)
+
+    def frozen_row(self, frozen: Adapter) -> NDArray[np.float32]:
+        return _numpy(frozen.row("weights"))
+
+    def place_row(self, lora: LoraConfig, row: NDArray[np.float32]) -> Adapter:
+        return self.pool.freeze(lora, torch.from_numpy(row))
+
+    def open_folder(self, folder: str) -> Adapter:
+        return load_snapshot(self.pool, folder)
+
+    def weights_key(self, weights: Adapter) -> int:
+        return weights.weights_id
+
+    def own_bytes(self, frozen: Adapter) -> int:
+        if frozen.original is not None:
+            return 0
+        compute = 0 if self.pool.dtype == torch.float32 else self.pool.dtype.itemsize
+        return frozen.stack.layout.size * (4 + compute)
+
+    # Sampling
+
+    def submit(self, request: SampleRequest, frozen: Adapter | None) -> int:
+        return self.sampler.submit(request, frozen)
+
+    def abort(self, number: int) -> None:
+        self.sampler.abort(number)
+
+    def sample_step(self) -> SampleStep:
+        output = self.sampler.step()
+        return SampleStep(
+            [(f.request_id, f.result) for f in output.finished],
+            [(f.request_id, f.error) for f in output.failed],
+            len(output.tokens),
+        )
+
+    def load_now(self) -> BackendLoad:
+        pages, scheduler = self.sampler.pages, self.sampler.scheduler
+        return BackendLoad(
+            self.pool.size_bytes, scheduler.running, scheduler.waiting, 1.0 - pages.available / pages.n_pages
+        )
+
+    def is_broken(self, error: BaseException) -> bool:
+        return isinstance(error, torch.AcceleratorError)
+
+
+def token_budget(spec: ModelSpec, device: str) -> int:
+    """A function of model and device alone: the same after every restart."""
+    if device != "cpu":
+        return CUDA_TOKENS
+    return max(MIN_TOKENS, min(MAX_TOKENS, CPU_WORK // spec.n_parameters // 64 * 64))
+
+
+def _done(result: DatumResult) -> DatumDone:
+    logprobs = np.ascontiguousarray(result.logprobs, "<f4")
+    return DatumDone(DatumOutput(logprobs=logprobs.tobytes(), shape=logprobs.shape), result.metrics)
+
+
+def _numpy(row: torch.Tensor) -> NDArray[np.float32]:
+    """A copy."""
+    return row.detach().to("cpu", copy=True).numpy()

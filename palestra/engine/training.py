@@ -1,0 +1,298 @@
+"""Training in quanta: a forward, a backward, a step of all models that are due, or one of the small requests.
+
+Owns: what is computed next, joining micro-batches of different models, who fails. Never touches: sampling, the link.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+
+from palestra.engine.backend import Backend, Forward, MicroBatch, raise_if_broken
+from palestra.engine.files import FileThread, folder_bytes
+from palestra.engine.queues import ModelTable, RunningPass, TrainedModel, failure_of, no_model
+from palestra.engine.samplers import SamplerShelf
+from palestra.engine.stats import Counters
+from palestra.model import AdapterError, DataError, combine_metrics
+from palestra.types.engine import (
+    Blame,
+    Created,
+    CreateModel,
+    Failure,
+    KeepSampler,
+    Kept,
+    Loaded,
+    LoadWeights,
+    OptimStep,
+    Pass,
+    PassResult,
+    Saved,
+    SaveWeights,
+    StepDone,
+    TrainOutcome,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    model: TrainedModel
+    running: RunningPass
+    batch: MicroBatch
+
+    @property
+    def is_current(self) -> bool:
+        return self.model.running is self.running and not self.model.is_dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    parts: list[Part]
+    forward: Forward
+
+
+class Training:
+    def __init__(
+        self,
+        backend: Backend,
+        table: ModelTable,
+        shelf: SamplerShelf,
+        files: FileThread,
+        counters: Counters,
+        *,
+        max_models: int,
+        on_applied: Callable[[TrainedModel], None],
+    ):
+        self.backend, self.table, self.shelf, self.files, self.counters = backend, table, shelf, files, counters
+        self.max_models, self._on_applied = max_models, on_applied
+        self._half_done: Joined | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.table.ready) or self._half_done is not None
+
+    def quantum(self) -> None:
+        if self._half_done is not None:
+            self._backward()
+            return
+        model = next(iter(self.table.ready.values()))
+        operation = model.requests[0].operation
+        if model.weights is None and not isinstance(operation, CreateModel):
+            self._finish(model, no_model(model.model_id), 0.0)
+        elif isinstance(operation, Pass):
+            self._forward(model)
+        elif isinstance(operation, OptimStep):
+            self._optim_step()
+        else:
+            self._single(model, operation)
+
+    # One request alone
+
+    def _single(self, model: TrainedModel, operation: CreateModel | KeepSampler | LoadWeights | SaveWeights) -> None:
+        start = time.perf_counter()
+        outcome: TrainOutcome | None
+        try:
+            match operation:
+                case CreateModel():
+                    outcome = self._create(model, operation)
+                case LoadWeights():
+                    self.backend.load(model.weights, operation.folder, optimizer=operation.optimizer)
+                    self.shelf.may_have_grown = True
+                    outcome = Loaded()
+                case KeepSampler():
+                    self.shelf.keep(operation.sampler_id, model)
+                    outcome = Kept()
+                case SaveWeights():
+                    outcome = self._save(model, operation)
+        except Exception as e:
+            outcome = self._failure(e, model)
+        if outcome is not None:
+            self._finish(model, outcome, time.perf_counter() - start)
+
+    def _create(self, model: TrainedModel, operation: CreateModel) -> TrainOutcome:
+        if model.weights is not None:
+            raise AdapterError(f"model {model.model_id!r} exists already")
+        if len(self.table.models) > self.max_models:
+            message = f"this worker holds its most of {self.max_models} models; unload one first"
+            return Failure(message=message, blame=Blame.SERVER)
+        weights = self.backend.create(operation.lora)
+        if operation.load_from is not None:
+            try:
+                self.backend.load(weights, operation.load_from, optimizer=operation.load_optimizer)
+            except BaseException:
+                self.backend.free(weights)
+                raise
+        model.weights, model.snapshot_at = weights, time.monotonic()
+        return Created()
+
+    def _save(self, model: TrainedModel, operation: SaveWeights) -> TrainOutcome | None:
+        """The files are written elsewhere, from a copy; this model's next request waits for them."""
+        folder = Path(operation.folder)
+        if folder.exists():
+            return Saved(size_bytes=folder_bytes(folder))
+        write = self.backend.writer(model.weights, optimizer=operation.optimizer)
+        start = time.perf_counter()
+
+        def work() -> int:
+            for left in folder.parent.glob(f".{escape(folder.name)}.*.partial"):  # of a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            write(folder)
+            return folder_bytes(folder)
+
+        def then(size: int, error: Exception | None) -> None:
+            if model.is_dropped:
+                return
+            if error is None:
+                outcome: TrainOutcome = Saved(size_bytes=size)
+            else:
+                self._failure(error, model)  # for the log
+                outcome = Failure(message=f"{folder} could not be written: {error}", blame=Blame.SERVER)
+            self._finish(model, outcome, time.perf_counter() - start)
+
+        model.is_saving = True
+        self.table.make_ready(model)
+        self.files.submit(work, then)
+        return None
+
+    # Steps
+
+    def _optim_step(self) -> None:
+        start = time.perf_counter()
+        due = {}
+        for model in self.table.ready.values():
+            operation = model.requests[0].operation
+            if isinstance(operation, OptimStep) and model.weights is not None:
+                due[model] = operation.adam
+        outcomes = self.backend.optim_step({model.weights: adam for model, adam in due.items()})
+        self.shelf.may_have_grown = True  # what was kept of the old weights has its own memory now
+        share = (time.perf_counter() - start) / len(due)
+        for model in due:
+            outcome = outcomes[model.weights]
+            if isinstance(outcome, Exception):
+                self._finish(model, self._failure(outcome, model), share)
+            else:
+                self.counters.optim_steps += 1
+                self._finish(model, StepDone(metrics=outcome), share)
+
+    # Passes
+
+    def _forward(self, first: TrainedModel) -> None:
+        start = time.perf_counter()
+        parts = self._join(first)
+        if not parts:
+            return
+        for part in parts:  # their next turn comes after everybody else's
+            self.table.make_ready(part.model)
+        train = parts[0].running.train
+        try:
+            forward = self.backend.forward([p.batch for p in parts], train=train)
+        except Exception as e:
+            self._fall_back(parts, e)
+            return
+        self._charge(parts, start)
+        self.counters.count_batch(len(parts), sum(p.batch.tokens for p in parts))
+        joined = Joined(parts, forward)
+        if train:
+            self._half_done = joined
+        else:
+            self._settle(joined)
+
+    def _backward(self) -> None:
+        joined, self._half_done = self._half_done, None
+        assert joined is not None
+        start = time.perf_counter()
+        try:
+            self.backend.backward(joined.forward)
+        except Exception as e:
+            self._fall_back(joined.parts, e)
+            return
+        self._charge(joined.parts, start)
+        self._settle(joined)
+
+    def _join(self, first: TrainedModel) -> list[Part]:
+        """The next micro-batch of `first`, and of others where there is room: never two of one model."""
+        parts: list[Part] = []
+        room = self.backend.token_budget
+        for model in [first, *(m for m in self.table.ready.values() if m is not first)]:
+            if room <= 0:
+                break
+            running = self._begun(model)
+            if running is None:
+                continue
+            batch = running.todo[0]
+            if parts:
+                head = parts[0]
+                fits = batch.tokens <= room and batch.width == head.batch.width
+                if not fits or running.train != head.running.train or running.alone:
+                    continue
+            parts.append(Part(model, running, batch))
+            room -= batch.tokens
+            if running.alone:
+                break
+        for part in parts:
+            part.running.todo.popleft()
+        return parts
+
+    def _begun(self, model: TrainedModel) -> RunningPass | None:
+        """The pass at the head of a model's queue, planned; None if there is none (any more)."""
+        operation = model.requests[0].operation
+        if not isinstance(operation, Pass) or model.weights is None:
+            return None
+        if model.running is None:
+            try:
+                if not operation.data:
+                    raise DataError("the request has no data; send at least one datum")
+                todo = deque(self.backend.plan(model.weights, operation))
+                gradient = None if operation.forward_only else self.backend.gradient(model.weights)
+            except Exception as e:
+                self._finish(model, self._failure(e, model), 0.0)
+                return None
+            model.running = RunningPass(not operation.forward_only, todo, gradient)
+        return model.running
+
+    def _settle(self, joined: Joined) -> None:
+        for part, results in zip(joined.parts, joined.forward.results, strict=True):
+            if not part.is_current:
+                continue
+            part.running.results.update(zip(part.batch.numbers, results, strict=True))
+            if not part.running.todo:
+                done = [part.running.results[i] for i in range(len(part.running.results))]
+                metrics = combine_metrics([d.metrics for d in done])
+                outcome = PassResult(outputs=[d.output for d in done], metrics=metrics)
+                self._finish(part.model, outcome, part.running.compute_s)
+
+    def _fall_back(self, parts: list[Part], error: Exception) -> None:
+        """Gradients go back to where the passes began. One that was alone fails; others begin again, each alone."""
+        raise_if_broken(self.backend, error)
+        for part in parts:
+            if not part.is_current:
+                continue
+            if part.running.train:
+                self.backend.restore_gradient(part.model.weights, part.running.gradient)
+            if len(parts) == 1:
+                self._finish(part.model, self._failure(error, part.model), part.running.compute_s)
+            else:
+                part.model.running = None
+                again = self._begun(part.model)
+                if again is not None:
+                    again.alone, again.compute_s = True, part.running.compute_s
+
+    def _charge(self, parts: list[Part], start: float) -> None:
+        per_token = (time.perf_counter() - start) / sum(p.batch.tokens for p in parts)
+        for part in parts:
+            part.running.compute_s += per_token * part.batch.tokens
+
+    # Ends
+
+    def _finish(self, model: TrainedModel, outcome: TrainOutcome, compute_s: float) -> None:
+        self.table.finish(model, outcome, compute_s)
+        self._on_applied(model)
+
+    def _failure(self, error: Exception, model: TrainedModel) -> Failure:
+        raise_if_broken(self.backend, error)
+        request = model.requests[0]
+        return failure_of(error, f"{type(request.operation).__name__} model={model.model_id} seq={request.seq_id}")

@@ -1,0 +1,200 @@
+"""The worker's loop: take in messages, compute one quantum, look after files; asleep when there is nothing to do.
+
+Owns: the order of things, what each message sets off. Never touches: how any of it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from palestra.engine.backend import Backend
+from palestra.engine.files import FileThread
+from palestra.engine.link import Link, Received
+from palestra.engine.queues import ModelTable, TrainedModel
+from palestra.engine.samplers import SamplerShelf
+from palestra.engine.sampling import Samples
+from palestra.engine.sharing import TimeShare, Work
+from palestra.engine.snapshots import Snapshots
+from palestra.engine.stats import Counters, StatsClock
+from palestra.engine.training import Training
+from palestra.types.engine import (
+    CancelSample,
+    DropModel,
+    DropSamplers,
+    FromWorker,
+    Hello,
+    Ping,
+    Sample,
+    Stats,
+    Stop,
+    Stored,
+    TakeSnapshot,
+    Train,
+    Welcome,
+    WorkerConfig,
+)
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 3600.0  # the link has deadlines of its own
+
+
+class Worker:
+    def __init__(self, config: WorkerConfig, backend: Backend):
+        self.config, self.backend = config, backend
+        state = Path(config.state)
+        self.link = Link(config.address, timeout_s=config.server_timeout_s, hello=self._hello)
+        self.files = FileThread(self.link.wake)
+        self.counters, self.clock = Counters(), StatsClock()
+        self.table = ModelTable(self._send)
+        self.shelf = SamplerShelf(backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes)
+        self.samples = Samples(
+            backend, self.table, self.shelf, self.counters, self._send, max_rows=config.max_sample_rows
+        )
+        self.training = Training(
+            backend,
+            self.table,
+            self.shelf,
+            self.files,
+            self.counters,
+            max_models=config.max_models,
+            on_applied=self._applied,
+        )
+        self.snapshots = Snapshots(
+            backend,
+            self.table,
+            self.shelf,
+            self.files,
+            self.counters,
+            self._send,
+            state / "models",
+            every_s=config.snapshot_every_s,
+            every_bytes=config.snapshot_every_bytes,
+        )
+        self.share = TimeShare(config.sample_share)
+        self._epoch = ""
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until it is told to stop, or has heard of no server for too long."""
+        self._watch_signals()
+        self.snapshots.restore()
+        log.info("ready models=%d samplers=%d", len(self.table.models), len(self.shelf.kept))
+        while not self._stopping:
+            for received in self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S)):
+                self._take_in(received)
+            self.files.collect()
+            self._quantum()
+            self.shelf.make_room()
+            self.snapshots.take_due()
+            if self.clock.is_due(has_work=self._has_work):
+                self._send(self._stats())
+            if self.link.is_lost:
+                log.warning("no_server silent_s=%g", self.config.server_timeout_s)
+                break
+        self.snapshots.take_all()
+        self.files.close()
+        self.link.close()
+        log.info("stopped")
+
+    @property
+    def _has_work(self) -> bool:
+        return self.training.has_work or self.samples.has_work
+
+    def _quantum(self) -> None:
+        work = self.share.next(train=self.training.has_work, sample=self.samples.has_work)
+        if work is None:
+            return
+        start = time.perf_counter()
+        if work is Work.TRAIN:
+            self.training.quantum()
+        else:
+            self.samples.quantum(self.config.quantum_s)
+        seconds = time.perf_counter() - start
+        self.share.charge(work, seconds)
+        if work is Work.TRAIN:
+            self.counters.train_s += seconds
+        else:
+            self.counters.sample_s += seconds
+
+    def _take_in(self, received: Received) -> None:
+        match received.message:
+            case Train() as train:
+                self.table.accept(train, received.size_bytes)
+            case Sample() as sample:
+                self.samples.add(sample)
+            case CancelSample(request_id=request_id):
+                self.samples.cancel(request_id)
+            case Stored(request_ids=request_ids):
+                self.table.stored(request_ids)
+            case DropSamplers(sampler_ids=sampler_ids):
+                self.shelf.drop(sampler_ids)
+            case DropModel(model_id=model_id):
+                self._drop(model_id)
+            case TakeSnapshot(model_id=model_id):
+                self.snapshots.want(model_id)
+            case Welcome(epoch=epoch):
+                self._welcomed(epoch)
+            case Stop():
+                self._stopping = True
+            case Ping():
+                pass
+
+    def _welcomed(self, epoch: str) -> None:
+        if epoch != self._epoch:
+            log.info("welcome epoch=%s", epoch)
+            self._epoch = epoch
+            self.samples.abort_all()
+
+    def _applied(self, model: TrainedModel) -> None:
+        self.samples.recheck(model.model_id)
+        self.snapshots.on_applied(model)
+
+    def _drop(self, model_id: str) -> None:
+        model = self.table.drop(model_id)
+        if model is None:
+            return
+        self.shelf.orphan(model_id)
+        self.snapshots.drop(model)
+        if model.weights is not None:
+            self.backend.free(model.weights)
+        self.samples.recheck(model_id)
+
+    def _send(self, message: FromWorker) -> None:
+        self.link.send(message)
+
+    def _hello(self, worker_id: str) -> Hello:
+        return Hello(
+            pid=os.getpid(),
+            worker_id=worker_id,
+            card=self.backend.card,
+            models=self.table.states(),
+            sampler_ids=list(self.shelf.kept),
+            unstored=list(self.table.unstored.values()),
+        )
+
+    def _stats(self) -> Stats:
+        load = self.backend.load_now()
+        return Stats(
+            queued_train=self.table.queued,
+            running_samples=load.running_samples,
+            waiting_samples=load.waiting_samples + self.samples.waiting,
+            models=len(self.table.models),
+            adapter_bytes=load.adapter_bytes,
+            kept_samplers=len(self.shelf.kept),
+            sampler_bytes=self.shelf.bytes_in_memory,
+            kv_used=load.kv_used,
+            **self.counters.as_dict(),
+        )
+
+    def _watch_signals(self) -> None:
+        def stop(*_: object) -> None:
+            self._stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server owns the terminal
+        signal.set_wakeup_fd(self.link.wake_fd, warn_on_full_buffer=False)

@@ -1,0 +1,1 @@
+"""The server: speaks HTTP, orders and keeps requests, owns the engine workers. No torch."""

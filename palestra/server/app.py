@@ -1,0 +1,126 @@
+"""The HTTP application: routes, errors as the clients expect them, the bound on bodies.
+
+Owns: putting them together. Never touches: what a route does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from palestra import __version__
+from palestra.server.auth import Doorkeeper
+from palestra.server.errors import Refusal
+from palestra.server.hub import Hub
+from palestra.server.logs import RequestLog
+from palestra.server.metrics import CONTENT_TYPE
+from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
+from palestra.server.tinker.errors import WireError
+from palestra.server.tinker.service import TinkerService
+
+log = structlog.get_logger()
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+def create_app(hub: Hub) -> FastAPI:
+    app = FastAPI(title="Palestra", version=__version__, summary="A Tinker-compatible training engine")
+    config = hub.config
+    app.state.hub, app.state.tinker = hub, TinkerService(hub)
+    app.state.doorkeeper = Doorkeeper(
+        hub.store, is_loopback=config.is_loopback, require_key=config.require_key == "always"
+    )
+    app.state.max_body_bytes = config.limits.max_body_bytes
+    for routes in (routes_service, routes_training, routes_sampling, routes_futures, routes_rest):
+        app.include_router(routes.router)
+    app.add_api_route("/healthz", _healthz, tags=["operations"])
+    app.add_api_route("/readyz", _readyz, tags=["operations"])
+    app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(WireError, _malformed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _broken)
+    app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
+    app.add_middleware(RequestLog, observe=hub.metrics.request)
+    return app
+
+
+async def _healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def _readyz(request: Request) -> Response:
+    """200 when every engine is there."""
+    hub: Hub = request.app.state.hub
+    away = [worker.name for worker in hub.all_workers if not worker.link.is_up]
+    ready = not away and not hub.is_leaving
+    return JSONResponse({"ready": ready, "waiting_for": away}, status_code=200 if ready else 503)
+
+
+async def _metrics(request: Request) -> Response:
+    """Beyond loopback with a key, like everything else."""
+    await request.app.state.doorkeeper.admit(request)
+    return Response(request.app.state.hub.metrics.render(), media_type=CONTENT_TYPE)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
+    return JSONResponse({"detail": error.detail}, status_code=error.status, headers=headers)
+
+
+async def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WireError)
+    return JSONResponse({"detail": str(error)}, status_code=error.status)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """400, not FastAPI's 422: one permanent status for every malformed request."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return JSONResponse({"detail": f"{where}: {first['msg']}" if where else str(first["msg"])}, status_code=400)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    log.error("a request broke", path=request.url.path, exc_info=error)
+    return JSONResponse({"detail": "something broke in the server; its log has the details"}, status_code=500)
+
+
+class BodyLimit:
+    """Stops reading a body that is too long, whatever its headers say."""
+
+    def __init__(self, app: Any, max_bytes: int):
+        self.app, self.max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.max_bytes:
+            await self._too_long(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> MutableMapping[str, Any]:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_bytes:
+                raise HTTPException(413, f"the request is longer than {self.max_bytes} bytes")
+            return message
+
+        await self.app(scope, counted, send)
+
+    async def _too_long(self, scope: Scope, receive: Receive, send: Send) -> None:
+        detail = f"the request is longer than {self.max_bytes} bytes (limits.max_body_bytes)"
+        await JSONResponse({"detail": detail}, status_code=413)(scope, receive, send)

@@ -1,0 +1,98 @@
+"""Who is asking: the loopback rule, keys, and which names of this server a browser may use.
+
+On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
+loopback, a valid one is needed. Owns: that rule. Never touches: what an owner may see; lookups do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from palestra.server.errors import Refusal
+from palestra.store import Store
+from palestra.store.keys import find_key, list_keys
+from palestra.store.records import Key, Rights
+
+LOCAL_OWNER = "local"
+CACHE_S = 2.0  # a key that is revoked works no longer than this
+CACHE_SIZE = 4096
+TRAINERS = (Rights.ADMIN, Rights.TRAINER)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    owner: str
+    right: Rights
+    key: Key | None = None
+
+
+class Doorkeeper:
+    def __init__(self, store: Store, *, is_loopback: bool, require_key: bool):
+        self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
+        self._known: dict[str, tuple[float, Caller | None]] = {}
+        self._has_keys: tuple[float, bool] = (0.0, False)
+
+    async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
+        self.check_origin(connection)
+        caller = await self._identify(_key_of(connection))
+        if caller.right not in rights:
+            raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
+        return caller
+
+    def check_origin(self, connection: HTTPConnection) -> None:
+        """Without keys, a page in the user's browser must not reach us under a name of its own."""
+        host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
+        if self._is_loopback and not _is_local_name(host):
+            raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
+        origin = connection.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != connection.headers.get("host"):
+            raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
+
+    async def _identify(self, key: str) -> Caller:
+        if self._is_loopback and not self._require_key and not await self._keys_exist():
+            return Caller(LOCAL_OWNER, Rights.ADMIN)
+        if not key:
+            raise Refusal(401, "a key is needed: send it as X-API-Key (make one with: palestra key create)")
+        caller = await self._look_up(key)
+        if caller is None:
+            raise Refusal(401, "this key is not valid here (any more); make one with: palestra key create")
+        return caller
+
+    async def _look_up(self, key: str) -> Caller | None:
+        now, name = time.monotonic(), hashlib.sha256(key.encode()).hexdigest()
+        known = self._known.get(name)
+        if known is not None and now - known[0] < CACHE_S:
+            return known[1]
+        record = await self._store.read(lambda connection: find_key(connection, key))
+        caller = None if record is None else Caller(record.owner, record.rights, record)
+        if len(self._known) >= CACHE_SIZE:
+            self._known.clear()
+        self._known[name] = (now, caller)
+        return caller
+
+    async def _keys_exist(self) -> bool:
+        now = time.monotonic()
+        if now - self._has_keys[0] > CACHE_S:
+            self._has_keys = (now, bool(await self._store.read(list_keys)))
+        return self._has_keys[1]
+
+
+def _key_of(connection: HTTPConnection) -> str:
+    key = connection.headers.get("x-api-key", "")
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    return key or (token.strip() if scheme.lower() == "bearer" else "")
+
+
+def _is_local_name(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.endswith(".localhost")

@@ -1,0 +1,141 @@
+"""What a client waits for: training requests, which are never forgotten before their time, and samples, which may be.
+
+Owns: the records and the waiting. Never touches: workers, files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.store.journal import Position
+
+
+class RequestKind(StrEnum):
+    CREATE_MODEL = "create_model"
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_WEIGHTS = "save_weights"
+    SAVE_WEIGHTS_FOR_SAMPLER = "save_weights_for_sampler"
+    SAVE_WEIGHTS_EXTERNAL = "save_weights_external"
+    LOAD_WEIGHTS = "load_weights"
+    UNLOAD_MODEL = "unload_model"
+    SAMPLE = "sample"
+
+    @property
+    def is_pass(self) -> bool:
+        return self in (RequestKind.FORWARD, RequestKind.FORWARD_BACKWARD)
+
+
+# What the journal holds
+
+
+class Requested(Struct, frozen=True, kw_only=True, tag="requested"):
+    request_id: str
+    model_id: str
+    seq_id: int
+    owner: str
+    kind: RequestKind
+    digest: bytes
+    """Of what the client asked: the same number with another payload is refused."""
+    reply: dict[str, Any]
+    """What the answer says beside the worker's result: the path of a checkpoint, say."""
+    message: bytes
+    """`Train` for the worker, encoded."""
+
+
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+    request_id: str
+    at: float
+    frame: bytes
+    """`Trained` as the worker sent it."""
+
+
+class Settled(Struct, frozen=True, kw_only=True, tag="settled"):
+    """Numbers that were given up or refused: they will never come."""
+
+    model_id: str
+    seq_ids: list[int]
+
+
+JournalRecord = Requested | Finished | Settled
+
+
+# What the server has in memory
+
+
+@dataclass(slots=True, eq=False)
+class Waitable:
+    request_id: str
+    owner: str
+    digest: bytes
+    submitted: float = field(default_factory=time.monotonic)
+    finished_at: float | None = None
+    """Wall clock."""
+    frame: bytes | None = None
+    """The worker's message, while it is kept in memory."""
+    _waiters: list[asyncio.Future] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return self.finished_at is not None
+
+    def finish(self, frame: bytes | None, at: float | None = None) -> None:
+        self.frame, self.finished_at = frame, at or time.time()
+        self.wake()
+
+    def wake(self) -> None:
+        """Also when the server is about to leave: a held poll then says try again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, timeout_s: float) -> bool:
+        if self.is_done:
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        timer = waiter.get_loop().call_later(timeout_s, lambda: waiter.done() or waiter.set_result(None))
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return self.is_done
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TrainFuture(Waitable):
+    model_id: str
+    seq_id: int
+    kind: RequestKind
+    reply: dict[str, Any]
+    size: int = 0
+    """Bytes of the message: what waits is bounded by them."""
+    message: bytes | None = None
+    """`Train`, encoded, until it is sent; the journal has it from then on."""
+    durable: asyncio.Future[None] | None = None
+    """Resolves when the request is on disk; None when it is."""
+    is_finishing: bool = False
+    """Its result is here and is being taken note of."""
+    request_at: Position | None = None
+    """Where the journal holds the request, until a snapshot covers it."""
+    result_at: Position | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SampleFuture(Waitable):
+    sampler_id: str
+    seq_id: int
+    sequence_ids: list[str]
+    message: bytes | None
+    """`Sample` for the worker, to send it again if the worker dies; None when done."""
+    retrieved: bool = False

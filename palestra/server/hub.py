@@ -1,0 +1,288 @@
+"""Everything that lives in a server, opened in one place and closed in the reverse order.
+
+    async with Hub.open(config) as hub: …
+
+Owns: the parts, what passes between them and the workers, work that recurs. Never touches: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from palestra.config.serve import ServeConfig, worker_config
+from palestra.server.checkpoints import Checkpoints
+from palestra.server.futures import RequestKind, TrainFuture
+from palestra.server.link import Heard, address_in
+from palestra.server.metrics import JournalState, Metrics, QueueState
+from palestra.server.sampling import Sampler, Sampling
+from palestra.server.sessions import Session, Sessions
+from palestra.server.training import TrainedModel, Training
+from palestra.server.workers import Worker
+from palestra.store import Journal, Store
+from palestra.store import models as model_rows
+from palestra.store import samplers as sampler_rows
+from palestra.store import sessions as session_rows
+from palestra.store.records import ModelStatus
+from palestra.store.settings import setting_once
+from palestra.types.engine import (
+    BaseModel,
+    Failure,
+    Hello,
+    KeptSampler,
+    Sampled,
+    SampleWeights,
+    SavedAdapter,
+    Snapshotted,
+    Stats,
+    Trained,
+    TrainOutcome,
+)
+
+log = structlog.get_logger()
+
+FLUSH_S = 15.0  # heartbeats and last request times reach the database this often
+SWEEP_S = 60.0
+LOADED = (ModelStatus.PENDING, ModelStatus.READY)
+
+
+class Hub:
+    def __init__(self, config: ServeConfig, store: Store, journal: Journal, secret: str):
+        self.config, self.store, self.journal, self.secret = config, store, journal, secret
+        self.metrics = Metrics()
+        self.sessions = Sessions()
+        self.checkpoints = Checkpoints(store, config.checkpoints)
+        self.training = Training(
+            journal,
+            self.metrics,
+            self._save_snapshot_seq,
+            gap_wait_s=config.gap_wait_s,
+            keep_results_s=config.keep_results_s,
+            max_pending_bytes=config.limits.max_pending_train_bytes,
+        )
+        self.sampling = Sampling(
+            self.metrics, max_pending=config.limits.max_pending_samples, keep_results_s=config.keep_results_s
+        )
+        self.workers: dict[str, Worker] = {}
+        """By each name a base model is served as."""
+        self.is_leaving = False
+        saving = (
+            RequestKind.SAVE_WEIGHTS,
+            RequestKind.SAVE_WEIGHTS_FOR_SAMPLER,
+            RequestKind.SAVE_WEIGHTS_EXTERNAL,
+        )
+        self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
+        self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
+        self.metrics.watch_queues(self._queues)
+        self.metrics.watch_journal(lambda: JournalState(journal.size_bytes, len(journal.segments())))
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: ServeConfig) -> AsyncIterator[Hub]:
+        async with AsyncExitStack() as stack:
+            config.state.mkdir(parents=True, exist_ok=True)
+            store = Store.open(config.database)
+            stack.push_async_callback(store.close)
+            journal = Journal.open(config.state / "journal")
+            stack.push_async_callback(journal.close)
+            secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
+            hub = cls(config, store, journal, secret)
+            hub._make_workers()
+            await hub._recover()
+            stack.push_async_callback(hub._close)
+            await asyncio.gather(*(worker.start() for worker in hub.all_workers))
+            for work in (hub._flush_often, hub._sweep_often, hub._expire_often):
+                task = asyncio.create_task(work(), name=work.__name__)
+                stack.callback(task.cancel)
+            yield hub
+
+    @property
+    def all_workers(self) -> list[Worker]:
+        return list(dict.fromkeys(self.workers.values()))
+
+    def base(self, name: str) -> Worker | None:
+        """`name:variant` is served as its name."""
+        return self.workers.get(name) or self.workers.get(name.partition(":")[0])
+
+    def _make_workers(self) -> None:
+        for number, model in enumerate(self.config.models):
+            name = f"worker-{number}"
+            state = self.config.state / name
+            told = worker_config(self.config, model, address_in(self.config.state, name), state)
+            worker = Worker(model.name[0], told, self, log_file=self.config.state / "logs" / f"{name}.log")
+            self.workers.update(dict.fromkeys(model.name, worker))
+
+    # From the workers
+
+    def on_hello(self, worker: Worker, hello: Hello) -> None:
+        self.metrics.worker_hello(worker.name)
+        self.training.on_hello(worker, hello)
+        self.sampling.on_hello(worker, hello.sampler_ids)
+
+    def on_message(self, worker: Worker, heard: Heard) -> None:
+        match heard.message:
+            case Sampled():
+                self.sampling.on_sampled(heard.message, heard.frame)
+            case Trained():
+                self.training.on_trained(worker, heard.message, heard.frame)
+            case Snapshotted():
+                self.training.on_snapshotted(heard.message)
+            case Stats():
+                self.metrics.worker_stats(worker.name, heard.message)
+
+    def on_exit(self, worker: Worker) -> None:
+        self.metrics.worker_gone(worker.name)
+        self.metrics.worker_restarted(worker.name)
+        self.sampling.on_exit(worker)
+
+    async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
+        await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))
+
+    async def _on_created(self, future: TrainFuture, outcome: TrainOutcome) -> None:
+        failed = outcome.message if isinstance(outcome, Failure) else None
+        status = ModelStatus.FAILED if failed else ModelStatus.READY
+        await self.store.write(lambda c: model_rows.set_model_status(c, future.model_id, status, error=failed))
+        model = self.training.models.get(future.model_id)
+        if failed and model is not None:
+            self.training.drop(model, failed)
+
+    # Sessions end
+
+    async def end_session(self, session: Session, reason: str, record: Callable[[], Awaitable[object]]) -> None:
+        """Models and samplers are let go, then the session is over in one short write."""
+        self.sessions.active.pop(session.session_id, None)
+        models = [m for m in self.training.models.values() if m.session_id == session.session_id]
+        for model in models:
+            self.training.drop(model, reason)
+        samplers = [s for s in self.sampling.samplers.values() if s.session_id == session.session_id]
+        self.sampling.drop(samplers, reason)
+        ids = [s.sampler_id for s in samplers]
+        await self.store.write(lambda c: sampler_rows.drop_samplers(c, ids))
+        for model in models:
+            await self.unloaded(model)
+        await record()
+
+    async def unloaded(self, model: TrainedModel) -> None:
+        await self.store.write(lambda c: model_rows.set_model_status(c, model.model_id, ModelStatus.UNLOADED))
+
+    # What recurs
+
+    async def _flush_often(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self._guarded(self.flush())
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.training.expire(time.time())
+            self.sampling.expire(time.time())
+            await self._guarded(self.checkpoints.sweep())
+
+    async def _expire_often(self) -> None:
+        while self.config.cleans_sessions:
+            await asyncio.sleep(self.config.session_check_s)
+            for session in self.sessions.stale(self.config.session_timeout_s):
+                log.info("a session expired", session=session.session_id)
+                await self._guarded(self._expire(session))
+
+    async def _expire(self, session: Session) -> None:
+        await self.end_session(
+            session,
+            "the session expired: no heartbeat arrived for too long",
+            lambda: self.store.write(lambda c: session_rows.expire_session(c, session.session_id)),
+        )
+
+    async def _guarded(self, work: Awaitable[object]) -> None:
+        try:
+            await work
+        except Exception:
+            log.exception("recurring work failed; it comes again")
+
+    async def flush(self) -> None:
+        heartbeats = self.sessions.take_dirty()
+        requests = {m.model_id: m.last_request_at for m in self.training.models.values()}
+
+        def write(c) -> None:
+            session_rows.touch_sessions(c, heartbeats)
+            model_rows.touch_models(c, requests)
+
+        await self.store.write(write)
+
+    def _queues(self) -> list[QueueState]:
+        now = time.monotonic()
+        train: dict[str, list[float]] = {w.name: [] for w in self.all_workers}
+        sample: dict[str, list[float]] = {w.name: [] for w in self.all_workers}
+        for model in self.training.models.values():
+            train[model.worker.name] += [f.submitted for f in model.futures.values() if not f.is_done]
+        for future in self.sampling.pending.values():
+            sampler = self.sampling.samplers.get(future.sampler_id)
+            if sampler is not None:
+                sample[sampler.worker.name].append(future.submitted)
+        return [
+            QueueState(name, kind, len(since), now - min(since, default=now))
+            for kind, queues in (("train", train), ("sample", sample))
+            for name, since in queues.items()
+        ]
+
+    # Start and end
+
+    async def _recover(self) -> None:
+        """Sessions, models and samplers from the database, then the journal's requests into the models."""
+        for row in await self.store.read(session_rows.active_sessions):
+            self.sessions.active[row.session_id] = Session(row.session_id, row.owner)
+        for row in await self.store.read(lambda c: model_rows.models_in(c, LOADED)):
+            worker = self.base(row.base_model)
+            if worker is None:
+                log.warning("a model's base is not served now", model=row.model_id, base_model=row.base_model)
+                continue
+            self.training.models[row.model_id] = TrainedModel(
+                row.model_id,
+                row.session_id,
+                row.owner,
+                row.base_model,
+                row.lora,
+                worker,
+                snapshot_seq=row.snapshot_seq,
+                next_seq=row.snapshot_seq + 1,
+                last_request_at=row.last_request_at,
+            )
+        for row in await self.store.read(sampler_rows.live_samplers):
+            worker = self.base(row.base_model)
+            if worker is not None:
+                self.sampling.samplers[row.sampler_id] = Sampler(
+                    row.sampler_id,
+                    row.session_id,
+                    row.owner,
+                    row.base_model,
+                    weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder),
+                    worker,
+                    row.model_path,
+                )
+        self.training.recover()
+        await self.checkpoints.settle_after_restart(set(self.training.futures))
+
+    def leave(self) -> None:
+        """Held polls answer at once; nothing new is taken."""
+        self.is_leaving = True
+        for future in (*self.training.futures.values(), *self.sampling.futures.values()):
+            future.wake()
+
+    async def _close(self) -> None:
+        self.leave()
+        await asyncio.gather(*(worker.stop() for worker in self.all_workers), return_exceptions=True)
+        await self.training.settle_down()
+        await self._guarded(self.flush())
+
+
+def weights_of(sampler_id: str, model_id: str | None, seq_id: int | None, folder: str | None) -> SampleWeights:
+    if folder is not None:
+        return SavedAdapter(folder=folder)
+    if model_id is not None and seq_id is not None:
+        return KeptSampler(sampler_id=sampler_id, model_id=model_id, seq_id=seq_id)
+    return BaseModel()

@@ -1,0 +1,113 @@
+"""The server's log: lines on stderr, as text or JSON, that never hold a key.
+
+Owns: how a line looks, redaction, the line per request. Never touches: what is worth a line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.stdlib import ProcessorFormatter
+from structlog.types import EventDict, Processor, WrappedLogger
+
+from palestra.config.redaction import redact
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Observe = Callable[[str, int, float], None]
+"""Route, status, seconds: `Metrics.request`."""
+
+# For `uvicorn.Config(**UVICORN_LOGGING)`: its lines come through ours, and ours replaces its access log.
+UVICORN_LOGGING: dict[str, Any] = {"log_config": None, "access_log": False}
+
+# "Not yet" and "slow down" are the normal course of a busy server, not worth a line at info.
+ROUTINE_STATUSES = {408, 429}
+
+
+def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """For this process: our own lines and those of libraries. Called again, it replaces what it set up before."""
+    out: TextIO = stream or sys.stderr
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = _Handler(out)
+    handler.setFormatter(
+        ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[ProcessorFormatter.remove_processors_meta, *_render(as_json, out), _redact_line],
+        )
+    )
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    # Libraries chat at info: for that, ask for debug.
+    root.setLevel(logging.INFO if number <= logging.DEBUG else max(number, logging.WARNING))
+    logging.getLogger("palestra").setLevel(number)
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that setting up again finds it."""
+
+
+def _render(as_json: bool, stream: TextIO) -> list[Processor]:
+    if as_json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    # Plain tracebacks: the pretty ones show local variables and break lines, in the middle of a key too.
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain, pad_event_to=0)]
+
+
+def _redact_line(_logger: WrappedLogger, _method: str, line: EventDict | str) -> str:
+    """Last of all and on the finished line: whatever field, library or traceback a key came with, it is in there."""
+    return redact(str(line))
+
+
+class RequestLog:
+    """ASGI middleware: one line and one observation per request, and its id on every line logged meanwhile."""
+
+    def __init__(self, app: App, observe: Observe | None = None) -> None:
+        self.app, self.observe = app, observe
+        self.log = structlog.get_logger("palestra.request")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        status, started = 500, time.perf_counter()  # 500: what the client gets if the app raises
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=uuid.uuid4().hex[:16]):
+            try:
+                return await self.app(scope, receive, watch)
+            finally:
+                seconds = time.perf_counter() - started
+                # The template, not the path: ids in paths are many, and a signed one opens a door.
+                route = getattr(scope.get("route"), "path", "unknown")
+                if self.observe:
+                    self.observe(route, status, seconds)
+                routine = status < 400 or status in ROUTINE_STATUSES
+                line = self.log.debug if routine else self.log.info
+                line("request", method=scope["method"], path=route, status=status, ms=round(seconds * 1000, 1))

@@ -1,0 +1,143 @@
+"""`palestra serve`: open everything, say where, serve until told to stop, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+
+from palestra.config.serve import ServeConfig
+from palestra.server.app import create_app
+from palestra.server.hub import Hub
+from palestra.server.logs import UVICORN_LOGGING, set_up_logs
+from palestra.server.workers import WorkerError
+from palestra.store import Store
+from palestra.store.errors import JournalError, StoreError
+from palestra.store.keys import create_key, list_keys
+from palestra.store.records import Rights
+
+log = structlog.get_logger()
+
+
+BACKLOG = 4096
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours."""
+        yield
+
+
+class CannotServe(Exception):
+    """One line that says why."""
+
+
+def run(config: ServeConfig) -> int:
+    set_up_logs(config.log_level, as_json=config.log_json)
+    _raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config))
+    except (CannotServe, StoreError, JournalError, WorkerError, PermissionError) as e:
+        print(f"error: {e}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+async def _serve(config: ServeConfig) -> None:
+    if not config.models:
+        raise CannotServe("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
+    listener = _bind(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await _until_stopped(config, listener, stop)
+    finally:
+        listener.close()
+
+
+async def _until_stopped(config: ServeConfig, listener: socket.socket, stop: asyncio.Event) -> None:
+    started = time.monotonic()
+    async with Hub.open(config) as hub:
+        first_key = await _first_key(config, hub.store)
+        server = _Server(
+            uvicorn.Config(
+                create_app(hub),
+                backlog=BACKLOG,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=5,
+                lifespan="off",
+                **UVICORN_LOGGING,
+            )
+        )
+        listener.listen(BACKLOG)
+        serving = asyncio.create_task(server.serve([listener]))
+        _announce(config, _url(listener), first_key, time.monotonic() - started)
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        log.info("stopping")
+        hub.leave()
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+
+
+def _bind(config: ServeConfig) -> socket.socket:
+    """Before anything slow: a port in use is told at once."""
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(found[0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(found[4])
+    except OSError as e:
+        raise CannotServe(f"cannot listen on {config.host}:{config.port} ({e.strerror}); choose another --port") from e
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _first_key(config: ServeConfig, store: Store) -> str | None:
+    """Beyond loopback there must be a key; the first start makes one."""
+    if config.is_loopback and config.require_key == "auto":
+        return None
+    if await store.read(list_keys):
+        return None
+    new = await store.write(lambda c: create_key(c, name="first", owner="admin", rights=Rights.ADMIN, now=time.time()))
+    return new.text
+
+
+def _announce(config: ServeConfig, url: str, first_key: str | None, seconds: float) -> None:
+    names = ", ".join(name for model in config.models for name in model.name)
+    if first_key is not None:
+        print(f"admin key (shown this once): {first_key}", flush=True)  # noqa: T201
+    print(f"Palestra is ready at {url} after {seconds:.1f} s, serving {names}", flush=True)  # noqa: T201
+
+
+def _loop_factory():
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _raise_file_limit() -> None:
+    """A client may hold thousands of polls open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65536 if hard == resource.RLIM_INFINITY else hard
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,1 @@
+"""The Tinker API: wire forms, routes, ids."""

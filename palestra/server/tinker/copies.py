@@ -1,0 +1,158 @@
+"""Copies of checkpoints: the same files under the path of a run of their own, which cannot be trained.
+
+Files are linked where the disk allows it, so a copy takes no room; the folder of a checkpoint never changes, so both
+may share them. Owns: making a copy, once however often it is asked for. Never touches: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from palestra.server.auth import Caller
+from palestra.server.checkpoints import key_of
+from palestra.server.errors import Refusal, not_found
+from palestra.server.hub import Hub
+from palestra.server.tinker.downloads import files_in
+from palestra.server.tinker.paths import ModelId, TinkerPath
+from palestra.server.tinker.schemas_rest import CopyWeightsRequest
+from palestra.store import checkpoints as checkpoint_rows
+from palestra.store import models as model_rows
+from palestra.store import sessions as session_rows
+from palestra.store.errors import CheckpointExists
+from palestra.store.records import Checkpoint, Model, ModelStatus, Session, SessionStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What is asked for. The same request has the same `request_id` and the same target."""
+
+    source: TinkerPath
+    target: TinkerPath
+    request_id: str
+    ttl_s: int | None
+    project_id: str | None
+    """Into a session made for the copy; None: into the target's own session, which is there."""
+
+
+async def copy_weights(hub: Hub, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
+    """Returns the path of the copy."""
+    copy = _plan(hub, caller, request, idempotency_key)
+    original = await hub.checkpoints.find(copy.source, caller.owner)
+    key = key_of(copy.target)
+    there = await hub.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
+    if there is not None and there.request_id == copy.request_id:
+        return str(copy.target)
+    folder = hub.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
+    try:
+        await asyncio.to_thread(_share_files, original.folder, folder)
+        stored = await hub.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder)))
+    except BaseException as e:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if isinstance(e, CheckpointExists):
+            raise Refusal(400, str(e)) from None
+        if isinstance(e, FileNotFoundError):
+            raise not_found("checkpoint", str(copy.source)) from e
+        raise
+    if stored.folder != str(folder):  # the same request, asked twice at once
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return str(copy.target)
+
+
+def _plan(hub: Hub, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> Copy:
+    source = TinkerPath.parse(request.source_path)
+    wanted = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
+    if request.session_id is not None:
+        if hub.sessions.find(request.session_id, caller.owner) is None:
+            raise Refusal(404, f"no such session, or it is over: {request.session_id[:200]}")
+        run = ModelId(request.session_id, request.model_seq_id or 0)
+        wanted += [str(run)]
+    else:
+        wanted += [idempotency_key or secrets.token_hex(16), hub.secret]
+        run = ModelId(_digest(wanted)[:32], 0)
+    target = TinkerPath(str(run), source.kind, source.name)
+    return Copy(source, target, f"copy:{_digest(wanted)}", request.ttl_seconds, request.destination_project_id)
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _share_files(source: str, folder: Path) -> None:
+    """Whole or not at all: nothing leads to the folder before all of it is there."""
+    files = files_in(source)
+    if not files:
+        raise FileNotFoundError(source)
+    for name, file in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, target)
+        except OSError:  # no links on this file system, or too many of this file
+            shutil.copyfile(file, target)
+            _sync(target)
+    for directory in (*(p for p in folder.rglob("*") if p.is_dir()), folder, *list(folder.parents)[:2]):
+        _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(conn: Connection, copy: Copy, original: Checkpoint, owner: str, folder: str) -> Checkpoint:
+    """Session, run and checkpoint in one transaction."""
+    now, run = time.time(), ModelId.parse(copy.target.model_id)
+    if copy.project_id is not None:
+        session = Session(
+            session_id=run.session_id,
+            owner=owner,
+            created_at=now,
+            last_heartbeat_at=now,
+            status=SessionStatus.FINISHED,
+            project_id=copy.project_id,
+            display_name=f"copy of {copy.source}",
+            finish_reason="success",
+        )
+        session_rows.insert_session(conn, session)
+    source_run = model_rows.get_model(conn, copy.source.model_id)
+    model = Model(
+        model_id=copy.target.model_id,
+        session_id=run.session_id,
+        owner=owner,
+        base_model=original.base_model,
+        lora=original.lora,
+        created_at=now,
+        last_request_at=now,
+        user_metadata=source_run.user_metadata if source_run else None,
+        status=ModelStatus.UNLOADED,
+    )
+    is_new = model_rows.insert_model(conn, model) == model
+    there = checkpoint_rows.get_checkpoint(conn, key_of(copy.target))
+    if not is_new and (there is None or there.request_id != copy.request_id):
+        raise CheckpointExists(f"{copy.target.model_id} exists already: take the next number")
+    stored = checkpoint_rows.copy_checkpoint(
+        conn,
+        key_of(copy.source),
+        key_of(copy.target),
+        owner=owner,
+        folder=folder,
+        request_id=copy.request_id,
+        ttl_s=copy.ttl_s,
+        now=now,
+    )
+    if stored is None:
+        raise FileNotFoundError(original.folder)
+    return stored

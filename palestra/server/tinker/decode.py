@@ -1,0 +1,258 @@
+"""From request bodies to records. Whatever arrives, the outcome is a record or a WireError.
+
+Owns: decompression, protobuf and JSON of passes and samples. Never touches: whether a model can do what is asked.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import isfinite
+from typing import TypeVar
+
+import zstandard
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel, ValidationError
+
+from palestra.server.tinker import packed
+from palestra.server.tinker import schemas_data as schemas
+from palestra.server.tinker import wire_pb2 as wire
+from palestra.server.tinker.errors import TooLarge, WireError, shown, wire_error_of
+from palestra.server.tinker.paths import check_run_id
+from palestra.server.tinker.tensors import tensor_of_message, tensor_of_schema
+from palestra.types import Datum, SampleRequest, SamplingParams, TextChunk
+from palestra.types.engine import Pass
+
+GZIP = 31  # zlib's window bits for a gzip header
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRequest:
+    model_id: str
+    seq_id: int
+    """1 or more."""
+    operation: Pass
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCall:
+    """A sampling session and a number in it; or, from old SDKs, a base model or a path."""
+
+    request: SampleRequest
+    sampling_session_id: str | None
+    seq_id: int | None
+    """Set whenever `sampling_session_id` is."""
+    base_model: str | None
+    model_path: str | None
+
+
+def decompress(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
+    """A body by its Content-Encoding: zstd, gzip or none. More than `max_bytes` is TooLarge."""
+    coding = (encoding or "").strip().lower()
+    if coding in ("", "identity"):
+        plain = body
+    elif coding == "zstd":
+        plain = _unzstd(body, max_bytes)
+    elif coding == "gzip":
+        plain = _gunzip(body, max_bytes)
+    else:
+        raise WireError(f"Content-Encoding {shown(encoding)} is not supported: send zstd, gzip or none")
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    return plain
+
+
+def _unzstd(body: bytes, max_bytes: int) -> bytes:
+    try:
+        if zstandard.frame_content_size(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return zstandard.ZstdDecompressor().decompress(body, max_output_size=max_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as e:
+        raise WireError(f"the body is not one zstd frame of at most {max_bytes} bytes: {e}") from None
+
+
+def _gunzip(body: bytes, max_bytes: int) -> bytes:
+    stream = zlib.decompressobj(GZIP)
+    try:
+        plain = stream.decompress(body, max_bytes + 1)
+    except zlib.error as e:
+        raise WireError(f"the body is not gzip: {e}") from None
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
+    if not stream.eof or stream.unused_data:
+        raise WireError("the body is not one whole gzip member")
+    return plain
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {max_bytes} bytes; send the data in several requests")
+
+
+def parse_json(schema: type[M], body: bytes) -> M:
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as e:
+        raise wire_error_of(e) from None
+
+
+# forward and forward_backward
+
+
+def pass_from_protobuf(body: bytes) -> PassRequest:
+    try:
+        message = wire.ForwardBackwardRequest.FromString(body)
+    except DecodeError:
+        raise WireError("the body is not a ForwardBackwardRequest in protobuf") from None
+    if message.seq_id < 1:
+        raise WireError(f"seq_id is {message.seq_id}; it must be 1 or more")
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    for name, value in message.loss_fn_config_v2.items():
+        config[name] = _config_value(name, value)
+    for name, value in config.items():
+        if isinstance(value, float) and not isfinite(value):
+            raise WireError(f"loss_fn_config {shown(name)} is {value}; it must be finite")
+    operation = Pass(
+        data=_each(_datum_of_message, message.data),
+        loss=message.loss_fn,
+        config=config,
+        forward_only=message.forward_only,
+    )
+    return PassRequest(check_run_id(message.model_id), message.seq_id, operation)
+
+
+def forward_backward_from_json(body: bytes) -> PassRequest:
+    request = parse_json(schemas.ForwardBackwardRequest, body)
+    return _pass_of_schema(request, request.forward_backward_input, forward_only=False)
+
+
+def forward_from_json(body: bytes) -> PassRequest:
+    request = parse_json(schemas.ForwardRequest, body)
+    return _pass_of_schema(request, request.forward_input, forward_only=True)
+
+
+def _pass_of_schema(
+    request: schemas.ForwardBackwardRequest | schemas.ForwardRequest, given: schemas.PassInput, *, forward_only: bool
+) -> PassRequest:
+    operation = Pass(
+        data=_each(_datum_of_schema, given.data),
+        loss=given.loss_fn,
+        config=dict(given.loss_fn_config or {}),
+        forward_only=forward_only,
+    )
+    return PassRequest(check_run_id(request.model_id), request.seq_id, operation)
+
+
+T = TypeVar("T")
+
+
+def _each(convert: Callable[[T], Datum], data: Sequence[T]) -> list[Datum]:
+    if not data:
+        raise WireError("data is empty; send at least one datum")
+    converted: list[Datum] = []
+    for datum in data:
+        try:
+            converted.append(convert(datum))
+        except WireError as e:
+            raise WireError(f"data[{len(converted)}]: {e}") from None
+    return converted
+
+
+def _config_value(name: str, value: wire.LossConfigValue) -> float | str:
+    match value.WhichOneof("value"):
+        case "number":
+            return value.number
+        case "text":
+            return value.text
+        case _:
+            raise WireError(f"loss_fn_config {shown(name)} has no value")
+
+
+def _datum_of_message(datum: wire.Datum) -> Datum:
+    return Datum(
+        chunks=tuple(_text_of_message(chunk) for chunk in datum.model_input),
+        loss_inputs={name: tensor_of_message(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
+    )
+
+
+def _datum_of_schema(datum: schemas.Datum) -> Datum:
+    return Datum(
+        chunks=tuple(TextChunk(tuple(tokens)) for tokens in _texts_of_schema(datum.model_input)),
+        loss_inputs={name: tensor_of_schema(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
+    )
+
+
+def _text_of_message(chunk: wire.Chunk) -> TextChunk:
+    kind = chunk.WhichOneof("chunk")
+    if kind != "encoded_text":
+        raise _unsupported_chunk(kind or "unknown")
+    tokens = chunk.encoded_text.tokens
+    if len(tokens) % 4:
+        raise WireError(f"encoded_text: {len(tokens)} bytes are not whole int32 tokens")
+    return TextChunk(packed.int32_values(tokens))
+
+
+def _texts_of_schema(given: schemas.ModelInput) -> Iterable[list[int]]:
+    for chunk in given.chunks:
+        if chunk.type != "encoded_text":
+            raise _unsupported_chunk(chunk.type)
+        if chunk.tokens is None:
+            raise WireError("encoded_text: tokens is missing")
+        yield chunk.tokens
+
+
+def _unsupported_chunk(kind: str) -> WireError:
+    return WireError(f"input chunk of type {shown(kind)}: this server reads text only; send encoded_text chunks")
+
+
+# Samples
+
+
+def sample_from_json(body: bytes) -> SampleCall:
+    given = parse_json(schemas.SampleRequest, body)
+    if given.sampling_session_id is None and given.base_model is None and given.model_path is None:
+        raise WireError("sampling_session_id is missing")
+    if given.sampling_session_id is not None and given.seq_id is None:
+        raise WireError("seq_id is missing; a sampling session needs it")
+    targets = given.target_prompt_logprobs
+    request = SampleRequest(
+        prompt=tuple(chain.from_iterable(_texts_of_schema(given.prompt))),
+        params=_sampling_params(given.sampling_params),
+        num_samples=given.num_samples,
+        topk_logprobs=given.topk_sample_logprobs,
+        prompt_logprobs=bool(given.prompt_logprobs),
+        topk_prompt_logprobs=given.topk_prompt_logprobs,
+        prompt_logprobs_last_n=given.prompt_logprobs_last_n,
+        target_prompt_logprobs=None if targets is None else tensor_of_schema("target_prompt_logprobs", targets),
+        prompt_alt_tokens_k=given.prompt_alt_tokens_k,
+    )
+    return SampleCall(request, given.sampling_session_id, given.seq_id, given.base_model, given.model_path)
+
+
+def _sampling_params(given: schemas.SamplingParams) -> SamplingParams:
+    """Stop strings come beside the model's end of sequence; token ids, and an empty list, in its place."""
+    token_ids: tuple[int, ...] | None = None
+    strings: tuple[str, ...] = ()
+    match given.stop:
+        case None:
+            pass
+        case str(text):
+            strings = (text,)
+        case []:
+            token_ids = ()
+        case [str(), *_]:
+            strings = tuple(str(s) for s in given.stop)
+        case _:
+            token_ids = tuple(int(t) for t in given.stop)
+    return SamplingParams(
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        seed=given.seed,
+        stop_token_ids=token_ids,
+        stop_strings=strings,
+    )

@@ -1,0 +1,71 @@
+"""Files of a checkpoint by URLs that work for a while, without a key.
+
+A URL carries its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
+use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere. Owns: signing and what a
+folder offers. Never touches: HTTP, who may have a URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from palestra.server.errors import Refusal
+from palestra.server.tinker.paths import TinkerPath
+
+VALID_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a URL is good for."""
+
+    path: TinkerPath
+    version: str
+    """Which folder the path led to, without telling where it is."""
+    file: str
+    """Relative to that folder, with `/`."""
+    expires: int
+    """Seconds since the epoch."""
+
+
+class Signer:
+    def __init__(self, secret: str):
+        self._key = hmac.digest(secret.encode(), b"palestra checkpoint files", "sha256")
+
+    def url(self, base_url: str, ticket: Ticket) -> str:
+        place = f"{ticket.path.model_id}/checkpoints/{ticket.path.checkpoint_id}/files/{quote(ticket.file)}"
+        query = {"version": ticket.version, "expires": ticket.expires, "signature": self._sign(ticket)}
+        return f"{base_url.rstrip('/')}/api/v1/training_runs/{place}?{urlencode(query)}"
+
+    def check(self, ticket: Ticket, signature: str, now: float) -> None:
+        if not hmac.compare_digest(self._sign(ticket).encode(), signature.encode()):
+            raise Refusal(403, "this download URL is not valid; ask for new ones: external_weights_urls")
+        if ticket.expires <= now:
+            raise Refusal(403, "this download URL has expired; ask for new ones: external_weights_urls")
+
+    def _sign(self, ticket: Ticket) -> str:
+        path = ticket.path
+        signed = [path.model_id, path.kind.value, path.name, ticket.version, ticket.file, ticket.expires]
+        return hmac.new(self._key, json.dumps(signed).encode(), hashlib.sha256).hexdigest()
+
+
+def version_of(folder: str) -> str:
+    return hashlib.sha256(folder.encode()).hexdigest()[:24]
+
+
+def files_in(folder: str) -> dict[str, Path]:
+    """Regular files by their path relative to the folder; a link is none, wherever it leads."""
+    root = Path(folder)
+    found: dict[str, Path] = {}
+    for here, _, names in os.walk(root, followlinks=False):
+        for name in names:
+            file = Path(here, name)
+            if file.is_file() and not file.is_symlink():
+                found[file.relative_to(root).as_posix()] = file
+    return dict(sorted(found.items()))

@@ -1,0 +1,42 @@
+"""What a malformed request becomes: one clear line and a 4xx.
+
+Owns: WireError and how a validation failure reads. Never touches: HTTP responses.
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+MAX_SHOWN = 80  # characters of a client's own value that a message repeats
+
+
+class WireError(ValueError):
+    """The request cannot be read. Its text is meant for the client."""
+
+    status = 400
+
+
+class TooLarge(WireError):
+    status = 413
+
+
+def shown(value: object) -> str:
+    """A client's value, cut short, for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def wire_error_of(error: ValidationError) -> WireError:
+    """The first finding of a validation: where, what, and what was found."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])[:MAX_SHOWN]
+    said = first["msg"].removeprefix("Value error, ")
+    found = f", found {_found(first['input'])}" if first["type"] not in _FOUND_IS_NOISE else ""
+    return WireError(f"{where if where.isprintable() else repr(where)}: {said}{found}" if where else said + found)
+
+
+_FOUND_IS_NOISE = ("missing", "json_invalid", "value_error")
+
+
+def _found(value: object) -> str:
+    return type(value).__name__ if isinstance(value, dict | list | tuple | bytes) else shown(value)

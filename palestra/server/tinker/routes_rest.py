@@ -1,0 +1,200 @@
+"""Tinker: training runs, checkpoints, sessions, keys. Thin: what they mean is in `rest_service`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import FileResponse
+
+from palestra.server.auth import Caller
+from palestra.server.tinker import schemas_account as a
+from palestra.server.tinker import schemas_rest as r
+from palestra.server.tinker.access import CallerNow
+from palestra.server.tinker.copies import copy_weights
+from palestra.server.tinker.downloads import Ticket
+from palestra.server.tinker.paths import TinkerPath
+from palestra.server.tinker.rest_service import RestService, Scope, path_from
+from palestra.server.tinker.schemas import INT64, Id
+from palestra.store.records import Rights
+
+router = APIRouter(prefix="/api/v1", tags=["rest"])
+
+CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
+MAX_PAGE = 1000  # the CLI asks for as many
+
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+Offset = Annotated[int, Query(ge=0, le=INT64)]
+
+
+def _rest(request: Request) -> RestService:
+    return RestService(request.app.state.hub)
+
+
+async def _key_holder(request: Request) -> Caller:
+    """With whatever right: a key may always ask about itself."""
+    return await request.app.state.doorkeeper.admit(request, rights=tuple(Rights))
+
+
+Rest = Annotated[RestService, Depends(_rest)]
+PathNow = Annotated[TinkerPath, Depends(path_from)]
+KeyHolder = Annotated[Caller, Depends(_key_holder)]
+DONE = 204
+
+
+# Training runs
+
+
+@router.get("/training_runs", response_model_exclude_none=True)
+async def training_runs(
+    rest: Rest,
+    caller: CallerNow,
+    limit: Limit = 20,
+    offset: Offset = 0,
+    access_scope: Scope = "owned",
+    project_id: Id | None = None,
+) -> r.TrainingRunsResponse:
+    return await rest.training_runs(caller, access_scope, project_id, limit, offset)
+
+
+@router.get("/training_runs/{run_id}", response_model_exclude_none=True)
+async def training_run(run_id: str, rest: Rest, caller: CallerNow, access_scope: Scope = "owned") -> r.TrainingRun:
+    return await rest.training_run(caller, run_id, access_scope)
+
+
+@router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
+async def run_checkpoints(run_id: str, rest: Rest, caller: CallerNow) -> r.CheckpointsResponse:
+    return await rest.run_checkpoints(caller, run_id)
+
+
+# Checkpoints
+
+
+@router.get("/checkpoints", response_model_exclude_none=True)
+async def checkpoints(rest: Rest, caller: CallerNow, limit: Limit = 100, offset: Offset = 0) -> r.CheckpointsResponse:
+    return await rest.checkpoints(caller, limit, offset)
+
+
+@router.delete(CHECKPOINT, status_code=DONE)
+async def delete_checkpoint(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    await rest.delete(caller, path)
+    return Response(status_code=DONE)
+
+
+@router.post(CHECKPOINT + "/publish", status_code=DONE)
+async def publish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    await rest.publish(caller, path, public=True)
+    return Response(status_code=DONE)
+
+
+@router.delete(CHECKPOINT + "/publish", status_code=DONE)
+async def unpublish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    await rest.publish(caller, path, public=False)
+    return Response(status_code=DONE)
+
+
+@router.put(CHECKPOINT + "/ttl", status_code=DONE)
+async def set_ttl(path: PathNow, body: r.TtlRequest, rest: Rest, caller: CallerNow) -> Response:
+    await rest.set_ttl(caller, path, body.ttl_seconds)
+    return Response(status_code=DONE)
+
+
+@router.get(CHECKPOINT + "/external_weights_urls")
+async def external_weights_urls(
+    path: PathNow, request: Request, rest: Rest, caller: CallerNow
+) -> r.ExternalWeightsUrlsResponse:
+    return await rest.file_urls(caller, path, str(request.base_url))
+
+
+@router.get(CHECKPOINT + "/files/{file:path}", response_class=FileResponse)
+@router.head(CHECKPOINT + "/files/{file:path}", response_class=FileResponse, include_in_schema=False)
+async def checkpoint_file(
+    path: PathNow,
+    file: str,
+    rest: Rest,
+    version: str = "",
+    expires: Annotated[int, Query(ge=0, le=INT64)] = 0,
+    signature: str = "",
+) -> FileResponse:
+    """By a URL of `external_weights_urls`; no key is needed."""
+    found = await rest.file(Ticket(path, version, file, expires), signature)
+    headers = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
+    return FileResponse(found, media_type="application/octet-stream", headers=headers)
+
+
+@router.post("/copy_weights")
+async def copy(
+    body: r.CopyWeightsRequest,
+    rest: Rest,
+    caller: CallerNow,
+    x_idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
+) -> r.CopyWeightsResponse:
+    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.hub, caller, body, x_idempotency_key))
+
+
+# Sessions
+
+
+@router.get("/sessions")
+async def sessions(
+    rest: Rest, caller: CallerNow, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
+) -> r.SessionsResponse:
+    """Sessions are never published: both scopes are the caller's own."""
+    return await rest.sessions(caller, limit, offset)
+
+
+@router.post("/sessions/search", response_model_exclude_none=True)
+async def search_sessions(body: r.SearchRequest, rest: Rest, caller: CallerNow) -> r.SearchResponse:
+    return await rest.search(caller, body)
+
+
+@router.get("/sessions/{session_id}", response_model_exclude_none=True)
+async def session(session_id: str, rest: Rest, caller: CallerNow, access_scope: Scope = "owned") -> r.SessionResponse:
+    return await rest.session(caller, session_id)
+
+
+@router.put("/sessions/{session_id}/project", status_code=DONE)
+async def set_project(session_id: str, body: r.ProjectRequest, rest: Rest, caller: CallerNow) -> Response:
+    await rest.set_project(caller, session_id, body.project_id)
+    return Response(status_code=DONE)
+
+
+@router.get("/sessions/{session_id}/trace_export", response_model_exclude_none=True)
+async def trace_export(session_id: str, rest: Rest, caller: CallerNow) -> r.TraceExportResponse:
+    await rest.own_session(caller, session_id)
+    return r.TraceExportResponse(status="failed", error="no traces are kept here; /metrics has the timings of requests")
+
+
+# Keys, usage
+
+
+@router.get("/auth/apikey/me")
+async def key(rest: Rest, caller: KeyHolder) -> a.KeyResponse:
+    return rest.key(caller)
+
+
+@router.delete("/auth/apikey/me", status_code=DONE)
+async def revoke_key(rest: Rest, caller: KeyHolder) -> Response:
+    await rest.revoke(caller)
+    return Response(status_code=DONE)
+
+
+@router.get("/audit")
+async def audit(
+    caller: CallerNow,
+    event_type: Literal["all", "checkpoints", "projects", "teams", "organizations"] = "all",
+    day: str | None = None,
+) -> a.AuditResponse:
+    """Empty: no such log is kept."""
+    return a.AuditResponse(entries=[])
+
+
+@router.get("/billing/usage/events")
+async def usage(caller: CallerNow) -> a.UsageResponse:
+    """Empty: nothing is billed here."""
+    return a.UsageResponse(data=[], sessions={})
+
+
+@router.get("/billing/usage/checkpoints/current")
+async def storage(caller: CallerNow, project_id: Id | None = None) -> a.StorageResponse:
+    return a.StorageResponse(data=[])

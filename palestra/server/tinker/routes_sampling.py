@@ -1,0 +1,45 @@
+"""Tinker: sampling sessions and samples. Thin: what they mean is in `service`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.body import read_body
+from palestra.server.tinker.decode import sample_from_json
+from palestra.server.tinker.schemas_rest import SamplerResponse
+
+router = APIRouter(prefix="/api/v1", tags=["sampling"])
+
+_SAMPLE_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+@router.post("/create_sampling_session")
+async def create_sampling_session(
+    body: s.CreateSamplingSessionRequest, service: ServiceNow, caller: CallerNow
+) -> s.CreateSamplingSessionResponse:
+    return s.CreateSamplingSessionResponse(sampling_session_id=await service.create_sampling_session(caller, body))
+
+
+@router.post("/join_sampling_session")
+async def join_sampling_session(
+    body: s.JoinSamplingSessionRequest, service: ServiceNow, caller: CallerNow
+) -> s.JoinSamplingSessionResponse:
+    return s.JoinSamplingSessionResponse(client_counter=service.join(caller, body.sampling_session_id))
+
+
+@router.post("/asample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
+async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    return await service.sample(caller, sample_from_json(await read_body(request)))
+
+
+@router.post("/sample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
+async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """SDK 0.24 and older."""
+    return await service.sample(caller, sample_from_json(await read_body(request)))
+
+
+@router.get("/samplers/{sampler_id}", response_model_exclude_none=True)
+async def sampler(sampler_id: str, service: ServiceNow, caller: CallerNow) -> SamplerResponse:
+    return service.sampler_info(caller, sampler_id)

@@ -1,0 +1,59 @@
+"""Tinker: the calls around a session. Thin: what they mean is in `service`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.access import CallerNow, ServiceNow
+
+router = APIRouter(prefix="/api/v1", tags=["service"])
+
+
+@router.post("/client/config")
+async def client_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientConfigResponse:
+    return s.ClientConfigResponse()
+
+
+@router.post("/client/dynamic_config")
+async def client_dynamic_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientDynamicConfigResponse:
+    return s.ClientDynamicConfigResponse(sample_cancel_enabled=True)
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/get_server_capabilities")
+async def get_server_capabilities(service: ServiceNow, caller: CallerNow) -> s.CapabilitiesResponse:
+    return service.capabilities()
+
+
+@router.post("/create_session")
+async def create_session(
+    body: s.CreateSessionRequest, service: ServiceNow, caller: CallerNow
+) -> s.CreateSessionResponse:
+    return s.CreateSessionResponse(session_id=await service.create_session(caller, body))
+
+
+@router.post("/session_heartbeat")
+async def session_heartbeat(
+    body: s.SessionHeartbeatRequest, service: ServiceNow, caller: CallerNow
+) -> s.SessionHeartbeatResponse:
+    await service.heartbeat(caller, body.session_id)
+    return s.SessionHeartbeatResponse()
+
+
+@router.post("/sessions/{session_id}/finish", status_code=204)
+async def finish_session(
+    session_id: str, body: s.FinishSessionRequest, service: ServiceNow, caller: CallerNow
+) -> Response:
+    await service.finish_session(caller, session_id, body)
+    return Response(status_code=204)
+
+
+@router.post("/telemetry")
+async def telemetry(body: s.TelemetryRequest, caller: CallerNow) -> s.TelemetryResponse:
+    """Taken and let go: its events hold tracebacks and, at times, keys."""
+    return s.TelemetryResponse()

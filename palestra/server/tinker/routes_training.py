@@ -1,0 +1,85 @@
+"""Tinker: models and their training requests. Thin: what they mean is in `service`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.body import read_body
+from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
+
+router = APIRouter(prefix="/api/v1", tags=["training"])
+
+PROTOBUF = "application/x-protobuf"
+
+
+def _body_of(*schemas: type[s.WireModel]) -> dict[str, Any]:
+    """The bodies are read by hand, for speed and for protobuf; this tells OpenAPI of them."""
+    content: dict[str, Any] = {"application/json": {"schema": schemas[0].model_json_schema()}} if schemas else {}
+    return {"requestBody": {"required": True, "content": {**content, PROTOBUF: {"schema": {"type": "string"}}}}}
+
+
+@router.post("/create_model", response_model_exclude_none=True)
+async def create_model(body: s.CreateModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    return await service.create_model(caller, body)
+
+
+@router.post("/get_info")
+async def get_info(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.GetInfoResponse:
+    return service.get_info(caller, body.model_id)
+
+
+@router.post("/forward_backward", openapi_extra=_body_of(), response_model_exclude_none=True)
+async def forward_backward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    body = await read_body(request)
+    is_protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
+    return await service.run_pass(caller, (pass_from_protobuf if is_protobuf else forward_backward_from_json)(body))
+
+
+@router.post("/forward", openapi_extra=_body_of(), response_model_exclude_none=True)
+async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """SDK 0.24 and older: newer ones send `forward_only`."""
+    return await service.run_pass(caller, forward_from_json(await read_body(request)))
+
+
+@router.post("/optim_step", response_model_exclude_none=True)
+async def optim_step(body: s.OptimStepRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    return await service.optim_step(caller, body)
+
+
+@router.post("/save_weights", response_model_exclude_none=True)
+async def save_weights(body: s.SaveWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    return await service.save_weights(caller, body)
+
+
+@router.post("/save_weights_for_sampler", response_model_exclude_none=True)
+async def save_weights_for_sampler(
+    body: s.SaveWeightsForSamplerRequest, service: ServiceNow, caller: CallerNow
+) -> s.FutureResponse:
+    return await service.save_weights_for_sampler(caller, body)
+
+
+@router.post("/save_weights_external", response_model_exclude_none=True)
+async def save_weights_external(
+    body: s.SaveWeightsExternalRequest, service: ServiceNow, caller: CallerNow
+) -> s.FutureResponse:
+    return await service.save_weights_external(caller, body)
+
+
+@router.post("/load_weights", response_model_exclude_none=True)
+async def load_weights(body: s.LoadWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    return await service.load_weights(caller, body)
+
+
+@router.post("/unload_model", response_model_exclude_none=True)
+async def unload_model(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """SDK 0.24 and older. Unloading what is not loaded is no error."""
+    return await service.unload_model(caller, body.model_id)
+
+
+@router.post("/weights_info")
+async def weights_info(body: s.WeightsInfoRequest, service: ServiceNow, caller: CallerNow) -> s.WeightsInfoResponse:
+    return await service.weights_info(caller, body.tinker_path)

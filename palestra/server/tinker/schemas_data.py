@@ -1,0 +1,92 @@
+"""JSON bodies that carry data: samples, and the passes of SDK 0.24 and older. `decode` turns them into records.
+
+Lists end at their first wrong item: a million complaints help nobody. Owns: shapes and bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from palestra.server.tinker.schemas import INT32, INT64, Finite, Id, Name, Seq, Text, TrainSeq, WireModel
+
+MAX_SAMPLES = 4096
+
+Tokens = Annotated[list[Annotated[int, Field(ge=-INT32 - 1, le=INT32)]], Field(fail_fast=True)]
+Whole = Annotated[list[Annotated[int, Field(ge=-INT64 - 1, le=INT64)]], Field(fail_fast=True)]
+Numbers = Annotated[list[float], Field(fail_fast=True)]
+Stops = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(fail_fast=True)]
+
+
+class Tensor(WireModel):
+    data: Whole | Numbers
+    dtype: Literal["float32", "int64"]
+    shape: Annotated[list[Seq], Field(max_length=8)] | None = None
+    sparse_crow_indices: Whole | None = None
+    sparse_col_indices: Whole | None = None
+
+
+class Chunk(WireModel):
+    """Only encoded text has tokens; other types are refused by name."""
+
+    type: Text = "encoded_text"
+    tokens: Tokens | None = None
+
+
+class ModelInput(WireModel):
+    chunks: Annotated[list[Chunk], Field(fail_fast=True)]
+
+
+class Datum(WireModel):
+    model_input: ModelInput
+    loss_fn_inputs: dict[str, Tensor]
+
+
+class PassInput(WireModel):
+    data: Annotated[list[Datum], Field(min_length=1, fail_fast=True)]
+    loss_fn: Name
+    loss_fn_config: dict[str, Finite | Text] | None = None
+
+
+class ForwardBackwardRequest(WireModel):
+    """JSON, of SDK 0.24 and older."""
+
+    model_id: Id
+    seq_id: TrainSeq
+    forward_backward_input: PassInput
+
+
+class ForwardRequest(WireModel):
+    """JSON, of SDK 0.24 and older."""
+
+    model_id: Id
+    seq_id: TrainSeq
+    forward_input: PassInput
+
+
+class SamplingParams(WireModel):
+    max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = None
+    seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
+    stop: Annotated[str, StringConstraints(min_length=1)] | Stops | Tokens | None = None
+    temperature: Annotated[Finite, Field(ge=0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32)] = -1
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+
+
+class SampleRequest(WireModel):
+    """Of asample, and of sample in older SDKs."""
+
+    prompt: ModelInput
+    sampling_params: SamplingParams
+    num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    sampling_session_id: Id | None = None
+    seq_id: Seq | None = None
+    base_model: Name | None = None
+    model_path: Text | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: Annotated[int, Field(ge=0, le=INT32)] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=INT32)] = 0
+    target_prompt_logprobs: Tensor | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=INT32)] = 0
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1, le=INT32)] | None = None

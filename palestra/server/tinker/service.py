@@ -1,0 +1,403 @@
+"""What the Tinker calls mean: sessions, models, training requests, results.
+
+Every lookup is by owner: what belongs to another does not exist. Owns: the meaning of requests. Never touches: HTTP,
+order and durability (`training`), workers. Sampling calls are in `sampling_service`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from palestra.server.auth import Caller
+from palestra.server.errors import Refusal, not_found
+from palestra.server.futures import RequestKind, SampleFuture, TrainFuture
+from palestra.server.hub import Hub
+from palestra.server.sessions import Session
+from palestra.server.tinker import encode
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.decode import PassRequest
+from palestra.server.tinker.paths import (
+    CheckpointKind,
+    ModelId,
+    SampleRequestId,
+    SamplerId,
+    TinkerPath,
+    TrainRequestId,
+    check_name,
+    parse_request_id,
+)
+from palestra.server.tinker.sampling_service import SamplingService
+from palestra.server.training import TrainedModel
+from palestra.server.workers import Worker
+from palestra.store import models as model_rows
+from palestra.store import samplers as sampler_rows
+from palestra.store import sessions as session_rows
+from palestra.store.records import Checkpoint, Model, Sampler
+from palestra.store.records import Session as SessionRow
+from palestra.types import AdamParams, LoraConfig
+from palestra.types.engine import (
+    CreateModel,
+    Failure,
+    KeepSampler,
+    LoadWeights,
+    Operation,
+    OptimStep,
+    PassResult,
+    Sampled,
+    Saved,
+    SaveWeights,
+    StepDone,
+    decode_from_worker,
+)
+
+Answer = dict[str, Any] | bytes | s.TryAgainResponse
+
+
+class TinkerService(SamplingService):
+    def __init__(self, hub: Hub):
+        super().__init__(hub)
+
+    # Service and sessions
+
+    def capabilities(self) -> s.CapabilitiesResponse:
+        models = [
+            s.SupportedModel(model_name=name, max_context_length=worker.card.max_positions if worker.card else None)
+            for name, worker in self.hub.workers.items()
+        ]
+        return s.CapabilitiesResponse(supported_models=models)
+
+    async def create_session(self, caller: Caller, request: s.CreateSessionRequest) -> str:
+        session_id, now = secrets.token_hex(16), time.time()
+        row = SessionRow(
+            session_id=session_id,
+            owner=caller.owner,
+            created_at=now,
+            last_heartbeat_at=now,
+            tags=list(request.tags),
+            user_metadata=dict(request.user_metadata or {}),
+            sdk_version=request.sdk_version,
+            project_id=request.project_id,
+            display_name=request.display_name,
+        )
+        await self.hub.store.write(lambda c: session_rows.insert_session(c, row))
+        self.hub.sessions.active[session_id] = Session(session_id, caller.owner)
+        return session_id
+
+    async def heartbeat(self, caller: Caller, session_id: str) -> None:
+        session = self.hub.sessions.find(session_id, caller.owner)
+        if session is None:
+            row = await self.hub.store.read(lambda c: session_rows.get_session(c, session_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("session", session_id)
+            raise Refusal(410, f"session {session_id} is over ({row.status})")
+        session.touch()
+
+    async def finish_session(self, caller: Caller, session_id: str, request: s.FinishSessionRequest) -> None:
+        """The first end counts; saying it again is no error."""
+        session = self.hub.sessions.find(session_id, caller.owner)
+        if session is not None:
+            await self.hub.end_session(
+                session,
+                "the session was finished by its client",
+                lambda: self.hub.store.write(
+                    lambda c: session_rows.finish_session(
+                        c, session_id, reason=request.reason.type, detail=request.detail
+                    )
+                ),
+            )
+
+    # Models
+
+    async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
+        self._only_adam(request.optimizer_config.type)
+        wanted = request.lora_config
+        lora = LoraConfig(
+            rank=wanted.rank,
+            seed=wanted.seed,
+            train_attn=wanted.train_attn,
+            train_mlp=wanted.train_mlp,
+            train_unembed=wanted.train_unembed,
+        )
+        session = self._session(caller, request.session_id)
+        return await self._create(session, request.model_seq_id, request.base_model, lora, request.user_metadata, None)
+
+    async def _create(
+        self,
+        session: Session,
+        number: int,
+        base_model: str,
+        lora: LoraConfig,
+        user_metadata: dict[str, str] | None,
+        load: tuple[Checkpoint, bool] | None,
+    ) -> s.FutureResponse:
+        model_id = str(ModelId(session.session_id, number))
+        model = self.hub.training.models.get(model_id)
+        if model is None:
+            model = await self._new_model(session, model_id, base_model, lora, user_metadata)
+        if lora.seed is None:  # decided at the first call, so that a repeated one asks for the same
+            lora = msgspec.structs.replace(lora, seed=model.lora.seed)
+        checkpoint, optimizer = load or (None, False)
+        operation = CreateModel(
+            lora=lora, load_from=checkpoint.folder if checkpoint else None, load_optimizer=optimizer
+        )
+        reply: dict[str, Any] = encode.created_json(model_id)
+        if checkpoint is not None:
+            reply = encode.loaded_json(checkpoint.key.path, model_id)
+        return await self._submit(model, 0, RequestKind.CREATE_MODEL, operation, reply)
+
+    async def _new_model(
+        self, session: Session, model_id: str, base_model: str, lora: LoraConfig, user_metadata: dict[str, str] | None
+    ) -> TrainedModel:
+        worker, now = self._base(base_model), time.time()
+        if sum(m.worker is worker for m in self.hub.training.models.values()) >= self.hub.config.limits.max_models:
+            raise Refusal(429, "this server holds as many models as it may; finish a session first", retry_after_s=10)
+        if lora.seed is None:
+            lora = msgspec.structs.replace(lora, seed=secrets.randbits(62))
+        row = Model(
+            model_id=model_id,
+            session_id=session.session_id,
+            owner=session.owner,
+            base_model=base_model,
+            lora=lora,
+            created_at=now,
+            last_request_at=now,
+            user_metadata=user_metadata,
+        )
+        stored = await self.hub.store.write(lambda c: model_rows.insert_model(c, row))
+        if stored.created_at != now:
+            existing = self.hub.training.models.get(model_id)
+            if existing is None:
+                raise Refusal(400, f"{model_id} was created before and is {stored.status}; take the next number")
+            return existing
+        model = TrainedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
+        self.hub.training.models[model_id] = model
+        return model
+
+    def get_info(self, caller: Caller, model_id: str) -> s.GetInfoResponse:
+        model = self._model(caller, model_id)
+        card = model.worker.card
+        data = s.ModelData(
+            model_name=model.base_model,
+            tokenizer_id=model.worker.config.model,
+            arch=card.architecture if card else None,
+        )
+        return s.GetInfoResponse(
+            model_id=model_id, model_data=data, lora_rank=model.lora.rank, model_name=model.base_model
+        )
+
+    async def unload_model(self, caller: Caller, model_id: str) -> s.FutureResponse:
+        model = self._model(caller, model_id)
+        self.hub.training.drop(model, "the model was unloaded")
+        await self.hub.unloaded(model)
+        reply = {"model_id": model_id, "type": "unload_model"}
+        future = self.hub.training.finished_at_once(model, RequestKind.UNLOAD_MODEL, reply)
+        return s.FutureResponse(request_id=future.request_id, model_id=model_id)
+
+    # Training requests
+
+    async def run_pass(self, caller: Caller, request: PassRequest) -> s.FutureResponse:
+        model = self._model(caller, request.model_id)
+        if not request.operation.data:
+            raise self._reject(model, request.seq_id, "the batch is empty: send at least one datum")
+        kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
+        return await self._submit(model, request.seq_id, kind, request.operation, {})
+
+    async def optim_step(self, caller: Caller, request: s.OptimStepRequest) -> s.FutureResponse:
+        model = self._model(caller, request.model_id)
+        if request.adam_params is None:
+            name = request.optimizer_params.type if request.optimizer_params else ""
+            raise self._reject(model, request.seq_id, f"{name!r}: this model's optimizer is adamw; send adam_params")
+        operation = OptimStep(adam=AdamParams(**request.adam_params.model_dump()))
+        return await self._submit(model, request.seq_id, RequestKind.OPTIM_STEP, operation, {})
+
+    async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
+        model = self._model(caller, request.model_id)
+        path = self._path(model, request.seq_id, CheckpointKind.WEIGHTS, request.path or f"{request.seq_id:06d}")
+        folder = await self._begin(
+            model,
+            path,
+            request.seq_id,
+            ttl_s=request.ttl_seconds,
+            overwrite=request.overwrite,
+            user_metadata=request.user_metadata,
+        )
+        operation = SaveWeights(folder=folder, optimizer=True)
+        reply = encode.saved_json(str(path))
+        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS, operation, reply)
+
+    async def save_weights_for_sampler(
+        self, caller: Caller, request: s.SaveWeightsForSamplerRequest
+    ) -> s.FutureResponse:
+        model, kind = self._model(caller, request.model_id), RequestKind.SAVE_WEIGHTS_FOR_SAMPLER
+        if request.path is None:
+            sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
+            operation, reply = KeepSampler(sampler_id=sampler_id), encode.kept_json(sampler_id)
+            return await self._submit(model, request.seq_id, kind, operation, reply)
+        path = self._path(model, request.seq_id, CheckpointKind.SAMPLER_WEIGHTS, request.path)
+        folder = await self._begin(
+            model, path, request.seq_id, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
+        )
+        operation = SaveWeights(folder=folder, optimizer=False)
+        return await self._submit(model, request.seq_id, kind, operation, encode.saved_for_sampler_json(str(path)))
+
+    async def _keep(self, model: TrainedModel, seq_id: int, number: int) -> str:
+        sampler_id = str(SamplerId(model.session_id, number))
+        row = Sampler(
+            sampler_id=sampler_id,
+            session_id=model.session_id,
+            owner=model.owner,
+            base_model=model.base_model,
+            created_at=time.time(),
+            model_id=model.model_id,
+            seq_id=seq_id,
+        )
+        stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
+        if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
+            raise self._reject(model, seq_id, f"sampling session {sampler_id} exists already")
+        self._remember(stored, model.worker)
+        return sampler_id
+
+    async def save_weights_external(self, caller: Caller, request: s.SaveWeightsExternalRequest) -> s.FutureResponse:
+        model = self._model(caller, request.model_id)
+        if request.age_encryption_recipients:
+            raise self._reject(model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports")
+        path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL_WEIGHTS, request.path)
+        # An export is a copy to be fetched; a second one under the name replaces it.
+        folder = await self._begin(model, path, request.seq_id, ttl_s=request.ttl_seconds, overwrite=True)
+        operation, reply = SaveWeights(folder=folder, optimizer=False), encode.saved_external_json(str(path), 0)
+        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS_EXTERNAL, operation, reply)
+
+    async def load_weights(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
+        if request.model_id is None:
+            return await self._load_as_new(caller, request)
+        model, seq_id = self._model(caller, request.model_id), request.seq_id or 0
+        try:
+            checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+        except (Refusal, ValueError):
+            self.hub.training.reject(model, seq_id)
+            raise
+        if checkpoint.base_model not in self._names_of(model.worker):
+            raise self._reject(model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}")
+        operation = LoadWeights(folder=checkpoint.folder, optimizer=request.optimizer)
+        reply = encode.loaded_json(request.path, model.model_id)
+        return await self._submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply)
+
+    async def _load_as_new(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
+        session = self._session(caller, request.session_id or "")
+        checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+        lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
+        return await self._create(
+            session,
+            request.model_seq_id or 0,
+            request.base_model or checkpoint.base_model,
+            lora,
+            request.user_metadata,
+            (checkpoint, request.optimizer),
+        )
+
+    async def weights_info(self, caller: Caller, path: str) -> s.WeightsInfoResponse:
+        found = await self.hub.checkpoints.find(TinkerPath.parse(path), caller.owner)
+        return s.WeightsInfoResponse(
+            base_model=found.base_model,
+            lora_rank=found.lora.rank,
+            train_unembed=found.lora.train_unembed,
+            train_mlp=found.lora.train_mlp,
+            train_attn=found.lora.train_attn,
+        )
+
+    # Results
+
+    async def retrieve(self, caller: Caller, request_id: str, *, as_protobuf: bool) -> Answer:
+        future = self._future(caller, request_id)
+        if not await future.wait(self.hub.config.poll_hold_s):
+            return self._not_yet(future)
+        if isinstance(future, SampleFuture):
+            future.retrieved = True
+            assert future.frame is not None
+            message = decode_from_worker(future.frame)
+            assert isinstance(message, Sampled)
+            if isinstance(message.outcome, Failure):
+                return encode.failure_json(message.outcome)
+            return encode.sample_protobuf(message.outcome) if as_protobuf else encode.sample_json(message.outcome)
+        outcome = self.hub.training.outcome(future)
+        match outcome:
+            case Failure():
+                return encode.failure_json(outcome)
+            case PassResult():
+                return encode.pass_protobuf(outcome) if as_protobuf else encode.pass_json(outcome)
+            case StepDone():
+                return encode.step_json(outcome)
+            case Saved() if future.kind is RequestKind.SAVE_WEIGHTS_EXTERNAL:
+                return {**future.reply, "size_bytes": outcome.size_bytes}
+            case _:
+                return future.reply
+
+    def _future(self, caller: Caller, request_id: str) -> TrainFuture | SampleFuture:
+        future = self.hub.training.futures.get(request_id) or self.hub.sampling.futures.get(request_id)
+        if future is not None and future.owner == caller.owner:
+            return future
+        if future is None and isinstance(parse_request_id(request_id), SampleRequestId):
+            raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
+        raise not_found("request", request_id)
+
+    def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
+        paused = None
+        if self.hub.is_leaving:
+            paused = "the server is being stopped; it goes on when it is back"
+        elif isinstance(future, TrainFuture):
+            model = self.hub.training.models.get(future.model_id)
+            if model is not None and not model.worker.link.is_up:
+                paused = "the engine is starting"
+        return s.TryAgainResponse(
+            request_id=future.request_id,
+            queue_state="paused_capacity" if paused else "active",
+            queue_state_reason=paused,
+        )
+
+    # Common steps
+
+    async def _submit(
+        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
+    ) -> s.FutureResponse:
+        if self.hub.is_leaving:
+            raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
+        self._alive(model.session_id)
+        future = await self.hub.training.submit(model, seq_id, kind, operation, reply)
+        self.hub.metrics.submitted(kind, base_model=model.worker.name)
+        return s.FutureResponse(request_id=future.request_id, model_id=model.model_id)
+
+    async def _begin(self, model: TrainedModel, path: TinkerPath, seq_id: int, **options: Any) -> str:
+        request_id = str(TrainRequestId(model.model_id, seq_id))
+        try:
+            return await self.hub.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
+        except Refusal:
+            self.hub.training.reject(model, seq_id)
+            raise
+
+    def _path(self, model: TrainedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
+        try:
+            return TinkerPath(model.model_id, kind, check_name(name))
+        except ValueError:
+            self.hub.training.reject(model, seq_id)
+            raise
+
+    def _reject(self, model: TrainedModel, seq_id: int, detail: str) -> Refusal:
+        self.hub.training.reject(model, seq_id)
+        return Refusal(400, detail)
+
+    def _model(self, caller: Caller, model_id: str) -> TrainedModel:
+        model = self.hub.training.models.get(model_id)
+        if model is None or model.owner != caller.owner:
+            raise Refusal(404, f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)")
+        return model
+
+    def _only_adam(self, optimizer: str) -> None:
+        if optimizer != "adamw":
+            raise Refusal(400, f"optimizer {optimizer[:50]!r} is not available here; use adamw")
+
+    def _names_of(self, worker: Worker) -> list[str]:
+        return [name for name, w in self.hub.workers.items() if w is worker]

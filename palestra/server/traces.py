@@ -1,0 +1,68 @@
+"""Traces by OTLP, if asked for (`otlp_endpoint`): each call as a span, with what it waited for inside.
+
+Owns: the shape of spans, sending them in the background. Never touches: metrics, what is traced.
+Importing this needs `palestra[otel]`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
+    OTLPSpanExporter,
+)
+from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
+from opentelemetry.sdk.trace import TracerProvider  # pyright: ignore[reportMissingImports]
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanProcessor  # pyright: ignore[reportMissingImports]
+from opentelemetry.trace import Status, StatusCode, set_span_in_context  # pyright: ignore[reportMissingImports]
+
+
+class Traces:
+    """A provider of its own: no global state, so two servers in one process do not mix."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "palestra"}))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("palestra.server")
+
+    @classmethod
+    def to(cls, endpoint: str) -> Self:
+        """`endpoint` is the collector's address, as http://host:4318."""
+        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
+
+    def finished(
+        self,
+        kind: str,
+        total_s: float,
+        compute_s: float,
+        *,
+        base_model: str = "",
+        outcome: str = "ok",
+        submit_s: float = 0.0,
+        **ids: str,
+    ) -> None:
+        """A call that has just ended: accepted in `submit_s`, then queued, then computed. `ids`: request_id, model_id …
+
+        Told when it is over, so that nothing has to be carried through queues and processes meanwhile.
+        """
+        end = time.time_ns()
+        start, computed = end - int(total_s * 1e9), end - int(min(compute_s, total_s) * 1e9)
+        accepted = min(start + int(submit_s * 1e9), computed)
+        attributes = {f"palestra.{name}": value for name, value in ids.items()}
+        attributes |= {"palestra.base_model": base_model, "palestra.outcome": outcome}
+        call = self._tracer.start_span(kind, start_time=start, attributes=attributes)
+        inside = set_span_in_context(call)
+        for name, begin, until in (
+            ("submit", start, accepted),
+            ("queue", accepted, computed),
+            ("compute", computed, end),
+        ):
+            self._tracer.start_span(name, inside, start_time=begin).end(until)
+        if outcome != "ok":
+            call.set_status(Status(StatusCode.ERROR, outcome))
+        call.end(end)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._provider.shutdown()

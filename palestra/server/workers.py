@@ -1,0 +1,230 @@
+"""Engine workers: started, watched, adopted, started again.
+
+Owns: the worker's process and its first words. Never touches: models, requests: its listener does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+import structlog
+
+from palestra.server.link import Heard, Link
+from palestra.types.engine import Hello, ModelCard, Ping, Stats, Stop, WorkerConfig
+
+log = structlog.get_logger()
+
+PING_S = 5.0  # a worker gives up after 30 s of silence
+ADOPT_S = 3.0  # a living worker says Hello once a second
+START_S = 600.0  # a large model takes its time
+STABLE_S = 10.0  # a worker that lived this long may be started again at once
+STOP_S = 30.0
+
+
+class WorkerError(Exception):
+    """The worker cannot run; the message says why."""
+
+
+class Listener(Protocol):
+    def on_hello(self, worker: Worker, hello: Hello) -> None: ...
+    def on_message(self, worker: Worker, heard: Heard) -> None: ...
+    def on_exit(self, worker: Worker) -> None: ...
+
+
+class Worker:
+    def __init__(self, name: str, config: WorkerConfig, listener: Listener, *, log_file: Path):
+        self.name, self.config, self.listener = name, config, listener
+        self.link = Link(config.address)
+        self.card: ModelCard | None = None
+        self.stats = Stats()
+        self.restarts = 0
+        self.last_progress = time.monotonic()
+        self._log_file = log_file
+        Path(config.state).mkdir(parents=True, exist_ok=True)
+        self._pid_file = Path(config.state) / "worker.json"
+        self._pid = 0
+        self._child: subprocess.Popen | None = None
+        self._worker_id = ""
+        self._hello = asyncio.Event()
+        self._stopping = False
+        self._tasks: list[asyncio.Task] = []
+
+    async def start(self) -> None:
+        """Returns when the worker is ready to work; WorkerError if it cannot."""
+        self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
+        if not await self._adopt():
+            self._spawn()
+        exits = asyncio.create_task(self._exited())
+        hello = asyncio.create_task(self._hello.wait())
+        done, _ = await asyncio.wait({exits, hello}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        hello.cancel()
+        if hello not in done:
+            exits.cancel()
+            self._kill()
+            raise WorkerError(f"the engine worker for {self.config.model} did not start: {self._last_words()}")
+        self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
+        self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
+
+    async def stop(self) -> None:
+        """The worker takes snapshots and goes; after a while it is made to."""
+        self._stopping = True
+        self.link.send(Stop())
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._exited()
+        except TimeoutError:
+            log.warning("worker did not stop in time", worker=self.name, pid=self._pid)
+            self._kill()
+        await self.abandon()
+        self._pid_file.unlink(missing_ok=True)
+
+    async def abandon(self) -> None:
+        """Leaves the process alone."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.link.close()
+
+    # Hearing
+
+    async def _listen(self) -> None:
+        while True:
+            heard = await self.link.receive()
+            self.last_progress = time.monotonic()
+            try:
+                if isinstance(heard.message, Hello):
+                    self._greet(heard.message)
+                elif isinstance(heard.message, Stats):
+                    self.stats = heard.message
+                    self.listener.on_message(self, heard)
+                else:
+                    self.listener.on_message(self, heard)
+            except Exception:
+                log.exception("a worker's message could not be handled", worker=self.name)
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.pid != self._pid:
+            return  # one we have given up; it leaves when it hears nothing
+        if hello.worker_id == self._worker_id:
+            self.link.send(Ping())
+            return
+        self._worker_id, self.card = hello.worker_id, hello.card
+        self.link.welcome(hello)
+        self.listener.on_hello(self, hello)
+        self._hello.set()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self.link.send(Ping())
+
+    # The process
+
+    async def _adopt(self) -> bool:
+        """Whether a worker of an earlier server lives and answers."""
+        try:
+            known = json.loads(self._pid_file.read_text())
+            process = psutil.Process(known["pid"])
+            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return False
+        if not alive:
+            return False
+        self._pid = known["pid"]
+        same = known.get("config") == msgspec.to_builtins(self.config)
+        if same:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ADOPT_S + 10 * (known.get("ready") is False)):
+                    await self._hello.wait()
+                    log.info("adopted a living worker", worker=self.name, pid=self._pid)
+                    return True
+        self._kill()
+        await self._exited()
+        return False
+
+    def _spawn(self) -> None:
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
+        if self.config.threads:
+            environment["OMP_NUM_THREADS"] = str(self.config.threads)
+        with self._log_file.open("ab") as out:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "palestra.engine"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._pid, self._worker_id = self._child.pid, ""
+        created = psutil.Process(self._pid).create_time()
+        facts = {"pid": self._pid, "created": created, "config": msgspec.to_builtins(self.config)}
+        partial = self._pid_file.with_suffix(".partial")
+        partial.write_text(json.dumps(facts))
+        partial.rename(self._pid_file)
+
+    async def _watch(self, exits: asyncio.Task) -> None:
+        """Starts the worker again whenever it has died."""
+        waits = 0.0
+        while True:
+            started = time.monotonic()
+            await exits
+            self.link.hang_up()
+            self._hello.clear()
+            if self._stopping:
+                return
+            self.restarts += 1
+            log.warning("the worker died", worker=self.name, pid=self._pid, last_words=self._last_words())
+            self.listener.on_exit(self)
+            waits = 0.0 if time.monotonic() - started > STABLE_S else min(10.0, waits * 2 or 0.25)
+            await asyncio.sleep(waits)
+            self._spawn()
+            exits = asyncio.create_task(self._exited())
+
+    async def _exited(self) -> None:
+        if self._child is not None and self._child.pid == self._pid and self._child.poll() is not None:
+            return
+        if hasattr(os, "pidfd_open"):
+            await _pidfd_exit(self._pid)
+        else:  # not Linux
+            with contextlib.suppress(psutil.NoSuchProcess):
+                await asyncio.to_thread(psutil.Process(self._pid).wait)
+        if self._child is not None and self._child.pid == self._pid:
+            self._child.wait()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else f"it said nothing; see {self._log_file}"
+
+
+async def _pidfd_exit(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

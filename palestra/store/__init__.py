@@ -1,0 +1,31 @@
+"""What must survive: the database (sessions, models, samplers, checkpoints, keys) and the journal of requests.
+
+Owns: durability, migrations, one server per database. Never touches: HTTP, engines, the files of a checkpoint.
+
+Queries are functions of a `Connection` in modules of their own, handed to `Store.write` and `Store.read`:
+`await store.write(lambda conn: sessions.insert_session(conn, session))`.
+"""
+
+from palestra.store.database import Store
+from palestra.store.errors import (
+    CheckpointExists,
+    JournalError,
+    KeyExists,
+    StoreError,
+    StoreLocked,
+    StoreTooNew,
+)
+from palestra.store.journal import Journal, Position, SegmentInfo
+
+__all__ = [
+    "CheckpointExists",
+    "Journal",
+    "JournalError",
+    "KeyExists",
+    "Position",
+    "SegmentInfo",
+    "Store",
+    "StoreError",
+    "StoreLocked",
+    "StoreTooNew",
+]

@@ -1,0 +1,188 @@
+"""The database, used from threads: one writer that commits in groups, a few readers.
+
+Owns: transactions, the writer thread, opening and closing. Never touches: what is in the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from palestra.store import schema
+from palestra.store.databases import READERS, Database, database_of
+from palestra.store.errors import StoreError
+from palestra.store.groups import GroupQueue
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    work: Callable[[Connection], T]
+    done: Future[T]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Store:
+    """`async with Store.open(url) as store`, or `with` where there is no loop."""
+
+    def __init__(self, database: Database, *, lock: bool) -> None:
+        self._database = database
+        self._lock = lock
+        self._writes = database.writer()
+        self._reads = database.readers()
+        self._conn: Connection | None = None
+        """The writer thread's, once it runs."""
+        self._queue: GroupQueue[_Job[Any]] = GroupQueue()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
+        self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
+
+    @classmethod
+    def open(cls, url: str, *, lock: bool = True) -> Self:
+        """Creates folders and file, migrates, and takes the lock. Without `lock` it works beside a running server."""
+        store = cls(database_of(url), lock=lock)
+        try:
+            store._conn = store._connect()
+        except BaseException as e:
+            store._database.release()
+            if not isinstance(e, SQLAlchemyError):
+                raise
+            raise StoreError(f"cannot open the database {store._database.url!r}: {_reason(e)}") from e
+        store._writer.start()
+        return store
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Durable when it returns. Of a failing `work` nothing is kept, and its error is raised here."""
+        return await asyncio.wrap_future(self._submit(work))
+
+    def write_now(self, work: Callable[[Connection], T]) -> T:
+        return self._submit(work).result()
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """One consistent view, not held up by writes."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self.read_now, work)
+
+    def read_now(self, work: Callable[[Connection], T]) -> T:
+        with self._reads.connect() as conn:
+            return work(conn)
+
+    async def close(self) -> None:
+        """After everything queued is written."""
+        await asyncio.to_thread(self.close_now)
+
+    def close_now(self) -> None:
+        self._queue.close()
+        self._writer.join()
+        self._readers.shutdown()
+        self._reads.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close_now()
+
+    def _submit(self, work: Callable[[Connection], T]) -> Future[T]:
+        job = _Job(work, Future())
+        if not self._queue.put(job):
+            raise StoreError("the store is closed")
+        return job.done
+
+    # On the writer thread
+
+    def _run_writer(self) -> None:
+        while group := self._queue.take():
+            # One whose caller has gone meanwhile is left out; from here on nobody can cancel.
+            if group := [job for job in group if job.done.set_running_or_notify_cancel()]:
+                self._commit(group)
+        self._disconnect()
+        self._database.release()
+
+    def _commit(self, group: list[_Job[Any]]) -> None:
+        try:
+            outcomes = self._run(group)
+        except Exception as e:
+            log.exception("a group of %d writes failed", len(group))
+            self._disconnect()  # the next group starts afresh
+            for job in group:
+                job.done.set_exception(StoreError(f"cannot write to the database: {_reason(e)}"))
+            return
+        for job, outcome in zip(group, outcomes, strict=True):
+            if outcome.error is not None:
+                job.done.set_exception(outcome.error)
+            else:
+                job.done.set_result(outcome.result)
+
+    def _run(self, group: list[_Job[Any]]) -> list[_Outcome]:
+        """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
+        if self._conn is None:
+            self._conn = self._connect()
+        with self._conn.begin():
+            return [self._run_one(self._conn, job) for job in group]
+
+    def _run_one(self, conn: Connection, job: _Job[Any]) -> _Outcome:
+        savepoint = conn.begin_nested()
+        try:
+            result = job.work(conn)
+            savepoint.commit()
+        except BaseException as e:
+            if not self._database.is_in_transaction(conn):
+                raise StoreError(_reason(e)) from e
+            savepoint.rollback()
+            return _Outcome(error=e)
+        return _Outcome(result=result)
+
+    def _connect(self) -> Connection:
+        """Locked and migrated."""
+        conn = self._writes.connect()
+        try:
+            if self._lock:
+                self._database.lock(conn)
+            with conn.begin():
+                is_current = schema.is_current(conn)
+            if is_current:
+                return conn
+            if not self._lock:  # no migration under the feet of a running server
+                self._database.lock(conn)
+            with conn.begin():
+                schema.migrate(conn)
+            if self._lock:
+                return conn
+        except BaseException:
+            conn.close()
+            raise
+        conn.close()
+        self._database.release()
+        return self._writes.connect()
+
+    def _disconnect(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+
+def _reason(error: BaseException) -> str:
+    """The driver's own words, in one line."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split())

@@ -1,0 +1,153 @@
+"""SQLite and PostgreSQL: how each is connected to, and how each is locked for one server.
+
+Owns: URLs, connection settings, the lock. Never touches: tables, transactions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError
+
+from palestra.store.errors import StoreError, StoreLocked
+
+READERS = 4  # reads are short; more only compete for the interpreter
+BUSY_MS = 10_000  # the CLI writes beside a server, a few milliseconds at a time
+ADVISORY_LOCK = 0x50414C4553545241  # "PALESTRA"; PostgreSQL keeps these apart by database
+
+
+class Database(ABC):
+    def __init__(self, url: URL) -> None:
+        self.url = url
+
+    @abstractmethod
+    def writer(self) -> Engine: ...
+
+    @abstractmethod
+    def readers(self) -> Engine: ...
+
+    @abstractmethod
+    def lock(self, conn: Connection) -> None:
+        """Until the writer's connection `conn` is closed and `release` called. `StoreLocked` when another has it."""
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+    @abstractmethod
+    def is_in_transaction(self, conn: Connection) -> bool:
+        """Asks the driver: some errors (a full disk, a lost connection) end a transaction behind our back."""
+
+    def _locked(self, by: str) -> StoreLocked:
+        return StoreLocked(f"another server uses the database {self.url!r}{by}: stop it, or use another database")
+
+
+class SqliteDatabase(Database):
+    def __init__(self, url: URL) -> None:
+        super().__init__(url)
+        if not url.database or url.database == ":memory:":
+            raise StoreError("an SQLite database needs a file, e.g. sqlite:////var/lib/palestra/palestra.db")
+        self.file = Path(url.database)
+        self._lock: int | None = None
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            # For the owner alone: it holds the server's secret. SQLite gives its side files the same mode.
+            os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as e:
+            raise StoreError(f"cannot use the database file {self.file}: {e.strerror}") from e
+
+    def writer(self) -> Engine:
+        engine = create_engine(self.url, poolclass=NullPool)
+        # IMMEDIATE: waits for its turn here; a transaction that turns writer later cannot wait.
+        self._settings(engine, begin="BEGIN IMMEDIATE", journal_mode="WAL", synchronous="FULL", foreign_keys="ON")
+        return engine
+
+    def readers(self) -> Engine:
+        engine = create_engine(self.url, pool_size=READERS, max_overflow=0)
+        self._settings(engine, begin="BEGIN", query_only="ON")
+        return engine
+
+    def _settings(self, engine: Engine, *, begin: str, **pragmas: str) -> None:
+        @event.listens_for(engine, "connect")
+        def on_connect(raw: Any, _record: Any) -> None:
+            raw.isolation_level = None  # or the driver begins transactions its own way, without savepoints
+            raw.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+            for name, value in pragmas.items():
+                raw.execute(f"PRAGMA {name}={value}")
+
+        @event.listens_for(engine, "begin")
+        def on_begin(conn: Connection) -> None:
+            conn.exec_driver_sql(begin)
+
+    def lock(self, conn: Connection) -> None:
+        if self._lock is not None:
+            return
+        file = os.open(f"{self.file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with ExitStack() as failed:
+            failed.callback(os.close, file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                pid = os.pread(file, 20, 0).decode(errors="replace").strip()
+                raise self._locked(f" (process {pid})" if pid else "") from e
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+            failed.pop_all()
+        self._lock = file
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def is_in_transaction(self, conn: Connection) -> bool:
+        raw = conn.connection.dbapi_connection
+        return raw is not None and raw.in_transaction
+
+
+class PostgresDatabase(Database):
+    """The lock belongs to the writer's connection: who loses that can neither write nor keep the lock."""
+
+    def __init__(self, url: URL) -> None:
+        super().__init__(url if "connect_timeout" in url.query else url.update_query_dict({"connect_timeout": "10"}))
+        if find_spec("psycopg") is None:
+            raise StoreError("PostgreSQL needs its driver: pip install 'palestra[postgres]'")
+
+    def writer(self) -> Engine:
+        return create_engine(self.url, poolclass=NullPool)
+
+    def readers(self) -> Engine:
+        # REPEATABLE READ: a page and its total come from one snapshot, as with SQLite.
+        engine = create_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True)
+        return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def lock(self, conn: Connection) -> None:
+        if not conn.execute(text("SELECT pg_try_advisory_lock(:id)"), {"id": ADVISORY_LOCK}).scalar_one():
+            raise self._locked("")
+        conn.commit()
+
+    def release(self) -> None:
+        pass
+
+    def is_in_transaction(self, conn: Connection) -> bool:
+        return not conn.invalidated
+
+
+def database_of(url: str) -> Database:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as e:
+        raise StoreError(f"not a database URL: {url!r}; try sqlite:////path/to/palestra.db or postgresql://…") from e
+    match parsed.get_backend_name():
+        case "sqlite":
+            return SqliteDatabase(parsed.set(drivername="sqlite"))
+        case "postgresql" | "postgres":
+            return PostgresDatabase(parsed.set(drivername="postgresql+psycopg"))
+        case other:
+            raise StoreError(f"unknown kind of database {other!r}; there are: sqlite, postgresql")

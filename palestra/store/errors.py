@@ -1,0 +1,27 @@
+"""What can go wrong with the state we keep. Messages are one line and say what to do."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The database cannot be opened, read or written."""
+
+
+class StoreLocked(StoreError):
+    """Another server uses this database."""
+
+
+class StoreTooNew(StoreError):
+    """A newer Palestra has migrated this database."""
+
+
+class CheckpointExists(StoreError):
+    """The name is taken, and the save did not ask to overwrite."""
+
+
+class KeyExists(StoreError):
+    """A key of this name is in use."""
+
+
+class JournalError(Exception):
+    """The journal is damaged, or cannot be written now."""

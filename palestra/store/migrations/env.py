@@ -1,0 +1,15 @@
+"""Alembic runs this file for every command; the connection and its transaction are the caller's."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from palestra.store.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,  # SQLite cannot alter a column in place
+    transactional_ddl=True,
+)
+context.run_migrations()

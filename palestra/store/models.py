@@ -1,0 +1,94 @@
+"""Models: the training runs, what became of them, and up to where a snapshot covers each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, select, update
+
+from palestra.store.checkpoints import is_alive
+from palestra.store.records import CheckpointStatus, Model, ModelStatus, Page
+from palestra.store.rows import fetch_all, fetch_one, fetch_page, insert_once
+from palestra.store.tables import checkpoints, sessions
+from palestra.store.tables import models as t
+
+
+def insert_model(conn: Connection, model: Model) -> Model:
+    """What is stored then: this one, or the first of that id."""
+    if insert_once(conn, t, msgspec.to_builtins(model)):
+        return model
+    stored = get_model(conn, model.model_id)
+    assert stored is not None
+    return stored
+
+
+def get_model(conn: Connection, model_id: str) -> Model | None:
+    return fetch_one(conn, Model, select(t).where(t.c.model_id == model_id))
+
+
+def models_of_session(conn: Connection, session_id: str) -> list[Model]:
+    """In order of creation."""
+    query = select(t).where(t.c.session_id == session_id).order_by(t.c.created_at, t.c.model_id)
+    return fetch_all(conn, Model, query)
+
+
+def models_in(conn: Connection, statuses: Collection[ModelStatus]) -> list[Model]:
+    query = select(t).where(t.c.status.in_(statuses)).order_by(t.c.created_at, t.c.model_id)
+    return fetch_all(conn, Model, query)
+
+
+def list_models(
+    conn: Connection,
+    *,
+    owner: str | None = None,
+    public_at: float | None = None,
+    project_id: str | None = None,
+    limit: int | None = None,
+    offset: int = 0,
+) -> Page[Model]:
+    """Newest first; of every owner and project when none is named. `public_at`: beside the owner's also those of others
+    with a checkpoint that is public then."""
+    query = select(t).order_by(t.c.created_at.desc(), t.c.model_id.desc())
+    if owner is not None:
+        query = query.where(t.c.owner == owner if public_at is None else (t.c.owner == owner) | _is_public(public_at))
+    if project_id is not None:
+        query = query.join(sessions, sessions.c.session_id == t.c.session_id).where(sessions.c.project_id == project_id)
+    return fetch_page(conn, Model, query, limit=limit, offset=offset)
+
+
+def is_public(conn: Connection, model_id: str, now: float) -> bool:
+    """Whether one of its checkpoints is."""
+    return conn.execute(select(t.c.model_id).where(t.c.model_id == model_id, _is_public(now))).first() is not None
+
+
+def _is_public(now: float) -> ColumnElement[bool]:
+    of_this = (checkpoints.c.model_id == t.c.model_id) & (checkpoints.c.status == CheckpointStatus.COMPLETED)
+    return exists().where(of_this, checkpoints.c.public, is_alive(now))
+
+
+def set_model_status(conn: Connection, model_id: str, status: ModelStatus, *, error: str | None = None) -> bool:
+    change = update(t).where(t.c.model_id == model_id).values(status=status, error=error)
+    return conn.execute(change).rowcount > 0
+
+
+def mark_corrupted(conn: Connection, model_id: str) -> bool:
+    return conn.execute(update(t).where(t.c.model_id == model_id).values(corrupted=True)).rowcount > 0
+
+
+def advance_snapshots(conn: Connection, seqs: Mapping[str, int]) -> None:
+    """Model id to the last request its snapshot covers. Never goes back."""
+    if not seqs:
+        return
+    seq = bindparam("seq", type_=t.c.snapshot_seq.type)
+    change = update(t).where(t.c.model_id == bindparam("id"), t.c.snapshot_seq < seq).values(snapshot_seq=seq)
+    conn.execute(change, [{"id": model_id, "seq": seq_id} for model_id, seq_id in seqs.items()])
+
+
+def touch_models(conn: Connection, requests: Mapping[str, float]) -> None:
+    """Model id to the time of its last request. Never goes back."""
+    if not requests:
+        return
+    at = bindparam("at", type_=t.c.last_request_at.type)
+    change = update(t).where(t.c.model_id == bindparam("id"), t.c.last_request_at < at).values(last_request_at=at)
+    conn.execute(change, [{"id": model_id, "at": time} for model_id, time in requests.items()])

@@ -1,0 +1,222 @@
+"""Rows as typed records: what the query modules take and give. Times are seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+from palestra.types import LoraConfig
+
+T = TypeVar("T")
+
+
+class SessionStatus(StrEnum):
+    ACTIVE = "active"
+    FINISHED = "finished"
+    """Its client said so."""
+    EXPIRED = "expired"
+    """No heartbeat for too long."""
+
+
+class Session(Struct, frozen=True, kw_only=True):
+    session_id: str
+    owner: str
+    created_at: float
+    last_heartbeat_at: float
+    status: SessionStatus = SessionStatus.ACTIVE
+    tags: list[str] = []
+    user_metadata: dict[str, Any] = {}
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    finish_reason: str | None = None
+    finish_detail: str | None = None
+
+
+class StatusFilter(Struct, frozen=True, kw_only=True):
+    status: SessionStatus
+    finish_reasons: list[str] | None = None
+    """For finished ones; None: any."""
+
+
+class SearchCursor(Struct, frozen=True, kw_only=True):
+    """The last session of the page before."""
+
+    created_at: float
+    session_id: str
+
+
+class SessionSearch(Struct, frozen=True, kw_only=True):
+    """All of it must hold, except that `session_id` and `display_name` together mean either."""
+
+    session_id: str | None = None
+    display_name: str | None = None
+    """Each word somewhere in the name, in any case."""
+    owners: list[str] | None = None
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    statuses: list[StatusFilter] | None = None
+    limit: int = 50
+    cursor: SearchCursor | None = None
+
+
+class SessionSummary(Struct, frozen=True, kw_only=True):
+    session: Session
+    checkpoints_count: int
+    checkpoint_storage_bytes: int
+
+
+class SessionPage(Struct, frozen=True, kw_only=True):
+    """Newest first."""
+
+    sessions: list[SessionSummary]
+    next_cursor: SearchCursor | None
+
+
+class ModelStatus(StrEnum):
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    model_id: str
+    session_id: str
+    owner: str
+    base_model: str
+    lora: LoraConfig
+    created_at: float
+    last_request_at: float
+    user_metadata: dict[str, Any] | None = None
+    status: ModelStatus = ModelStatus.PENDING
+    error: str | None = None
+    snapshot_seq: int = -1
+    """Requests up to this number are settled: a snapshot on disk covers them."""
+    corrupted: bool = False
+
+
+class SamplerStatus(StrEnum):
+    LIVE = "live"
+    GONE = "gone"
+
+
+class Sampler(Struct, frozen=True, kw_only=True):
+    """Of a base model, of a saved checkpoint (`model_path`, `folder`), or kept by a model after request `seq_id`."""
+
+    sampler_id: str
+    session_id: str
+    owner: str
+    base_model: str
+    created_at: float
+    model_path: str | None = None
+    model_id: str | None = None
+    seq_id: int | None = None
+    folder: str | None = None
+    status: SamplerStatus = SamplerStatus.LIVE
+
+
+class CheckpointKind(StrEnum):
+    """The middle part of a tinker:// path."""
+
+    WEIGHTS = "weights"
+    SAMPLER = "sampler_weights"
+    EXTERNAL = "external_weights"
+
+
+class CheckpointStatus(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+class CheckpointKey(Struct, frozen=True):
+    model_id: str
+    kind: CheckpointKind
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"tinker://{self.model_id}/{self.kind}/{self.name}"
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """What a path leads to. While it is replaced it goes on serving its `folder`; see `Save`."""
+
+    model_id: str
+    kind: CheckpointKind
+    name: str
+    owner: str
+    status: CheckpointStatus
+    folder: str
+    base_model: str
+    lora: LoraConfig
+    request_id: str
+    seq_id: int
+    """The model's request that saved it."""
+    created_at: float
+    size_bytes: int = 0
+    error: str | None = None
+    public: bool = False
+    user_metadata: dict[str, str] | None = None
+    completed_at: float | None = None
+    expires_at: float | None = None
+
+    @property
+    def key(self) -> CheckpointKey:
+        return CheckpointKey(self.model_id, self.kind, self.name)
+
+
+class Save(Struct, frozen=True, kw_only=True):
+    """A checkpoint that is being written. Several may be under way for one name; the latest request wins."""
+
+    request_id: str
+    model_id: str
+    kind: CheckpointKind
+    name: str
+    seq_id: int
+    folder: str
+    created_at: float
+    ttl_s: float | None = None
+    """Counted from completion; None: kept until deleted."""
+    user_metadata: dict[str, str] | None = None
+
+    @property
+    def key(self) -> CheckpointKey:
+        return CheckpointKey(self.model_id, self.kind, self.name)
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    checkpoint: Checkpoint
+    obsolete_folder: str | None
+    """Nothing leads there any more (live samplers may still: `is_folder_in_use`)."""
+
+
+class Rights(StrEnum):
+    ADMIN = "admin"
+    TRAINER = "trainer"
+    WORKER = "worker"
+    EPISODE = "episode"
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    key_hash: str
+    key_id: int
+    name: str
+    owner: str
+    rights: Rights
+    created_at: float
+    revoked_at: float | None = None
+
+
+class NewKey(Struct, frozen=True, kw_only=True):
+    text: str
+    """Shown once; only its hash is kept."""
+    key: Key
+
+
+class Page(Struct, Generic[T], frozen=True, kw_only=True):
+    items: list[T]
+    total: int

@@ -1,0 +1,39 @@
+"""Between rows and records, in one place for both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, Table, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from palestra.store.records import Page
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def to_record(kind: type[R], row: Row[Any]) -> R:
+    return msgspec.convert({str(name): value for name, value in row._mapping.items()}, kind)
+
+
+def fetch_one(conn: Connection, kind: type[R], query: Select[Any]) -> R | None:
+    row = conn.execute(query).first()
+    return None if row is None else to_record(kind, row)
+
+
+def fetch_all(conn: Connection, kind: type[R], query: Select[Any]) -> list[R]:
+    return [to_record(kind, row) for row in conn.execute(query)]
+
+
+def fetch_page(conn: Connection, kind: type[R], query: Select[Any], *, limit: int | None, offset: int) -> Page[R]:
+    """The query with its order; the count does not mind."""
+    total = conn.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
+    return Page(items=fetch_all(conn, kind, query.limit(limit).offset(offset)), total=total)
+
+
+def insert_once(conn: Connection, table: Table, values: Mapping[str, Any]) -> bool:
+    """False when the primary key is there already: a client repeated itself, the first row stays."""
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    return conn.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount > 0

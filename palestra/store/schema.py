@@ -1,0 +1,35 @@
+"""The schema's version: which one a database has, and bringing it to ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from palestra.store.errors import StoreTooNew
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def is_current(conn: Connection) -> bool:
+    """Whether no migration is missing. `StoreTooNew` when the database has one that we do not know."""
+    script = ScriptDirectory(str(MIGRATIONS))
+    found = MigrationContext.configure(conn).get_current_revision()
+    if found is not None and found not in {step.revision for step in script.walk_revisions()}:
+        raise StoreTooNew(
+            f"the database {conn.engine.url!r} is newer than this program"
+            f" (its version is {found}, ours {script.get_current_head()}): upgrade palestra, or use another database"
+        )
+    return found == script.get_current_head()
+
+
+def migrate(conn: Connection) -> None:
+    """To the newest version, in the transaction of the connection: all of it or nothing."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")

@@ -1,0 +1,134 @@
+"""The journal's files: format, scanning, writing. One segment is `%012d.journal`.
+
+A header (magic, version), then records: u32 length, u32 crc32 of length and payload, payload; little-endian. The
+length is under the crc so that a tail of zeros, which a power cut may leave, is no row of empty records.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from palestra.store.errors import JournalError
+
+HEADER = struct.pack("<8sI", b"PALESTRA", 1)
+_PREFIX = struct.Struct("<II")
+PREFIX_BYTES = _PREFIX.size
+MAX_RECORD_BYTES = (1 << 32) - 1
+_IOV_MAX = 1024  # buffers in one writev, by Linux
+_READ_BYTES = 1 << 20
+
+
+def segment_path(folder: Path, segment: int) -> Path:
+    return folder / f"{segment:012d}.journal"
+
+
+def find_segments(folder: Path) -> list[int]:
+    """Oldest first."""
+    return sorted(int(file.stem) for file in folder.glob("*.journal") if file.stem.isdecimal())
+
+
+def prefix_of(payload: bytes) -> bytes:
+    length = len(payload).to_bytes(4, "little")
+    return length + zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "little")
+
+
+def scan(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset and payload of each record. `JournalError` at the first byte that cannot be one."""
+    with file.open("rb", buffering=_READ_BYTES) as stream:
+        end = os.fstat(stream.fileno()).st_size
+        if stream.read(len(HEADER)) != HEADER:
+            raise JournalError(f"{file} is damaged at byte 0: not the header of a journal of version 1")
+        offset = len(HEADER)
+        while offset < end:
+            prefix = stream.read(PREFIX_BYTES)
+            length = int.from_bytes(prefix[:4], "little")
+            whole = len(prefix) == PREFIX_BYTES and offset + PREFIX_BYTES + length <= end
+            payload = stream.read(length) if whole else b""
+            if not whole or prefix_of(payload) != prefix:
+                raise TornRecord(file, offset)
+            yield offset, payload
+            offset += PREFIX_BYTES + length
+
+
+class TornRecord(JournalError):
+    """Here the file stops making sense: a crash during the last write, or damage."""
+
+    def __init__(self, file: Path, offset: int) -> None:
+        super().__init__(f"{file} is damaged at byte {offset}: restore the file, or cut it there to go on without")
+        self.offset = offset
+
+
+def mend_last(file: Path) -> int:
+    """Cuts off what a crash left half written at the end of the last segment; how many bytes that were."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header = stream.read(len(HEADER))
+    if not header.strip(b"\0") or (len(header) < len(HEADER) and HEADER.startswith(header)):
+        file.unlink()  # it was being created: the header is durable before any record
+        sync_folder(file.parent)
+        return size
+    try:
+        for _ in scan(file):
+            pass
+    except TornRecord as e:
+        fd = os.open(file, os.O_WRONLY)
+        try:
+            os.ftruncate(fd, e.offset)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return size - e.offset
+    return 0
+
+
+def create(file: Path) -> int:
+    """A new segment, header on disk; its file descriptor, for appending."""
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    try:
+        write_all(fd, [HEADER])
+        os.fsync(fd)
+        sync_folder(file.parent)
+    except BaseException:
+        os.close(fd)
+        file.unlink()
+        raise
+    return fd
+
+
+def write_all(fd: int, buffers: Sequence[bytes]) -> None:
+    remaining = iter(buffers)
+    while batch := list(islice(remaining, _IOV_MAX)):
+        written = os.writev(fd, batch)
+        if written < sum(map(len, batch)):  # a signal, or the disk is nearly full
+            rest = memoryview(b"".join(batch))[written:]
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+
+
+def read_record(file: Path, offset: int, size: int) -> bytes:
+    try:
+        fd = os.open(file, os.O_RDONLY)
+    except FileNotFoundError as e:
+        raise JournalError(f"{file} is gone: everything in it was released") from e
+    try:
+        record = os.pread(fd, PREFIX_BYTES + size, offset)
+    finally:
+        os.close(fd)
+    payload = record[PREFIX_BYTES:]
+    if len(payload) != size or prefix_of(payload) != record[:PREFIX_BYTES]:
+        raise TornRecord(file, offset)
+    return payload
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the creation or removal of a file in it durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

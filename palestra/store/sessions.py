@@ -1,0 +1,79 @@
+"""Sessions: a client's stay, alive while its heartbeats come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy import Connection, bindparam, select, update
+
+from palestra.store.records import Page, Session, SessionStatus
+from palestra.store.rows import fetch_all, fetch_one, fetch_page, insert_once
+from palestra.store.tables import sessions as t
+
+
+def insert_session(conn: Connection, session: Session) -> Session:
+    """What is stored then: this one, or the first of that id."""
+    # To the microsecond: a search cursor goes through a datetime and must come back equal.
+    session = msgspec.structs.replace(session, created_at=round(session.created_at, 6))
+    if insert_once(conn, t, msgspec.to_builtins(session)):
+        return session
+    stored = get_session(conn, session.session_id)
+    assert stored is not None
+    return stored
+
+
+def get_session(conn: Connection, session_id: str) -> Session | None:
+    return fetch_one(conn, Session, select(t).where(t.c.session_id == session_id))
+
+
+def list_sessions(
+    conn: Connection, *, owner: str | None = None, limit: int | None = None, offset: int = 0
+) -> Page[Session]:
+    """Newest first; of every owner when none is named."""
+    query = select(t).order_by(t.c.created_at.desc(), t.c.session_id.desc())
+    if owner is not None:
+        query = query.where(t.c.owner == owner)
+    return fetch_page(conn, Session, query, limit=limit, offset=offset)
+
+
+def active_sessions(conn: Connection) -> list[Session]:
+    return fetch_all(conn, Session, select(t).where(t.c.status == SessionStatus.ACTIVE).order_by(t.c.created_at))
+
+
+def sessions_stale_before(conn: Connection, time: float) -> list[Session]:
+    """Active, and silent since before `time`; the longest silent first."""
+    stale = (t.c.status == SessionStatus.ACTIVE) & (t.c.last_heartbeat_at < time)
+    return fetch_all(conn, Session, select(t).where(stale).order_by(t.c.last_heartbeat_at))
+
+
+def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:
+    """Session id to time of its last heartbeat. Never goes back; sessions that ended stay as they are."""
+    if not heartbeats:
+        return
+    at = bindparam("at", type_=t.c.last_heartbeat_at.type)
+    later = (t.c.status == SessionStatus.ACTIVE) & (t.c.last_heartbeat_at < at)
+    change = update(t).where(t.c.session_id == bindparam("id"), later).values(last_heartbeat_at=at)
+    conn.execute(change, [{"id": session_id, "at": time} for session_id, time in heartbeats.items()])
+
+
+def touch_session(conn: Connection, session_id: str, now: float) -> None:
+    touch_sessions(conn, {session_id: now})
+
+
+def finish_session(conn: Connection, session_id: str, *, reason: str, detail: str | None) -> bool:
+    """The client is done. The first end of a session is its end: False for any later one."""
+    return _end(conn, session_id, status=SessionStatus.FINISHED, finish_reason=reason, finish_detail=detail)
+
+
+def expire_session(conn: Connection, session_id: str) -> bool:
+    return _end(conn, session_id, status=SessionStatus.EXPIRED)
+
+
+def _end(conn: Connection, session_id: str, **values: str | None) -> bool:
+    active = (t.c.session_id == session_id) & (t.c.status == SessionStatus.ACTIVE)
+    return conn.execute(update(t).where(active).values(**values)).rowcount > 0
+
+
+def set_session_project(conn: Connection, session_id: str, project_id: str | None) -> bool:
+    return conn.execute(update(t).where(t.c.session_id == session_id).values(project_id=project_id)).rowcount > 0

@@ -1,0 +1,304 @@
+"""What server and engine worker say to each other: msgpack over ZeroMQ, one record a message.
+
+The server numbers, orders and keeps; the worker computes. Every training request carries its model and `seq_id`: the
+server sends those of one model in order and without gaps it has not settled, the worker applies each exactly once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+from palestra.types.sampling import SampleRequest, SampleResult
+from palestra.types.training import AdamParams, Datum, LoraConfig
+
+# What to do with a model
+
+
+class CreateModel(Struct, frozen=True, kw_only=True, tag="create_model"):
+    lora: LoraConfig
+    load_from: str | None = None
+    """A checkpoint folder to start from."""
+    load_optimizer: bool = False
+
+
+class Pass(Struct, frozen=True, kw_only=True, tag="pass"):
+    """forward, or forward_backward."""
+
+    data: list[Datum]
+    loss: str
+    config: dict[str, float | str] = {}
+    forward_only: bool = False
+
+
+class OptimStep(Struct, frozen=True, kw_only=True, tag="optim_step"):
+    adam: AdamParams
+
+
+class SaveWeights(Struct, frozen=True, kw_only=True, tag="save_weights"):
+    """A PEFT folder that is whole or absent. If `folder` is there already, an earlier life of the worker wrote it."""
+
+    folder: str
+    optimizer: bool
+
+
+class KeepSampler(Struct, frozen=True, kw_only=True, tag="keep_sampler"):
+    """Freezes today's weights under a name, until `DropSamplers`."""
+
+    sampler_id: str
+
+
+class LoadWeights(Struct, frozen=True, kw_only=True, tag="load_weights"):
+    folder: str
+    optimizer: bool
+
+
+Operation = CreateModel | Pass | OptimStep | SaveWeights | KeepSampler | LoadWeights
+
+
+class Train(Struct, frozen=True, kw_only=True, tag="train"):
+    """The next request of a model. `CreateModel` is number 0."""
+
+    request_id: str
+    model_id: str
+    seq_id: int
+    operation: Operation
+
+
+# Which weights to sample
+
+
+class BaseModel(Struct, frozen=True, tag="base"):
+    pass
+
+
+class KeptSampler(Struct, frozen=True, kw_only=True, tag="kept"):
+    """By `KeepSampler`: it exists once its model has applied `seq_id`, so a sample may arrive first and wait."""
+
+    sampler_id: str
+    model_id: str
+    seq_id: int
+
+
+class SavedAdapter(Struct, frozen=True, kw_only=True, tag="saved"):
+    """A checkpoint folder, read at first use."""
+
+    folder: str
+
+
+SampleWeights = BaseModel | KeptSampler | SavedAdapter
+
+
+class Sample(Struct, frozen=True, kw_only=True, tag="sample"):
+    request_id: str
+    weights: SampleWeights
+    request: SampleRequest
+
+
+# The other things a server says
+
+
+class Welcome(Struct, frozen=True, kw_only=True, tag="welcome"):
+    """Answers `Hello`. A new `epoch`: the server forgot its samples, the worker drops them."""
+
+    epoch: str
+
+
+class CancelSample(Struct, frozen=True, kw_only=True, tag="cancel_sample"):
+    request_id: str
+
+
+class DropModel(Struct, frozen=True, kw_only=True, tag="drop_model"):
+    """At once and for good, whatever is queued for it. Kept samplers stay. Unknown: nothing happens."""
+
+    model_id: str
+
+
+class DropSamplers(Struct, frozen=True, kw_only=True, tag="drop_samplers"):
+    sampler_ids: list[str]
+
+
+class Stored(Struct, frozen=True, kw_only=True, tag="stored"):
+    """These results are on disk at the server: the worker may forget them."""
+
+    request_ids: list[str]
+
+
+class TakeSnapshot(Struct, frozen=True, kw_only=True, tag="take_snapshot"):
+    """Soon, please: the journal of this model has grown long or old."""
+
+    model_id: str
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """The server lives. A worker that hears nothing for long exits."""
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Snapshot every model that changed, then exit."""
+
+
+ToWorker = Train | Sample | Welcome | CancelSample | DropModel | DropSamplers | Stored | TakeSnapshot | Ping | Stop
+
+# What a worker says
+
+
+class Blame(StrEnum):
+    USER = "user"
+    SERVER = "server"
+
+
+class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
+    message: str
+    blame: Blame
+
+
+class Created(Struct, frozen=True, kw_only=True, tag="created"):
+    pass
+
+
+class DatumOutput(Struct, frozen=True, kw_only=True):
+    logprobs: bytes
+    """float32, little-endian."""
+    shape: tuple[int, ...]
+
+
+class PassResult(Struct, frozen=True, kw_only=True, tag="pass_result"):
+    outputs: list[DatumOutput]
+    metrics: dict[str, float]
+
+
+class StepDone(Struct, frozen=True, kw_only=True, tag="step_done"):
+    metrics: dict[str, float]
+
+
+class Saved(Struct, frozen=True, kw_only=True, tag="saved"):
+    size_bytes: int
+
+
+class Kept(Struct, frozen=True, kw_only=True, tag="kept"):
+    pass
+
+
+class Loaded(Struct, frozen=True, kw_only=True, tag="loaded"):
+    pass
+
+
+TrainOutcome = Created | PassResult | StepDone | Saved | Kept | Loaded | Failure
+
+
+class Trained(Struct, frozen=True, kw_only=True, tag="trained"):
+    request_id: str
+    model_id: str
+    seq_id: int
+    outcome: TrainOutcome
+    compute_s: float = 0.0
+    """Time the worker spent on it, its share of batches included."""
+
+
+class Sampled(Struct, frozen=True, kw_only=True, tag="sampled"):
+    request_id: str
+    outcome: SampleResult | Failure
+    compute_s: float = 0.0
+
+
+class ModelState(Struct, frozen=True, kw_only=True):
+    model_id: str
+    received_seq: int
+    """Everything up to here is applied or queued in this worker."""
+    snapshot_seq: int
+    """Everything up to here is in a snapshot on disk; -1 for none."""
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """The base model this worker holds."""
+
+    folder: str
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    parameters: int
+    dtype: str
+    device: str
+
+
+class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
+    """Sent once a second until `Welcome`, and whenever the server has been silent for long."""
+
+    pid: int
+    worker_id: str
+    """Made at process start: tells one life of a worker from the next."""
+    card: ModelCard
+    models: list[ModelState]
+    sampler_ids: list[str]
+    unstored: list[Trained]
+    """Results nobody has said `Stored` for."""
+
+
+class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
+    model_id: str
+    seq_id: int
+
+
+class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
+    """Once a second while there is work, and once when it ends. Counts are since the worker started."""
+
+    queued_train: int = 0
+    running_samples: int = 0
+    waiting_samples: int = 0
+    models: int = 0
+    adapter_bytes: int = 0
+    kept_samplers: int = 0
+    sampler_bytes: int = 0
+    """Memory of kept samplers; what is spilled does not count."""
+    kv_used: float = 0.0
+    """Share of the cache's pages in use."""
+    tokens_trained: int = 0
+    tokens_sampled: int = 0
+    train_s: float = 0.0
+    sample_s: float = 0.0
+    train_batches: int = 0
+    train_batch_models: int = 0
+    """Sum over batches of the models in each: divided by `train_batches`, how many share one."""
+    sample_steps: int = 0
+    sample_rows: int = 0
+    optim_steps: int = 0
+    snapshots: int = 0
+
+
+FromWorker = Trained | Sampled | Hello | Snapshotted | Stats
+
+encode_message = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Handed to `python -m palestra.engine` as JSON in the variable PALESTRA_WORKER."""
+
+    address: str
+    """ZeroMQ endpoint where the server binds."""
+    model: str
+    """Folder."""
+    state: str
+    """Folder for snapshots and spilled samplers: this worker's alone."""
+    device: str = "cpu"
+    dtype: str | None = None
+    threads: int | None = None
+    max_rank: int = 256
+    max_models: int = 1024
+    micro_batch_tokens: int | None = None
+    """None: from the model's size, so that a quantum takes some tens of milliseconds."""
+    checkpointing: bool = False
+    sample_share: float = 0.5
+    """Of the time, while there is both training and sampling to do."""
+    quantum_s: float = 0.03
+    max_sample_rows: int = 256
+    cache_tokens: int | None = None
+    sampler_memory_bytes: int = 1 << 30
+    snapshot_every_s: float = 10.0
+    snapshot_every_bytes: int = 64 << 20
+    """Of training requests."""
+    server_timeout_s: float = 30.0

@@ -1,0 +1,130 @@
+"""ServeConfig: defaults that fit a laptop, names that are unique, a worker that gets its part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from palestra.config import ConfigError, dump_config, load_config
+from palestra.config.serve import ModelConfig, ServeConfig, worker_config
+from palestra.types.engine import WorkerConfig
+
+
+def test_everything_is_in_one_folder_here_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ServeConfig()
+    assert config.state == tmp_path / ".palestra"
+    assert config.database == f"sqlite:///{tmp_path}/.palestra/palestra.db"
+    assert config.checkpoints == tmp_path / ".palestra" / "checkpoints"
+    assert (config.host, config.port, config.require_key) == ("127.0.0.1", 8000, "auto")
+
+
+def test_folders_follow_the_state_unless_named(tmp_path):
+    config = load_config(ServeConfig, [], [f"state={tmp_path}", "checkpoints=~/keep"])
+    assert config.database == f"sqlite:///{tmp_path}/palestra.db"
+    assert config.checkpoints == Path.home() / "keep"
+
+
+def test_the_resolved_config_is_the_same_when_loaded_again(tmp_path):
+    config = load_config(ServeConfig, [], [f"models=[{{path: {tmp_path}}}]", "limits.max_models=3"])
+    file = tmp_path / "config.json"
+    file.write_text(dump_config(config))
+    assert load_config(ServeConfig, [file]) == config
+
+
+def test_a_worker_is_told_every_setting_there_is(tmp_path):
+    model = ModelConfig(path=tmp_path, threads=2, dtype="bfloat16", sample_share=0.25)
+    serve = ServeConfig.model_validate({"models": [model], "limits": {"max_models": 7}})
+    worker = worker_config(serve, model, "ipc:///s", tmp_path / "w")
+    assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
+    assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
+    ours = set(ModelConfig.model_fields) - {"path", "name"}
+    assert ours | {"address", "model", "state", "max_models"} == set(WorkerConfig.__struct_fields__)
+
+
+def test_defaults_agree_with_the_workers_own(tmp_path):
+    worker = worker_config(ServeConfig(), ModelConfig(path=tmp_path), "a", tmp_path)
+    assert worker == WorkerConfig(address="a", model=str(tmp_path), state=str(tmp_path))
+
+
+def test_a_model_goes_by_its_folder_or_by_the_names_given(tmp_path):
+    assert ModelConfig(path=tmp_path / "tiny").name == ["tiny"]
+    assert ModelConfig.model_validate({"path": tmp_path, "name": "Qwen/Qwen3-8B"}).name == ["Qwen/Qwen3-8B"]
+
+
+def test_two_models_cannot_share_a_name():
+    models = "models=[{path: /a/tiny, name: [x, y]}, {path: /b/tiny, name: y}]"
+    with pytest.raises(ConfigError, match="two models are served as 'y'"):
+        load_config(ServeConfig, [], [models])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["port=70000", "limits.max_models=0", "models=[{path: /a, name: []}]", "models=[{path: /a, sample_share: 2}]"],
+)
+def test_impossible_values_are_refused(bad):
+    with pytest.raises(ConfigError):
+        load_config(ServeConfig, [], [bad])
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("gpu1", False)],
+)
+def test_which_hosts_are_loopback(host, is_loopback):
+    assert ServeConfig(host=host).is_loopback == is_loopback
+
+
+def test_a_negative_time_turns_session_cleaning_off():
+    assert ServeConfig().cleans_sessions
+    assert not ServeConfig(session_timeout_s=-1).cleans_sessions
+    assert not ServeConfig(session_check_s=-1).cleans_sessions
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    return tmp_path / "hf" / "hub"
+
+
+def add_snapshot(cache: Path, revision: str, *files: str) -> Path:
+    folder = cache / "models--Qwen--Qwen3-8B" / "snapshots" / revision
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).touch()
+    return folder
+
+
+def test_a_hub_id_is_found_in_the_cache_and_is_its_name(cache):
+    add_snapshot(cache, "old", "config.json", "model.safetensors")
+    folder = add_snapshot(cache, "new", "config.json", "model-00001-of-00002.safetensors")
+    refs = cache / "models--Qwen--Qwen3-8B" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("new\n")
+    model = ModelConfig.model_validate({"path": "Qwen/Qwen3-8B"})
+    assert (model.path, model.name) == (folder, ["Qwen/Qwen3-8B"])
+    assert ModelConfig.model_validate({"path": "Qwen/Qwen3-8B", "name": "q"}).name == ["q"]
+
+
+def test_a_folder_wins_over_a_hub_id_of_that_name(cache):
+    Path("Qwen/Qwen3-8B").mkdir(parents=True)
+    model = ModelConfig.model_validate({"path": "Qwen/Qwen3-8B"})
+    assert (model.path, model.name) == (Path("Qwen/Qwen3-8B").absolute(), ["Qwen3-8B"])
+
+
+@pytest.mark.parametrize(("files", "found"), [(None, "not"), (["config.json"], "incomplete")])
+def test_a_hub_id_that_is_not_there_says_how_to_get_it(cache, files, found):
+    if files is not None:
+        add_snapshot(cache, "r", *files)
+    with pytest.raises(ConfigError) as caught:
+        load_config(ServeConfig, [], ["models=[{path: Qwen/Qwen3-8B}]"])
+    assert f"{found} in the cache {cache}; to get it: hf download Qwen/Qwen3-8B" in str(caught.value)
+
+
+def test_unknown_fields_are_refused(tmp_path):
+    with pytest.raises(ValidationError):
+        ServeConfig.model_validate({"prot": 1})

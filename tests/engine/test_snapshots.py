@@ -1,0 +1,210 @@
+"""Snapshots: when they are taken, what they hold, what comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palestra.engine.files import FileDamaged, id_of, name_of, read_tensors, write_tensors
+from palestra.types import LoraConfig
+from palestra.types.engine import CreateModel, Snapshotted, Trained
+
+
+@pytest.fixture
+def desks(tmp_path: Path, get_backend: Callable[..., Any], desk: Any) -> Iterator[Callable[..., Any]]:
+    """Each of them a life of a worker on the same state folder."""
+    made: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        made.append(type(desk)(tmp_path / "lives", get_backend(micro_batch_tokens=64), **options))
+        made[-1].snapshots.restore()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.files.close()
+
+
+def script(desk: Any) -> list[Any]:
+    return [
+        CreateModel(lora=LoraConfig(rank=4, seed=1)),
+        desk.a_pass(4, seed=1),
+        desk.optim,
+        desk.a_pass(5, seed=2),
+        desk.a_pass(3, seed=3),
+        desk.optim,
+        desk.a_pass(2, seed=4),
+        desk.a_pass(2, seed=5, forward_only=True),
+        desk.optim,
+    ]
+
+
+def test_going_on_from_a_snapshot_gives_the_same_bits_at_every_request(desks: Callable[..., Any]) -> None:
+    undisturbed = desks()
+    operations = script(undisturbed)
+    for operation in operations:
+        undisturbed.train("a", operation)
+    undisturbed.run()
+    for cut in range(1, len(operations)):
+        life = desks()
+        for operation in operations[:cut]:
+            life.train("b", operation)
+        life.run()
+        life.snapshots.take_all()
+        next_life = desks()
+        model = next_life.table.models["b"]
+        assert (model.received_seq, model.applied_seq, model.snapshot_seq) == (cut - 1,) * 3
+        for operation in operations[cut:]:
+            next_life.train("b", operation)
+        next_life.run()
+        assert next_life.weights("b").tobytes() == undisturbed.weights("a").tobytes(), cut
+        before, after = (d.backend.image(d.table.models[n].weights) for d, n in ((undisturbed, "a"), (next_life, "b")))
+        assert all((before.tensors[k] == after.tensors[k]).all() for k in before.tensors)
+        assert before.steps == after.steps
+        next_life.drop("b")
+        next_life.run()
+
+
+def test_a_stop_in_the_middle_of_a_pass_keeps_the_state_before_it(desks: Callable[..., Any]) -> None:
+    life, undisturbed = desks(), desks()
+    for one in (life, undisturbed):
+        one.create("a")
+        one.train("a", one.a_pass(4, seed=1))
+        one.run()
+        one.train("a", one.a_pass(9, seed=2))
+    for _ in range(3):  # forward, backward, forward
+        life.training.quantum()
+    life.snapshots.take_all()
+    next_life = desks()
+    assert next_life.table.models["a"].received_seq == 1
+    next_life.train("a", next_life.a_pass(9, seed=2))
+    for one in (next_life, undisturbed):
+        one.train("a", one.optim)
+        one.run()
+    assert next_life.weights("a").tobytes() == undisturbed.weights("a").tobytes()
+
+
+def test_results_nobody_stored_come_back_with_the_model(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a")
+    request = life.train("a", life.a_pass(2))
+    life.run()
+    life.table.stored(["a/0"])
+    life.snapshots.take_all()
+    result = life.table.unstored[request]
+    assert list(desks().table.unstored.values()) == [result]
+
+
+def test_kept_samplers_come_back_whether_they_are_todays_weights_or_not(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a")
+    life.step("a", seed=1)
+    old = life.keep("a", "model:old/1")
+    life.step("a", seed=2)
+    today = life.keep("a", "today")
+    said = [life.logprobs(old), life.logprobs(today)]
+    life.snapshots.take_all()
+    assert [f.name for f in life.shelf.folder.iterdir()] == ["model%3Aold%2F1.sampler"]
+    next_life = desks()
+    assert set(next_life.shelf.kept) == {"model:old/1", "today"}
+    next_life.step("a", seed=3)
+    next_life.run()
+    assert [next_life.logprobs(old), next_life.logprobs(today)] == said
+    next_life.snapshots.take_all()
+    assert len(list(next_life.shelf.folder.iterdir())) == 2
+    assert [desks().logprobs(k) for k in (old, today)] == said
+
+
+def test_a_snapshot_is_not_taken_without_the_samplers_it_needs(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a")
+    life.keep("a", "s")
+    life.step("a")
+    life.run()
+    life.shelf.folder.rmdir()
+    life.shelf.folder.write_text("in the way")
+    life.snapshots.take_all()
+    assert not list(life.snapshots.folder.iterdir())
+    assert life.table.models["a"].snapshot_seq == -1
+    assert life.table.models["a"].is_changed
+
+
+def test_one_is_due_after_a_time_or_many_bytes_or_on_request(desks: Callable[..., Any]) -> None:
+    life = desks(every_s=1000.0)
+    life.create("a")
+    life.snapshots.take_due()
+    assert life.files.pending == 0
+    assert 0 < life.snapshots.next_s <= 1000
+    life.snapshots.want("a")
+    life.snapshots.take_due()
+    life.run()
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=0)
+    assert life.snapshots.next_s > 1e9
+    life.snapshots.want("a")  # nothing has changed: the same answer
+    assert life.sent[-2:] == [Snapshotted(model_id="a", seq_id=0)] * 2
+    life.snapshots.every_bytes = 10
+    life.table.models["a"].bytes_since_snapshot = 10
+    life.train("a", life.a_pass(1))
+    life.run()
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=1)
+    life.train("a", life.a_pass(1))
+    life.run()
+    assert isinstance(life.sent[-1], Trained)
+    life.table.models["a"].snapshot_at = time.monotonic() - 1001
+    life.snapshots._scan_at = 0.0
+    assert life.snapshots.next_s < 0
+    life.snapshots.take_due()
+    life.run()
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2)
+
+
+def test_a_dropped_model_leaves_no_snapshot_even_if_one_is_being_written(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a")
+    life.snapshots.take(life.table.models["a"])
+    life.drop("a")
+    life.create("a")  # the name may be used again
+    life.run()
+    assert not list(life.snapshots.folder.iterdir())
+    assert not any(isinstance(m, Snapshotted) for m in life.sent)
+    assert not desks().table.models
+
+
+def test_what_cannot_be_read_is_set_aside_and_the_rest_comes_back(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a", "bb", "ccc", "dddd")
+    life.snapshots.take_all()
+    folder = life.snapshots.folder
+    (folder / "a.snapshot").write_bytes((folder / "a.snapshot").read_bytes()[:-40])
+    tensors, metadata = read_tensors(folder / "bb.snapshot")
+    write_tensors(folder / "bb.snapshot", tensors, metadata.replace('"format":1', '"format":99'))
+    tensors, metadata = read_tensors(folder / "ccc.snapshot")
+    write_tensors(folder / "ccc.snapshot", {**tensors, "weights": tensors["weights"][:-1]}, metadata)
+    (folder / "left.snapshot.partial").write_bytes(b"half")
+    assert list(desks().table.models) == ["dddd"]
+    names = sorted(f.name for f in folder.iterdir())
+    assert names == ["a.snapshot.bad", "bb.snapshot.bad", "ccc.snapshot.bad", "dddd.snapshot"]
+
+
+def test_a_failed_writing_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        write_tensors(tmp_path / "nowhere" / "x", {}, "")
+    with pytest.raises(FileDamaged):
+        read_tensors(tmp_path / "nowhere" / "x")
+
+
+@pytest.mark.parametrize("identity", ["plain", "a:b/c", "..", ".hidden", "ü ", "%2F", "a" * 200])
+def test_ids_are_file_names_and_back(identity: str) -> None:
+    assert id_of(name_of(identity)) == identity
+    assert "/" not in name_of(identity)
+    assert not name_of(identity).startswith(".")
+
+
+def test_ids_that_are_no_file_names_are_refused() -> None:
+    for identity in ("", "ü" * 100):
+        with pytest.raises(ValueError, match="file name"):
+            name_of(identity)

@@ -1,0 +1,143 @@
+"""The process itself: its loop, its line to the server, its ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from palestra.engine.sharing import TimeShare, Work
+from palestra.engine.stats import StatsClock
+from palestra.types.engine import Ping, WorkerConfig
+
+
+def test_samples_are_answered_while_a_long_pass_runs(drivers: Callable[..., Any]) -> None:
+    driver = drivers(micro_batch_tokens=256)
+    driver.start()
+    driver.create("a")
+    long = driver.train("a", driver.a_pass(2500))
+    waits = []
+    for _ in range(5):
+        start = time.monotonic()
+        driver.answer(driver.sample(max_tokens=4))
+        waits.append(time.monotonic() - start)
+    assert long not in driver.results
+    assert sorted(waits)[2] < 0.5, waits  # a quantum or two; the pass takes seconds
+    many = [driver.sample(n=8, max_tokens=100) for _ in range(4)]
+    for name in many:
+        driver.answer(name)
+    assert len(driver.result(long).outputs) == 2500
+    stats = driver.stats[-1]
+    assert stats.tokens_sampled >= 4 * 8 * 100
+    assert min(stats.train_s, stats.sample_s) > 0
+
+
+def test_an_idle_worker_sleeps_and_leaves_when_nobody_is_left(drivers: Callable[..., Any]) -> None:
+    driver = drivers(server_timeout_s=3.0)
+    driver.start()
+    driver.create("a")
+    for bad in ([b"other epoch", b"\xc1"], [driver.epoch, b"\xc1nonsense"], [driver.epoch, b"a", b"b"]):
+        driver.socket.send_multipart([driver.peer, *bad])
+    driver.answer(driver.sample())  # it has survived those
+    assert driver.process is not None
+    process = psutil.Process(driver.process.pid)
+    driver.until(lambda: any(s.models == 1 and s.queued_train == 0 for s in driver.stats))
+    before = process.cpu_times()
+    for _ in range(2):
+        driver.pump(1.0)
+        driver.send(Ping())
+    after = process.cpu_times()
+    assert (after.user - before.user) + (after.system - before.system) <= 0.02
+    start = time.monotonic()
+    assert driver.wait_exit() == 0
+    assert 1.5 < time.monotonic() - start < 6
+    assert Path(driver.config.state, "models", "a.snapshot").is_file()
+
+
+def test_hello_is_repeated_until_welcome_and_a_signal_stops(drivers: Callable[..., Any]) -> None:
+    driver = drivers(snapshot_every_s=1000.0)
+    driver.start()
+    driver.create("a")
+    first, driver.peer = driver.peer, b""
+    driver.die()
+    driver.open()
+    driver.until(lambda: len(driver.hellos) >= 3)
+    assert {h.worker_id.encode() for h in driver.hellos} == {first}
+    driver.peer = first
+    assert driver.process is not None
+    driver.process.send_signal(signal.SIGINT)  # meant for the server
+    driver.welcome()
+    assert not driver.answer(driver.sample()).prompt_logprobs
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.wait_exit() == 0
+    assert driver.snapshots == {"a": 0}
+
+
+@pytest.mark.parametrize("wrong", ["model", "config"])
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path, wrong: str) -> None:
+    config = WorkerConfig(address="ipc:///tmp/nobody", model=str(tmp_path / "no-model"), state=str(tmp_path / "state"))
+    text = msgspec.json.encode(config).decode() if wrong == "model" else '{"address": 3}'
+    done = subprocess.run(
+        [sys.executable, "-m", "palestra.engine"],
+        env=os.environ | {"PALESTRA_WORKER": text},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert ("no-model" if wrong == "model" else "PALESTRA_WORKER") in done.stderr
+
+
+@pytest.mark.slow
+def test_one_worker_a_state_folder(drivers: Callable[..., Any]) -> None:
+    driver = drivers()
+    driver.start()
+    config = msgspec.json.encode(driver.config).decode()
+    done = subprocess.run(
+        [sys.executable, "-m", "palestra.engine"],
+        env=os.environ | {"PALESTRA_WORKER": config},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "another worker" in done.stderr
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.9, 1.0])
+def test_time_is_shared_while_both_have_work(share: float) -> None:
+    account = TimeShare(share)
+    spent = dict.fromkeys(Work, 0.0)
+    for i in range(4000):
+        work = account.next(train=True, sample=True)
+        seconds = 0.03 if work is Work.SAMPLE else 0.01 + 0.02 * (i % 3)
+        account.charge(work, seconds)
+        spent[work] += seconds
+    assert spent[Work.SAMPLE] / sum(spent.values()) == pytest.approx(min(max(share, 0.02), 0.98), abs=0.02)
+
+
+def test_sampling_goes_first_and_idle_time_is_no_credit() -> None:
+    account = TimeShare(0.5)
+    assert account.next(train=False, sample=False) is None
+    for _ in range(100):
+        assert account.next(train=True, sample=False) is Work.TRAIN
+        account.charge(Work.TRAIN, 1.0)
+    turns = []
+    for _ in range(4):
+        work = account.next(train=True, sample=True)
+        account.charge(work, 1.0)
+        turns.append(work)
+    assert turns[0] is Work.SAMPLE or turns[1] is Work.SAMPLE
+    assert turns.count(Work.SAMPLE) == 2
+
+
+def test_stats_are_said_while_there_is_work_and_once_after() -> None:
+    clock = StatsClock()
+    assert [clock.is_due(has_work=w) for w in (False, True, True, False, False)] == [False, True, False, True, False]
