@@ -35,13 +35,12 @@ class Received:
 
 
 class Link:
-    def __init__(self, address: str, *, timeout_s: float, hello: Callable[[str], Hello]):
+    def __init__(self, *, timeout_s: float, hello: Callable[[str], Hello]):
         self.worker_id = uuid.uuid4().hex
         self.epoch = b""
         self._timeout_s, self._hello = timeout_s, hello
         self._welcome = False
-        self._heard = time.monotonic()
-        self._hello_at = self._heard
+        self._heard = self._hello_at = 0.0
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, self.worker_id.encode())
@@ -61,7 +60,10 @@ class Link:
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._bell):
             self._poller.register(source, zmq.POLLIN)
+
+    def open(self, address: str) -> None:
         self._socket.connect(address)
+        self._heard = self._hello_at = time.monotonic()
 
     @property
     def wake_fd(self) -> int:

@@ -120,6 +120,7 @@ class SamplerShelf:
 
     def orphan(self, model_id: str) -> None:
         """The model goes, and its snapshot with it: what it kept needs files of its own."""
+        self.may_have_grown = True
         for kept in self._by_model.pop(model_id, {}).values():
             self._write(kept)
             kept.model_id = None

@@ -39,12 +39,10 @@ class StatsClock:
         self._owes = False
         """There was work since the last report."""
 
-    def is_due(self, *, has_work: bool) -> bool:
+    def is_due(self, *, worked: bool, has_work: bool) -> bool:
         now = time.monotonic()
-        due = self._owes and not has_work
-        if has_work:
-            self._owes = True
-            due = now - self._said_at >= EVERY_S
+        self._owes |= worked
+        due = self._owes and (not has_work or now - self._said_at >= EVERY_S)
         if due:
             self._said_at, self._owes = now, has_work
         return due

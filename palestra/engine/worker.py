@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, config: WorkerConfig, backend: Backend):
         self.config, self.backend = config, backend
         state = Path(config.state)
-        self.link = Link(config.address, timeout_s=config.server_timeout_s, hello=self._hello)
+        self.link = Link(timeout_s=config.server_timeout_s, hello=self._hello)
         self.files = FileThread(self.link.wake)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
@@ -83,19 +83,21 @@ class Worker:
         """Until it is told to stop, or has heard of no server for too long."""
         self._watch_signals()
         self.snapshots.restore()
+        self.link.open(self.config.address)
         log.info("ready models=%d samplers=%d", len(self.table.models), len(self.shelf.kept))
         while not self._stopping:
-            for received in self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S)):
-                self._take_in(received)
-            self.files.collect()
-            self._quantum()
-            self.shelf.make_room()
-            self.snapshots.take_due()
-            if self.clock.is_due(has_work=self._has_work):
-                self._send(self._stats())
-            if self.link.is_lost:
+            heard = self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S))
+            if not heard and self.link.is_lost:
                 log.warning("no_server silent_s=%g", self.config.server_timeout_s)
                 break
+            for received in heard:
+                self._take_in(received)
+            self.files.collect()
+            worked = self._quantum()
+            self.shelf.make_room()
+            self.snapshots.take_due()
+            if self.clock.is_due(worked=worked, has_work=self._has_work):
+                self._send(self._stats())
         self.snapshots.take_all()
         self.files.close()
         self.link.close()
@@ -105,10 +107,11 @@ class Worker:
     def _has_work(self) -> bool:
         return self.training.has_work or self.samples.has_work
 
-    def _quantum(self) -> None:
+    def _quantum(self) -> bool:
+        """Whether there was anything to compute."""
         work = self.share.next(train=self.training.has_work, sample=self.samples.has_work)
         if work is None:
-            return
+            return False
         start = time.perf_counter()
         if work is Work.TRAIN:
             self.training.quantum()
@@ -120,6 +123,7 @@ class Worker:
             self.counters.train_s += seconds
         else:
             self.counters.sample_s += seconds
+        return True
 
     def _take_in(self, received: Received) -> None:
         match received.message:

@@ -10,7 +10,7 @@ import hashlib
 import ipaddress
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection
 
@@ -47,11 +47,11 @@ class Doorkeeper:
 
     def check_origin(self, connection: HTTPConnection) -> None:
         """Without keys, a page in the user's browser must not reach us under a name of its own."""
-        host = urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
+        host = _split(f"//{connection.headers.get('host', '')}").hostname or ""
         if self._is_loopback and not _is_local_name(host):
             raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
         origin = connection.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != connection.headers.get("host"):
+        if origin is not None and _split(origin).netloc != connection.headers.get("host"):
             raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
     async def _identify(self, key: str) -> Caller:
@@ -87,6 +87,13 @@ def _key_of(connection: HTTPConnection) -> str:
     key = connection.headers.get("x-api-key", "")
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return key or (token.strip() if scheme.lower() == "bearer" else "")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise Refusal(403, f"{url[:100]!r} is not the name of a server") from None
 
 
 def _is_local_name(host: str) -> bool:

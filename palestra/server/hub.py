@@ -20,6 +20,7 @@ from palestra.server.checkpoints import Checkpoints
 from palestra.server.futures import RequestKind, TrainFuture
 from palestra.server.link import Heard, address_in
 from palestra.server.metrics import JournalState, Metrics, QueueState
+from palestra.server.observer import Observer
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
 from palestra.server.training import TrainedModel, Training
@@ -55,18 +56,19 @@ class Hub:
     def __init__(self, config: ServeConfig, store: Store, journal: Journal, secret: str):
         self.config, self.store, self.journal, self.secret = config, store, journal, secret
         self.metrics = Metrics()
+        self.observer = Observer.of(self.metrics, config.otlp_endpoint)
         self.sessions = Sessions()
         self.checkpoints = Checkpoints(store, config.checkpoints)
         self.training = Training(
             journal,
-            self.metrics,
+            self.observer,
             self._save_snapshot_seq,
             gap_wait_s=config.gap_wait_s,
             keep_results_s=config.keep_results_s,
             max_pending_bytes=config.limits.max_pending_train_bytes,
         )
         self.sampling = Sampling(
-            self.metrics, max_pending=config.limits.max_pending_samples, keep_results_s=config.keep_results_s
+            self.observer, max_pending=config.limits.max_pending_samples, keep_results_s=config.keep_results_s
         )
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
@@ -92,6 +94,7 @@ class Hub:
             stack.push_async_callback(journal.close)
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
             hub = cls(config, store, journal, secret)
+            stack.callback(hub.observer.close)
             hub._make_workers()
             await hub._recover()
             stack.push_async_callback(hub._close)
@@ -120,9 +123,13 @@ class Hub:
     # From the workers
 
     def on_hello(self, worker: Worker, hello: Hello) -> None:
-        self.metrics.worker_hello(worker.name)
+        self.metrics.worker_hello(worker.name, adopted=worker.is_adopted)
         self.training.on_hello(worker, hello)
         self.sampling.on_hello(worker, hello.sampler_ids)
+
+    def on_hello_again(self, worker: Worker, hello: Hello) -> None:
+        """The line was cut for a moment: what was said meanwhile is said again."""
+        self.training.on_hello(worker, hello)
 
     def on_message(self, worker: Worker, heard: Heard) -> None:
         match heard.message:

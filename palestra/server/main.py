@@ -47,6 +47,11 @@ def run(config: ServeConfig) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config))
+    except ModuleNotFoundError as e:
+        if config.otlp_endpoint is None or not (e.name or "").startswith("opentelemetry"):
+            raise
+        print("error: otlp_endpoint needs: pip install 'palestra[otel]'", file=sys.stderr)  # noqa: T201
+        return 1
     except (CannotServe, StoreError, JournalError, WorkerError, PermissionError) as e:
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return 1

@@ -18,7 +18,7 @@ import structlog
 
 from palestra.server.errors import Refusal
 from palestra.server.futures import RequestKind, SampleFuture
-from palestra.server.metrics import Metrics
+from palestra.server.observer import Observer
 from palestra.server.tinker.paths import SampleRequestId
 from palestra.server.training import outcome_name
 from palestra.server.workers import Worker
@@ -38,7 +38,7 @@ from palestra.types.engine import (
 log = structlog.get_logger()
 
 CLONE_STRIDE = 1_000_000_000  # a clone's sample numbers start at a multiple of it
-SENT_AGAIN = 3  # a sample that was there at so many deaths of the worker may be what kills it
+SENT_AGAIN = 10  # a sample that was there at so many deaths of the worker may be what kills it
 READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost comes again soon
 
 
@@ -94,12 +94,12 @@ class Completions:
 
 
 class Sampling:
-    def __init__(self, metrics: Metrics, *, max_pending: int, keep_results_s: float):
+    def __init__(self, observer: Observer, *, max_pending: int, keep_results_s: float):
         self.boot = secrets.token_hex(6)
         self.samplers: dict[str, Sampler] = {}
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
-        self._metrics, self._max_pending, self._keep_results_s = metrics, max_pending, keep_results_s
+        self._observer, self._max_pending, self._keep_results_s = observer, max_pending, keep_results_s
         self._deaths: dict[str, int] = {}
 
     def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest) -> SampleFuture:
@@ -135,12 +135,13 @@ class Sampling:
         sampler = self.samplers.get(future.sampler_id)
         if sampler is not None:
             total_s = time.monotonic() - future.submitted
-            self._metrics.finished(
+            self._observer.finished(
                 RequestKind.SAMPLE,
                 total_s,
                 message.compute_s,
                 base_model=sampler.worker.name,
                 outcome=outcome_name(message.outcome),
+                request_id=future.request_id,
             )
         self._done(future, frame)
 

@@ -19,7 +19,7 @@ import structlog
 
 from palestra.server.errors import Refusal
 from palestra.server.futures import Finished, JournalRecord, Requested, RequestKind, Settled, TrainFuture
-from palestra.server.metrics import Metrics
+from palestra.server.observer import Observer
 from palestra.server.tinker.paths import MAX_SEQ, TrainRequestId
 from palestra.server.workers import Worker
 from palestra.store import Journal
@@ -78,7 +78,7 @@ class Training:
     def __init__(
         self,
         journal: Journal,
-        metrics: Metrics,
+        observer: Observer,
         save_snapshot_seq: SaveSnapshotSeq,
         *,
         gap_wait_s: float,
@@ -89,7 +89,7 @@ class Training:
         self.futures: dict[str, TrainFuture] = {}
         self.hooks: dict[RequestKind, Hook] = {}
         self.pending_bytes = 0
-        self._journal, self._metrics, self._save_snapshot_seq = journal, metrics, save_snapshot_seq
+        self._journal, self._observer, self._save_snapshot_seq = journal, observer, save_snapshot_seq
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._max_pending_bytes = max_pending_bytes
         self._tasks: set[asyncio.Task] = set()
@@ -269,12 +269,13 @@ class Training:
             future.finish(frame)
             self.pending_bytes -= future.size
             total_s = time.monotonic() - future.submitted
-            self._metrics.finished(
+            self._observer.finished(
                 future.kind,
                 total_s,
                 message.compute_s,
                 base_model=worker.name,
                 outcome=outcome_name(message.outcome),
+                request_id=future.request_id,
             )
         try:
             future.result_at = await self._journal.append(

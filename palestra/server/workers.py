@@ -26,7 +26,7 @@ from palestra.types.engine import Hello, ModelCard, Ping, Stats, Stop, WorkerCon
 log = structlog.get_logger()
 
 PING_S = 5.0  # a worker gives up after 30 s of silence
-ADOPT_S = 3.0  # a living worker says Hello once a second
+ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present computation is done
 START_S = 600.0  # a large model takes its time
 STABLE_S = 10.0  # a worker that lived this long may be started again at once
 STOP_S = 30.0
@@ -38,6 +38,7 @@ class WorkerError(Exception):
 
 class Listener(Protocol):
     def on_hello(self, worker: Worker, hello: Hello) -> None: ...
+    def on_hello_again(self, worker: Worker, hello: Hello) -> None: ...
     def on_message(self, worker: Worker, heard: Heard) -> None: ...
     def on_exit(self, worker: Worker) -> None: ...
 
@@ -59,6 +60,11 @@ class Worker:
         self._hello = asyncio.Event()
         self._stopping = False
         self._tasks: list[asyncio.Task] = []
+
+    @property
+    def is_adopted(self) -> bool:
+        """Started by an earlier server."""
+        return self._child is None
 
     async def start(self) -> None:
         """Returns when the worker is ready to work; WorkerError if it cannot."""
@@ -119,6 +125,7 @@ class Worker:
             return  # one we have given up; it leaves when it hears nothing
         if hello.worker_id == self._worker_id:
             self.link.send(Ping())
+            self.listener.on_hello_again(self, hello)
             return
         self._worker_id, self.card = hello.worker_id, hello.card
         self.link.welcome(hello)
@@ -143,13 +150,14 @@ class Worker:
         if not alive:
             return False
         self._pid = known["pid"]
-        same = known.get("config") == msgspec.to_builtins(self.config)
-        if same:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ADOPT_S + 10 * (known.get("ready") is False)):
-                    await self._hello.wait()
-                    log.info("adopted a living worker", worker=self.name, pid=self._pid)
-                    return True
+        if known.get("config") == msgspec.to_builtins(self.config):
+            hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
+            await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
+            hello.cancel()
+            exits.cancel()
+            if self._hello.is_set():
+                log.info("adopted a living worker", worker=self.name, pid=self._pid)
+                return True
         self._kill()
         await self._exited()
         return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, union_all, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, union_all, update
 
 from palestra.store.errors import CheckpointExists
 from palestra.store.records import (
@@ -188,7 +188,10 @@ def last_checkpoints(
         wanted &= (t.c.owner == visible_to) | t.c.public
     if alive_at is not None:
         wanted &= is_alive(alive_at)
-    query = select(t).where(wanted).order_by(t.c.created_at, t.c.seq_id)
+    newest_first = (t.c.created_at.desc(), t.c.seq_id.desc())
+    place = func.row_number().over(partition_by=t.c.model_id, order_by=newest_first).label("place")
+    ranked = select(t, place).where(wanted).subquery()
+    query = select(*(ranked.c[column.name] for column in t.c)).where(ranked.c.place == 1)
     return {checkpoint.model_id: checkpoint for checkpoint in fetch_all(conn, Checkpoint, query)}
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from palestra.store import segments
+from palestra.store import journal_files as files
 from palestra.store.errors import JournalError
 from palestra.store.groups import GroupQueue
 
@@ -52,6 +51,10 @@ class _Append:
     done: asyncio.Future[Position]
 
 
+_Outcome = tuple[_Append, Position | str]
+"""Where it is, or why it is not."""
+
+
 class _Sweep:
     """Asks the writer thread to delete what nobody needs."""
 
@@ -63,11 +66,9 @@ class Journal:
         self._state = threading.Lock()  # protects _segments: the writer adds, callers release
         self._segments: dict[int, _Segment] = {}
         self._recoverable: list[int] = []
-        self._active = 0
-        self._fd: int | None = None
-        """Of the active segment; None until something is appended."""
-        self._has_torn_tail = False
-        """A write failed and could not be undone yet."""
+        self._next = 1
+        self._active: files.SegmentWriter | None = None
+        """None until something is appended."""
         self._queue: GroupQueue[_Append | _Sweep] = GroupQueue()
         self._writer = threading.Thread(target=self._run_writer, name="journal-writer", daemon=True)
 
@@ -84,21 +85,20 @@ class Journal:
 
     def _look(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        found = segments.find_segments(self.folder)
-        if found and (cut := segments.mend_last(self._path(found[-1]))):
+        found = files.find_segments(self.folder)
+        if found and (cut := files.mend_last(self._path(found[-1]))):
             log.warning("cut %d bytes of an unfinished write off %s", cut, self._path(found[-1]))
-            found = segments.find_segments(self.folder)
+            found = files.find_segments(self.folder)
         for segment in found:
             self._segments[segment] = _Segment(size_bytes=self._path(segment).stat().st_size)
         self._recoverable = found
-        # What was there stays as it is; the next append starts a segment.
-        self._active = found[-1] if found else 0
+        self._next = found[-1] + 1 if found else 1  # what was there stays as it is
 
     def recover(self) -> Iterator[tuple[Position, bytes]]:
         """Once, oldest first. All of it is held then, also what an earlier life had released in files that remained."""
         while self._recoverable:
             number = self._recoverable.pop(0)
-            for offset, payload in segments.scan(self._path(number)):
+            for offset, payload in files.scan(self._path(number)):
                 position = Position(number, offset, len(payload))
                 with self._state:
                     self._segments[number].held[offset] = position
@@ -115,7 +115,7 @@ class Journal:
 
     def append_soon(self, record: bytes) -> asyncio.Future[Position]:
         """The same without waiting: order in the file is order of the calls. Needs a running loop."""
-        if len(record) > segments.MAX_RECORD_BYTES:
+        if len(record) > files.MAX_RECORD_BYTES:
             raise JournalError(f"a record of {len(record)} bytes is more than a journal can hold")
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         if not self._queue.put(_Append(record, done)):
@@ -124,7 +124,7 @@ class Journal:
 
     def read(self, position: Position) -> bytes:
         """Blocks for one small read. `JournalError` when it is damaged or was released."""
-        return segments.read_record(self._path(position.segment), position.offset, position.size)
+        return files.read_record(self._path(position.segment), position.offset, position.size)
 
     def release(self, position: Position) -> None:
         """No longer needed; saying so twice does no harm. A segment without held entries is deleted."""
@@ -161,108 +161,106 @@ class Journal:
     async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
-    # The writer thread
+    # On the writer thread
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
-            appends = [item for item in group if isinstance(item, _Append)]
-            if appends:
-                self._write_group(appends)
+            appends = [job for job in group if isinstance(job, _Append) and not job.done.cancelled()]
+            while appends:
+                appends = self._write_some(appends)
             self._sweep()
-        if self._fd is not None:
-            os.close(self._fd)
+        if self._active is not None:
+            self._active.close()
 
-    def _write_group(self, appends: list[_Append]) -> None:
-        """One write and one fsync for all; all of them fail together, and the file is as before."""
+    def _write_some(self, appends: list[_Append]) -> list[_Append]:
+        """Writes what goes into one segment and answers the rest. After an error there is none: all are refused."""
         try:
-            positions = self._write(appends)
-        except OSError as e:
-            error = JournalError(f"cannot write to the journal in {self.folder}: {e.strerror or e}")
-            for append in appends:
-                _resolve(append.done, error)
-            return
-        for append, position in zip(appends, positions, strict=True):
-            _resolve(append.done, position)
+            active = self._ready()
+            batch = appends[: self._count_fitting(appends, active.size_bytes)]
+            positions = self._write(active, batch)
+        except Exception as e:  # whatever it is, callers must not wait for ever
+            reason = e.strerror if isinstance(e, OSError) else repr(e)
+            error = f"cannot write to the journal in {self.folder}: {reason}"
+            log.error("%s; %d records refused", error, len(appends))
+            self._tell([(append, error) for append in appends])
+            return []
+        self._tell(list(zip(batch, positions, strict=True)))
+        return appends[len(batch) :]
 
-    def _write(self, appends: list[_Append]) -> list[Position]:
-        fd = self._open_segment()
+    def _ready(self) -> files.SegmentWriter:
+        """The active segment with room in it."""
+        active = self._active
+        if active is not None and active.size_bytes < self._segment_bytes:
+            return active
+        following = files.SegmentWriter(self.folder, self._next)
         with self._state:
-            start = self._segments[self._active].size_bytes
-        buffers, positions, offset = [], [], start
-        for append in appends:
-            buffers += [segments.prefix_of(append.record), append.record]
-            positions.append(Position(self._active, offset, len(append.record)))
-            offset += segments.PREFIX_BYTES + len(append.record)
-        self._has_torn_tail = True
-        try:
-            segments.write_all(fd, buffers)
-            os.fdatasync(fd)
-        except OSError:
-            self._cut_tail(fd, start)
-            raise
-        self._has_torn_tail = False
+            if active is not None:
+                self._segments[active.segment].is_pinned = False
+            self._segments[following.segment] = _Segment(size_bytes=following.size_bytes)
+        if active is not None:
+            active.close()
+        self._active = following
+        self._next += 1
+        return following
+
+    def _count_fitting(self, appends: list[_Append], size_bytes: int) -> int:
+        """A segment is full when it has reached its size; the last record may go beyond."""
+        for count, append in enumerate(appends):
+            if size_bytes >= self._segment_bytes:
+                return count
+            size_bytes += files.PREFIX_BYTES + len(append.record)
+        return len(appends)
+
+    def _write(self, active: files.SegmentWriter, batch: list[_Append]) -> list[Position]:
+        offsets = active.write([append.record for append in batch])
+        positions = [
+            Position(active.segment, offset, len(append.record)) for append, offset in zip(batch, offsets, strict=True)
+        ]
         with self._state:
-            segment = self._segments[self._active]
-            segment.size_bytes = offset
-            segment.held.update((p.offset, p) for p in positions)
+            segment = self._segments[active.segment]
+            segment.size_bytes = active.size_bytes
+            segment.held.update((position.offset, position) for position in positions)
         return positions
-
-    def _open_segment(self) -> int:
-        """The active segment's descriptor; a new segment when it is full or cannot be used."""
-        if self._fd is not None:
-            with self._state:
-                size = self._segments[self._active].size_bytes
-            if self._has_torn_tail:
-                self._cut_tail(self._fd, size)
-            if size < self._segment_bytes and not self._has_torn_tail:
-                return self._fd
-        fd = segments.create(self._path(self._active + 1))
-        if self._fd is not None:
-            os.close(self._fd)
-        with self._state:
-            if self._active in self._segments and self._active not in self._recoverable:
-                self._segments[self._active].is_pinned = False
-            self._active += 1
-            self._segments[self._active] = _Segment(size_bytes=len(segments.HEADER))
-        self._fd, self._has_torn_tail = fd, False
-        return fd
-
-    def _cut_tail(self, fd: int, size: int) -> None:
-        try:
-            os.ftruncate(fd, size)
-            os.fdatasync(fd)
-        except OSError as e:
-            log.error("cannot cut an unfinished write off %s: %s", self._path(self._active), e)
-        else:
-            self._has_torn_tail = False
 
     def _sweep(self) -> None:
         with self._state:
-            free = [n for n, s in self._segments.items() if not s.held and not s.is_pinned]
-        for number in free:
-            try:
-                self._path(number).unlink(missing_ok=True)
-                segments.sync_folder(self.folder)
-            except OSError as e:
-                log.error("cannot delete %s: %s", self._path(number), e)
-                continue
-            with self._state:
+            free = [n for n, segment in self._segments.items() if not segment.held and not segment.is_pinned]
+            for number in free:
                 del self._segments[number]
+        if not free:
+            return
+        try:
+            for number in free:
+                self._path(number).unlink(missing_ok=True)
+            files.sync_folder(self.folder)
+        except OSError as e:  # it is found at the next start and goes then
+            log.error("cannot delete from the journal: %s", e)
+
+    def _tell(self, outcomes: list[_Outcome]) -> None:
+        """One wake-up for each loop, however many wait there."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        for outcome in outcomes:
+            by_loop.setdefault(outcome[0].done.get_loop(), []).append(outcome)
+        for loop, of_loop in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._settle, of_loop)
+            except RuntimeError:  # the loop is closed: nobody will ever release them
+                for _, outcome in of_loop:
+                    self._disown(outcome)
+
+    def _settle(self, outcomes: list[_Outcome]) -> None:
+        """On the loop of those who wait."""
+        for append, outcome in outcomes:
+            if append.done.cancelled():
+                self._disown(outcome)
+            elif isinstance(outcome, Position):
+                append.done.set_result(outcome)
+            else:
+                append.done.set_exception(JournalError(outcome))
+
+    def _disown(self, outcome: Position | str) -> None:
+        if isinstance(outcome, Position):
+            self.release(outcome)
 
     def _path(self, segment: int) -> Path:
-        return segments.segment_path(self.folder, segment)
-
-
-def _resolve(done: asyncio.Future[Position], outcome: Position | JournalError) -> None:
-    def settle() -> None:
-        if done.done():
-            return  # the caller has gone
-        if isinstance(outcome, Position):
-            done.set_result(outcome)
-        else:
-            done.set_exception(outcome)
-
-    try:
-        done.get_loop().call_soon_threadsafe(settle)
-    except RuntimeError:  # the loop is closed: nobody waits any more
-        pass
+        return files.segment_path(self.folder, segment)

@@ -59,6 +59,7 @@ class Server:
         self.environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self._seen: dict[int, psutil.Process] = {}
         """Every process that was ever ours."""
+        self._clients: dict[tuple[str, str | None], httpx.Client] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     # Living
@@ -182,6 +183,9 @@ class Server:
         if self.process is not None:
             self.process.wait()
         self._wait_gone(list(self._seen.values()))
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
         if self in _living:
             _living.remove(self)
 
@@ -226,8 +230,13 @@ class Server:
 
     def http(self, *, key: str | None = KEY) -> httpx.Client:
         """Plain HTTP: `server.http().get("/api/v1/sessions")`."""
-        headers = {} if key is None else {"X-API-Key": key}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60.0)
+        if (self.url, key) not in self._clients:
+            headers = {} if key is None else {"X-API-Key": key}
+            # Without `verify` it does not read the system's certificates, which takes longer than most tests.
+            self._clients[self.url, key] = httpx.Client(
+                base_url=self.url, headers=headers, timeout=60.0, verify=False, trust_env=False
+            )
+        return self._clients[self.url, key]
 
     def make_key(self, name: str, *, owner: str | None = None, right: str = "trainer") -> str:
         """As `palestra key create` beside the running server, which knows it two seconds later at the latest."""

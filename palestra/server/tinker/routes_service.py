@@ -47,7 +47,7 @@ async def session_heartbeat(
 
 @router.post("/sessions/{session_id}/finish", status_code=204)
 async def finish_session(
-    session_id: str, body: s.FinishSessionRequest, service: ServiceNow, caller: CallerNow
+    session_id: s.Id, body: s.FinishSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> Response:
     await service.finish_session(caller, session_id, body)
     return Response(status_code=204)

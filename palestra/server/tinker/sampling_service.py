@@ -45,7 +45,7 @@ class SamplingService:
             folder=folder,
         )
         stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
-        if (stored.base_model, stored.model_path) != (row.base_model, row.model_path):
+        if (stored.base_model, stored.model_path, stored.model_id) != (row.base_model, row.model_path, None):
             raise Refusal(400, f"sampling session {sampler_id} exists already, for other weights")
         self._remember(stored, worker)
         return sampler_id

@@ -340,7 +340,10 @@ class TinkerService(SamplingService):
         future = self.hub.training.futures.get(request_id) or self.hub.sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
             return future
-        if future is None and isinstance(parse_request_id(request_id), SampleRequestId):
+        lost = parse_request_id(request_id) if future is None else None
+        if isinstance(lost, SampleRequestId):
+            sampler = self.hub.sampling.samplers.get(lost.sampler_id)
+            self.hub.metrics.sample_lost(sampler.worker.name if sampler else "")
             raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
         raise not_found("request", request_id)
 

@@ -10,14 +10,14 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from palestra.store.errors import JournalError
 
 HEADER = struct.pack("<8sI", b"PALESTRA", 1)
-_PREFIX = struct.Struct("<II")
-PREFIX_BYTES = _PREFIX.size
+PREFIX_BYTES = 8
 MAX_RECORD_BYTES = (1 << 32) - 1
 _IOV_MAX = 1024  # buffers in one writev, by Linux
 _READ_BYTES = 1 << 20
@@ -86,21 +86,53 @@ def mend_last(file: Path) -> int:
     return 0
 
 
-def create(file: Path) -> int:
-    """A new segment, header on disk; its file descriptor, for appending."""
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    try:
-        write_all(fd, [HEADER])
-        os.fsync(fd)
-        sync_folder(file.parent)
-    except BaseException:
-        os.close(fd)
-        file.unlink()
-        raise
-    return fd
+class SegmentWriter:
+    """Appends to a new segment; its header is on disk before anything else. Errors are the system's."""
+
+    def __init__(self, folder: Path, segment: int) -> None:
+        self.segment = segment
+        self.size_bytes = len(HEADER)
+        self._has_torn_tail = False
+        """A write failed and could not be undone yet."""
+        self._fd = os.open(segment_path(folder, segment), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            _write_all(self._fd, [HEADER])
+            os.fsync(self._fd)
+            sync_folder(folder)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, records: Sequence[bytes]) -> list[int]:
+        """Their offsets, once they are on disk: one write, one fsync. After an error the file is as before."""
+        buffers, offsets, end = [], [], self.size_bytes
+        for record in records:
+            buffers += [prefix_of(record), record]
+            offsets.append(end)
+            end += PREFIX_BYTES + len(record)
+        if self._has_torn_tail:
+            self._cut_tail()
+        try:
+            _write_all(self._fd, buffers)
+            os.fdatasync(self._fd)
+        except BaseException:
+            self._has_torn_tail = True
+            with suppress(OSError):  # else before the next write
+                self._cut_tail()
+            raise
+        self.size_bytes = end
+        return offsets
+
+    def _cut_tail(self) -> None:
+        os.ftruncate(self._fd, self.size_bytes)
+        os.fsync(self._fd)
+        self._has_torn_tail = False
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
-def write_all(fd: int, buffers: Sequence[bytes]) -> None:
+def _write_all(fd: int, buffers: Sequence[bytes]) -> None:
     remaining = iter(buffers)
     while batch := list(islice(remaining, _IOV_MAX)):
         written = os.writev(fd, batch)

@@ -1,0 +1,111 @@
+"""Migrations lead to the tables we declare, on both databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, select, text
+
+from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
+from palestra.store.settings import get_setting, put_setting, setting_once
+
+
+def differences(conn: Connection) -> list[object]:
+    options = {"compare_type": True, "compare_server_default": True}
+    return list(compare_metadata(MigrationContext.configure(conn, opts=options), tables.metadata))
+
+
+def test_migrated_schema_is_the_declared_one(store: Store) -> None:
+    assert store.read_now(differences) == []
+
+
+def test_migrating_again_changes_nothing(store: Store) -> None:
+    store.write_now(lambda conn: put_setting(conn, "a", "b"))
+    assert store.read_now(schema.is_current)
+    store.write_now(schema.migrate)
+    assert store.read_now(lambda conn: get_setting(conn, "a")) == "b"
+
+
+def test_a_store_opens_again_with_its_content(database_url: str) -> None:
+    for expected in [None, "kept"]:
+        with Store.open(database_url) as store:
+            assert store.read_now(lambda conn: get_setting(conn, "x")) == expected
+            store.write_now(lambda conn: put_setting(conn, "x", "kept"))
+
+
+def test_a_newer_database_is_refused(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        store.write_now(lambda conn: conn.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(StoreTooNew, match="newer than this program") as error:
+        Store.open(database_url)
+    assert "\n" not in str(error.value)
+
+
+def test_a_second_server_is_refused_and_the_cli_is_not(database_url: str) -> None:
+    with Store.open(database_url) as server:
+        with pytest.raises(StoreLocked, match="another server uses the database"):
+            Store.open(database_url)
+        with Store.open(database_url, lock=False) as cli:
+            cli.write_now(lambda conn: put_setting(conn, "by", "cli"))
+        assert server.read_now(lambda conn: get_setting(conn, "by")) == "cli"
+        with pytest.raises(StoreLocked):  # the cli took nothing with it
+            Store.open(database_url)
+    Store.open(database_url).close_now()
+
+
+def test_the_cli_may_come_first(database_url: str) -> None:
+    with Store.open(database_url, lock=False) as cli, Store.open(database_url) as server:
+        cli.write_now(lambda conn: put_setting(conn, "by", "cli"))
+        assert server.read_now(lambda conn: get_setting(conn, "by")) == "cli"
+
+
+def test_the_cli_does_not_migrate_under_a_running_server(database_url: str) -> None:
+    with Store.open(database_url) as server:
+        server.write_now(lambda conn: conn.execute(text("DELETE FROM alembic_version")))
+        with pytest.raises(StoreLocked):
+            Store.open(database_url, lock=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "not a database URL"),
+        ("mysql://host/db", "unknown kind of database"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:////proc/no/such.db", "cannot use the database file"),
+        ("postgresql://nobody@127.0.0.1:1/none", "cannot open the database"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_says_why_in_one_line(url: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message) as error:
+        Store.open(url)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        Store.open(f"sqlite:///{tmp_path}/x.db")
+
+
+def test_database_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
+        store.write_now(lambda conn: put_setting(conn, "secret", "s"))
+        assert {file.stat().st_mode & 0o077 for file in tmp_path.glob("x.db*")} == {0}
+
+
+def test_durability_settings_hold_on_the_writing_connection(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
+        for pragma, value in [("synchronous", 2), ("journal_mode", "wal"), ("foreign_keys", 1)]:
+            found = store.write_now(lambda conn, p=pragma: conn.execute(text(f"PRAGMA {p}")).scalar_one())
+            assert found == value
+
+
+def test_setting_is_made_once(store: Store) -> None:
+    made = iter(["first", "second"])
+    assert store.write_now(lambda conn: setting_once(conn, "secret", lambda: next(made))) == "first"
+    assert store.write_now(lambda conn: setting_once(conn, "secret", lambda: next(made))) == "first"
+    assert store.read_now(lambda conn: conn.execute(select(tables.settings.c.value)).scalars().all()) == ["first"]
