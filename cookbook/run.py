@@ -27,7 +27,7 @@ from recipes import CHECKPOINT, FIRST, MODEL, MORE, Recipe
 HERE = Path(__file__).resolve().parent
 READY = "Palestra is ready at "
 START_S = 120  # a cold start reads torch from disk
-RECIPE_S = 600
+RECIPE_S = 300
 STOP_S = 30
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 

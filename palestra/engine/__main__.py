@@ -28,7 +28,7 @@ def main() -> int:
     except msgspec.MsgspecError as e:
         log.error("cannot_start reason=%s", f"PALESTRA_WORKER is not a worker's configuration: {e}")
         return CANNOT_START
-    # Here, not above: a wrong configuration is told without waiting for torch.
+    # Not at the top: a wrong configuration is told without waiting for torch.
     from palestra.engine.backend import BackendBroken
     from palestra.engine.torch_backend import TorchBackend, TorchConfig
     from palestra.engine.worker import Worker
@@ -44,6 +44,9 @@ def main() -> int:
     except BackendBroken as e:
         log.error("backend_broken reason=%s", e)
         os._exit(BROKEN)  # nothing of it is worth saving: the snapshots are
+    except Exception:
+        log.exception("crashed")
+        os._exit(BROKEN)
     os.close(lock)
     return 0
 

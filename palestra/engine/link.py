@@ -88,7 +88,7 @@ class Link:
         self._greet()
         wait_s = max(0.0, min(wait_s, self._deadline() - time.monotonic()))
         found = dict(self._poller.poll(ceil(wait_s * 1000)))
-        if self._bell.fileno() in found or self._bell in found:
+        if self._bell.fileno() in found:
             with contextlib.suppress(BlockingIOError):
                 while self._bell.recv(4096):
                     pass

@@ -22,8 +22,15 @@ from palestra.types.engine import BaseModel, Failure, FromWorker, KeptSampler, S
 @dataclass(frozen=True, slots=True)
 class Running:
     sample: Sample
+    weights_key: int | None
     cost_before: float
     """Of one sequence, by the clock of `Samples`."""
+
+
+@dataclass(slots=True)
+class Held:
+    size_bytes: int
+    samples: int = 0
 
 
 class Samples:
@@ -46,6 +53,8 @@ class Samples:
         self._numbers: dict[str, int] = {}
         """Of those that run, at the backend."""
         self._rows = 0
+        self._held: dict[int, Held] = {}
+        """Weights that running samples keep in memory, by their key."""
         self._cost = 0.0
         """Seconds a sequence that was here all the time has been charged."""
 
@@ -102,13 +111,32 @@ class Samples:
         while self._queue and self._rows < self._max_rows:
             _, sample = self._queue.popitem(last=False)
             try:
-                number = self.backend.submit(sample.request, self._weights(sample))
+                weights = self._weights(sample)
+                if not self._can_hold(weights):
+                    self._queue[sample.request_id] = sample
+                    self._queue.move_to_end(sample.request_id, last=False)
+                    return
+                number = self.backend.submit(sample.request, weights)
             except Exception as e:
                 self._fail(sample, 0.0, e)
                 continue
-            self._running[number] = Running(sample, self._cost)
+            self._running[number] = Running(sample, self._hold(weights), self._cost)
             self._numbers[sample.request_id] = number
             self._rows += sample.request.num_samples
+
+    def _can_hold(self, weights: Weights | None) -> bool:
+        """Samples of ever more adapters at once are held back where their memory would pass the shelf's bound."""
+        if weights is None or not self._running or self.backend.weights_key(weights) in self._held:
+            return True
+        held = sum(h.size_bytes for h in self._held.values())
+        return held + self.backend.own_bytes(weights) <= self.shelf.memory_bytes
+
+    def _hold(self, weights: Weights | None) -> int | None:
+        if weights is None:
+            return None
+        key = self.backend.weights_key(weights)
+        self._held.setdefault(key, Held(self.backend.own_bytes(weights))).samples += 1
+        return key
 
     def _weights(self, sample: Sample) -> Weights | None:
         match sample.weights:
@@ -143,6 +171,11 @@ class Samples:
     def _leave(self, number: int) -> tuple[Sample, float]:
         running = self._running.pop(number)
         del self._numbers[running.sample.request_id]
+        if running.weights_key is not None:
+            held = self._held[running.weights_key]
+            held.samples -= 1
+            if held.samples == 0:
+                del self._held[running.weights_key]
         rows = running.sample.request.num_samples
         self._rows -= rows
         return running.sample, (self._cost - running.cost_before) * rows

@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 
 from palestra.engine.backend import Backend, Forward, MicroBatch, raise_if_broken
-from palestra.engine.files import FileThread, folder_bytes
+from palestra.engine.files import FileThread, folder_bytes, name_of
 from palestra.engine.queues import ModelTable, RunningPass, TrainedModel, failure_of, no_model
 from palestra.engine.samplers import SamplerShelf
 from palestra.engine.stats import Counters
@@ -119,6 +119,10 @@ class Training:
         if len(self.table.models) > self.max_models:
             message = f"this worker holds its most of {self.max_models} models; unload one first"
             return Failure(message=message, blame=Blame.SERVER)
+        try:
+            name_of(model.model_id)
+        except ValueError as e:
+            raise DataError(str(e)) from None
         weights = self.backend.create(operation.lora)
         if operation.load_from is not None:
             try:

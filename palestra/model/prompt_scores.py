@@ -46,10 +46,8 @@ class TargetCells:
         try:
             ids = np.frombuffer(tensor.data, "<i8")
             counts = _row_lengths(tensor, len(ids))
-        except ValueError:
-            counts = None
-        if counts is None:
-            raise DataError(f"{name}: data and indices do not fill shape {list(tensor.shape)}")
+        except ValueError as e:  # or bytes that are no whole numbers of 8
+            raise DataError(f"{name}: data and indices do not fill shape {list(tensor.shape)} ({e})") from None
         if not len(ids) or ids.max() < 0:
             raise DataError(f"{name} names no token: leave it out, or give at least one id")
         if ids.min() < -1 or ids.max() >= vocab_size:
@@ -143,13 +141,16 @@ class PromptScores:
         self._alt_logprobs[rows] = logp.gather(1, ids).cpu().numpy()
 
 
-def _row_lengths(tensor: TensorData, n_values: int) -> NDArray[np.int64] | None:
-    """Cells listed in each row; None if values, indices and shape do not go together."""
+def _row_lengths(tensor: TensorData, n_values: int) -> NDArray[np.int64]:
+    """Cells listed in each row; ValueError if values, indices and shape do not go together."""
     n_rows, width = tensor.shape
-    if tensor.crow_indices is None or tensor.col_indices is None:
-        fits = tensor.crow_indices is tensor.col_indices and n_values == n_rows * width
-        return np.full(n_rows, width) if fits else None
-    ends, columns = np.frombuffer(tensor.crow_indices, "<i8"), np.frombuffer(tensor.col_indices, "<i8")
+    if tensor.crow_indices is None and tensor.col_indices is None:
+        if n_values != n_rows * width:
+            raise ValueError(f"{n_values} values")
+        return np.full(n_rows, width)
+    ends, columns = (np.frombuffer(x or b"", "<i8") for x in (tensor.crow_indices, tensor.col_indices))
     counts = np.diff(ends)
     sound = len(ends) == n_rows + 1 and ends[0] == 0 and ends[-1] == n_values == len(columns) and (counts >= 0).all()
-    return counts if sound and (columns >= 0).all() and (columns < width).all() else None
+    if not sound or (columns < 0).any() or (columns >= width).any():
+        raise ValueError("sparse rows that do not add up")
+    return counts

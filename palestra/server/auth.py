@@ -77,9 +77,10 @@ class Doorkeeper:
         return caller
 
     async def _keys_exist(self) -> bool:
+        """Revoked ones count: revoking the last key closes the door, it does not open it."""
         now = time.monotonic()
         if now - self._has_keys[0] > CACHE_S:
-            self._has_keys = (now, bool(await self._store.read(list_keys)))
+            self._has_keys = (now, bool(await self._store.read(lambda c: list_keys(c, revoked=True))))
         return self._has_keys[1]
 
 

@@ -33,8 +33,10 @@ from palestra.store.records import ModelStatus
 from palestra.store.settings import setting_once
 from palestra.types.engine import (
     BaseModel,
+    DropSamplers,
     Failure,
     Hello,
+    Kept,
     KeptSampler,
     Sampled,
     SampleWeights,
@@ -136,11 +138,20 @@ class Hub:
             case Sampled():
                 self.sampling.on_sampled(heard.message, heard.frame)
             case Trained():
+                if isinstance(heard.message.outcome, Kept):
+                    self._drop_if_gone(worker, heard.message.request_id)
                 self.training.on_trained(worker, heard.message, heard.frame)
             case Snapshotted():
                 self.training.on_snapshotted(heard.message)
             case Stats():
                 self.metrics.worker_stats(worker.name, heard.message)
+
+    def _drop_if_gone(self, worker: Worker, request_id: str) -> None:
+        """A replay brings back samplers that were let go meanwhile."""
+        future = self.training.futures.get(request_id)
+        sampler_id = future.reply.get("sampling_session_id", "") if future is not None else ""
+        if sampler_id and sampler_id not in self.sampling.samplers:
+            worker.link.send(DropSamplers(sampler_ids=[sampler_id]))
 
     def on_exit(self, worker: Worker) -> None:
         self.metrics.worker_gone(worker.name)
@@ -186,7 +197,7 @@ class Hub:
 
     async def _sweep_often(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(min(SWEEP_S, max(1.0, self.config.keep_results_s)))
             self.training.expire(time.time())
             self.sampling.expire(time.time())
             await self._guarded(self.checkpoints.sweep())

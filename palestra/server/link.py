@@ -6,6 +6,7 @@ restart and is ignored; only `Hello` is heard always. Owns: the socket, epochs. 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from palestra.types.engine import FromWorker, Hello, ToWorker, Welcome, decode_from_worker, encode_message
 
@@ -32,14 +32,15 @@ class Heard:
 class Link:
     def __init__(self, address: str):
         self.address = address
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.bind(address)
-        # The asyncio socket queues by itself; sending goes through the plain one, at once and in order.
-        self._sender = zmq.Socket.shadow(self._socket.underlying)
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._look)
         self._peer: bytes | None = None
         self._epoch = b""
 
@@ -66,18 +67,31 @@ class Link:
 
     async def receive(self) -> Heard:
         while True:
-            peer, epoch, frame = await self._socket.recv_multipart()
+            try:
+                peer, epoch, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
             message = decode_from_worker(frame)
             if isinstance(message, Hello) or (peer == self._peer and epoch == self._epoch):
                 return Heard(message, frame)
 
     def close(self) -> None:
         self._peer = None
-        self._socket.close()
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close()
 
     def _send_frames(self, payload: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the worker is gone: its exit is noticed elsewhere
-            self._sender.send_multipart([self._peer or b"", self._epoch, payload], copy=len(payload) < 65536)
+            self._socket.send_multipart([self._peer or b"", self._epoch, payload], copy=len(payload) < 65536)
+        self._look()
+
+    def _look(self) -> None:
+        """The socket's descriptor speaks once for all that waits, and sending takes that word away: look each time."""
+        if self._socket.EVENTS & zmq.POLLIN:
+            self._arrived.set()
 
 
 def address_in(state: Path, name: str) -> str:

@@ -52,6 +52,8 @@ Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
 
+MAX_AHEAD = 10_000  # one call is some thousand chunks at most; a gap is settled number by number
+
 
 @dataclass(slots=True, eq=False)
 class TrainedModel:
@@ -69,6 +71,8 @@ class TrainedModel:
     early: dict[int, TrainFuture] = field(default_factory=dict)
     """Those at or after `next_seq`."""
     settled: set[int] = field(default_factory=set)
+    settled_at: list[tuple[int, Position]] = field(default_factory=list)
+    """Where the journal says so, with the highest of the numbers: held until a snapshot covers that one."""
     settling: int = 0
     gap_timer: asyncio.TimerHandle | None = None
     last_request_at: float = field(default_factory=time.time)
@@ -100,26 +104,35 @@ class Training:
         self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
     ) -> TrainFuture:
         """Returns when the request is durable. The same number again returns the same future."""
-        future = self._known(model, seq_id, digest_of(kind, operation, reply))
+        future = self._known(model, seq_id)
         if future is None:
             future = self._register(model, seq_id, kind, operation, reply)
+        elif future.digest != digest_of(kind, operation, reply):
+            raise _is_used(future)
         if future.durable is not None:
             await asyncio.shield(future.durable)
         return future
 
+    def check_number(self, model: TrainedModel, seq_id: int, reply: dict[str, Any]) -> None:
+        """Refuses what `submit` would, for those who have to note something elsewhere before it."""
+        future = self._known(model, seq_id)
+        if future is not None and future.reply != reply:
+            raise _is_used(future)
+
     def reject(self, model: TrainedModel, seq_id: int) -> None:
         """A request that was refused has used its number: nobody waits for it."""
-        if seq_id >= model.next_seq and seq_id not in model.futures and seq_id not in model.settled:
+        is_open = model.next_seq <= seq_id < model.next_seq + MAX_AHEAD
+        if is_open and seq_id not in model.futures and seq_id not in model.settled:
             self._run(self._settle(model, [seq_id]))
 
-    def _known(self, model: TrainedModel, seq_id: int, digest: bytes) -> TrainFuture | None:
+    def _known(self, model: TrainedModel, seq_id: int) -> TrainFuture | None:
         future = model.futures.get(seq_id)
         if future is not None:
-            if future.digest != digest:
-                raise Refusal(400, f"seq_id {seq_id} of {model.model_id} was used for another request")
             return future
         if seq_id < model.next_seq or seq_id in model.settled:
             raise Refusal(400, f"seq_id {seq_id} of {model.model_id} came too late: later requests have run without it")
+        if seq_id >= model.next_seq + MAX_AHEAD:
+            raise Refusal(400, f"seq_id {seq_id} of {model.model_id} is far ahead: the next one is {model.next_seq}")
         return None
 
     def _register(
@@ -174,7 +187,14 @@ class Training:
             return
         future.durable = None
         durable.set_result(None)
-        self._advance(model)
+        if self._is_here(model):
+            self._advance(model)
+        else:  # dropped meanwhile: `future` has failed
+            self._journal.release(future.request_at)
+            future.request_at = None
+
+    def _is_here(self, model: TrainedModel) -> bool:
+        return self.models.get(model.model_id) is model
 
     def finished_at_once(self, model: TrainedModel, kind: RequestKind, reply: dict[str, Any]) -> TrainFuture:
         """For what the server has done itself, outside the model's numbers: known until the server stops."""
@@ -223,12 +243,17 @@ class Training:
         model.settled.update(seq_ids)
         model.settling += 1
         try:
-            await self._journal.append(_encode(Settled(model_id=model.model_id, seq_ids=seq_ids)))
+            at = await self._journal.append(_encode(Settled(model_id=model.model_id, seq_ids=seq_ids)))
+            if self._is_here(model):
+                model.settled_at.append((max(seq_ids, default=-1), at))
+            else:
+                self._journal.release(at)
         except JournalError as e:
             log.error("a gap could not be noted", model=model.model_id, seq_ids=seq_ids, error=str(e))
         finally:
             model.settling -= 1
-        self._advance(model)
+        if self._is_here(model):
+            self._advance(model)
 
     def _stop_timer(self, model: TrainedModel) -> None:
         if model.gap_timer is not None:
@@ -315,6 +340,12 @@ class Training:
                 self._journal.release(future.request_at)
                 future.request_at = None
         model.snapshot_seq = max(model.snapshot_seq, seq_id)
+        self._release_settled(model, model.snapshot_seq)
+
+    def _release_settled(self, model: TrainedModel, up_to: int) -> None:
+        for _, position in (s for s in model.settled_at if s[0] <= up_to):
+            self._journal.release(position)
+        model.settled_at = [s for s in model.settled_at if s[0] > up_to]
 
     # A worker comes
 
@@ -349,6 +380,7 @@ class Training:
         self._stop_timer(model)
         self.models.pop(model.model_id, None)
         model.worker.link.send(DropModel(model_id=model.model_id))
+        self._release_settled(model, MAX_SEQ)
         for future in model.futures.values():
             if future.request_at is not None:
                 self._journal.release(future.request_at)
@@ -401,9 +433,11 @@ class Training:
             elif isinstance(record, Finished):
                 self._recover_result(position, record, unknown)
             else:
-                self._journal.release(position)
                 model = self.models.get(record.model_id)
-                if model is not None:
+                if model is None or max(record.seq_ids, default=-1) <= model.snapshot_seq:
+                    self._journal.release(position)
+                else:
+                    model.settled_at.append((max(record.seq_ids), position))
                     model.settled.update(n for n in record.seq_ids if n >= model.next_seq)
         for future in unknown.values():
             if not future.is_done:
@@ -453,6 +487,10 @@ class Training:
 
 def digest_of(kind: RequestKind, operation: Operation, reply: dict[str, Any]) -> bytes:
     return hashlib.blake2b(_encode((kind, operation, reply)), digest_size=16).digest()
+
+
+def _is_used(future: TrainFuture) -> Refusal:
+    return Refusal(400, f"seq_id {future.seq_id} of {future.model_id} was used for another request")
 
 
 def outcome_name(outcome: object) -> str:

@@ -41,7 +41,8 @@ def begin_checkpoint(
     there = get_checkpoint(conn, save.key)
     if there is not None and there.request_id == save.request_id and there.status == CheckpointStatus.COMPLETED:
         return msgspec.structs.replace(save, folder=there.folder)
-    if there is not None and there.status != CheckpointStatus.FAILED and not overwrite:
+    has_expired = there is not None and there.expires_at is not None and there.expires_at <= save.created_at
+    if there is not None and there.status != CheckpointStatus.FAILED and not overwrite and not has_expired:
         raise CheckpointExists(f"{save.key.path} exists already: save with overwrite, or under another name")
 
     conn.execute(insert(saves).values(**msgspec.to_builtins(save)))

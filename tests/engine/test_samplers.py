@@ -178,6 +178,20 @@ def test_only_as_many_samples_are_begun_as_fit(desk: Any) -> None:
     assert all(len(desk.outcome(n).sequences) == 40 for n in names)
 
 
+def test_samples_of_many_adapters_at_once_stay_within_memory(small: Any) -> None:
+    kept, said = keep_many(small, 12)
+    names = [small.sample(k) for k in kept]
+    peak = 0
+    while small.samples.has_work:
+        small.samples.quantum(0.0)
+        small.shelf.make_room()
+        peak = max(peak, small.backend.pool.size_bytes)
+    assert peak <= 20 * small.row  # stacks grow by halves, and the trained model has four rows
+    small.run()
+    for i in (0, 1, 2, 10, 11):
+        assert small.outcome(names[i]).sequences[0].logprobs == pytest.approx(said[i], abs=1e-5)
+
+
 def test_a_checkpoint_folder_is_sampled_and_read_again_when_it_changes(small: Any, tmp_path: Path) -> None:
     small.create("a")
     said = []

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from palestra.engine.backend import BackendBroken
 from palestra.engine.torch_backend import TorchBackend, token_budget
 from palestra.model import AdapterPool, Trainer, TrainItem, load_model
 from palestra.types import AdamParams, LoraConfig
@@ -148,6 +149,17 @@ def test_a_breakdown_fails_the_guilty_alone_and_its_gradient_is_as_before(
         np.testing.assert_allclose(faulty.weights(n), wanted, atol=1e-5)
     wanted = alone(micro_model, [first["bb"], faulty.optim], 64, seed=2)
     np.testing.assert_allclose(faulty.weights("bb"), wanted, atol=1e-5)
+
+
+def test_a_dead_device_answers_nobody(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process replays: a failure now would be kept as the result."""
+    faulty.create("a")
+    faulty.backend.fails_at = ("forward", 0, faulty.table.models["a"].weights)
+    monkeypatch.setattr(faulty.backend, "is_broken", lambda error: True)
+    request = faulty.train("a", faulty.a_pass(1))
+    with pytest.raises(BackendBroken, match="cable"):
+        faulty.run()
+    assert all(m.request_id != request for m in faulty.sent)
 
 
 def test_bad_requests_fail_alone_and_say_why(desk: Any) -> None:
@@ -290,6 +302,17 @@ def test_a_folder_that_cannot_be_written_is_the_servers_trouble(desk: Any, tmp_p
     failure = desk.outcome(save)
     assert (failure.blame, "could not be written" in failure.message) == (Blame.SERVER, True)
     assert desk.outcome(after).outputs
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(desk: Any, tmp_path: Path) -> None:
+    left = tmp_path / ".my[1] save.12345.partial"
+    left.mkdir()
+    (left / "adapter_config.json").write_text("{")
+    desk.create("a")
+    desk.train("a", SaveWeights(folder=str(tmp_path / "my[1] save"), optimizer=False))
+    desk.run()
+    assert (tmp_path / "my[1] save").is_dir()
+    assert not left.exists()
 
 
 def test_requests_of_a_model_wait_for_its_files_and_others_do_not(desk: Any, tmp_path: Path) -> None:

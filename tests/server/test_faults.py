@@ -201,7 +201,7 @@ def test_a_checkpoint_cut_short_is_not_there(make_server: MakeServer) -> None:
         assert future.result(timeout=100).path.endswith(name)
     listed = {c.checkpoint_id for c in server.rest().list_checkpoints(model.model_id).result().checkpoints}
     assert listed == {f"weights/{name}" for name in names}
-    folders = [f for f in (server.checkpoints / model.model_id.replace(":", "_") / "weights").iterdir()]
+    folders = list((server.checkpoints / model.model_id.replace(":", "_") / "weights").iterdir())
     assert all((f / "adapter_model.safetensors").exists() for f in folders if not f.name.startswith("."))
 
 

@@ -12,12 +12,16 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 
 from palestra.store import Store
+from palestra.store.tables import metadata
+
+DATABASES = ["sqlite", "postgresql"]
 
 
 @pytest.fixture(scope="session")
@@ -53,17 +57,16 @@ def _postgres_programs() -> Path | None:
 
 
 def _run(command: list[str | Path], user: str | None) -> None:
-    # Output to files: the server started by pg_ctl would keep a pipe open.
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, user=user, cwd="/", timeout=60)
-    if done.returncode:
+    # No pipes for output: the server that pg_ctl starts would keep them open.
+    null = subprocess.DEVNULL
+    if subprocess.run(command, check=False, stdout=null, stderr=null, user=user, cwd="/", timeout=60).returncode:
         pytest.skip(f"PostgreSQL does not start here: {' '.join(map(str, command))}")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A new, empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/folder/palestra.db"
+@contextmanager
+def new_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/folder/palestra.db"
         return
     server = make_url(request.getfixturevalue("postgres_server")).set(drivername="postgresql+psycopg")
     engine = create_engine(server, isolation_level="AUTOCOMMIT")
@@ -76,7 +79,33 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     engine.dispose()
 
 
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new, empty database."""
+    with new_database(request.param, tmp_path, request) as url:
+        yield url
+
+
 @pytest.fixture
 def store(database_url: str) -> Iterator[Store]:
+    """Of this test alone."""
     with Store.open(database_url) as store:
         yield store
+
+
+@pytest.fixture(scope="session", params=DATABASES)
+def opened_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with new_database(request.param, tmp_path_factory.mktemp("store"), request) as url, Store.open(url) as store:
+        yield store
+
+
+@pytest.fixture
+def tables_store(opened_store: Store) -> Store:
+    """With empty tables: opened once for all tests of queries."""
+
+    def clear(conn: Connection) -> None:
+        for table in reversed(metadata.sorted_tables):
+            conn.execute(table.delete())
+
+    opened_store.write_now(clear)
+    return opened_store

@@ -20,6 +20,8 @@ from palestra.store import samplers as sampler_rows
 from palestra.store.records import Sampler as SamplerRow
 from palestra.types.engine import Failure, Sampled, decode_from_worker
 
+MAX_DIRECT = 256
+
 
 class SamplingService:
     def __init__(self, hub: Hub):
@@ -86,11 +88,18 @@ class SamplingService:
             raise Refusal(400, "send sampling_session_id, or base_model or model_path")
         key = (caller.owner, base_model, folder)
         if key not in self._direct:
+            self._forget_idle()
             sampler_id = str(SamplerId(f"direct-{secrets.token_hex(8)}", len(self._direct)))
             weights = weights_of(sampler_id, None, None, folder)
             sampler = Sampler(sampler_id, "", caller.owner, base_model, weights, self._base(base_model))
             self._direct[key] = self.hub.sampling.samplers[sampler_id] = sampler
         return self._direct[key], self._free_number(self._direct[key])
+
+    def _forget_idle(self) -> None:
+        """Of those without a session, for which nobody says when they are over."""
+        idle = [k for k, sampler in self._direct.items() if not sampler.futures]
+        for key in idle[: max(0, len(self._direct) - MAX_DIRECT)]:
+            self.hub.sampling.drop([self._direct.pop(key)], "")
 
     def _free_number(self, sampler: Sampler) -> int:
         return max(sampler.futures, default=-1) + 1

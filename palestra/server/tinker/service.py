@@ -99,16 +99,18 @@ class TinkerService(SamplingService):
     async def finish_session(self, caller: Caller, session_id: str, request: s.FinishSessionRequest) -> None:
         """The first end counts; saying it again is no error."""
         session = self.hub.sessions.find(session_id, caller.owner)
-        if session is not None:
-            await self.hub.end_session(
-                session,
-                "the session was finished by its client",
-                lambda: self.hub.store.write(
-                    lambda c: session_rows.finish_session(
-                        c, session_id, reason=request.reason.type, detail=request.detail
-                    )
-                ),
-            )
+        if session is None:
+            row = await self.hub.store.read(lambda c: session_rows.get_session(c, session_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("session", session_id)
+            return
+        await self.hub.end_session(
+            session,
+            "the session was finished by its client",
+            lambda: self.hub.store.write(
+                lambda c: session_rows.finish_session(c, session_id, reason=request.reason.type, detail=request.detail)
+            ),
+        )
 
     # Models
 
@@ -217,16 +219,17 @@ class TinkerService(SamplingService):
     async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
         model = self._model(caller, request.model_id)
         path = self._path(model, request.seq_id, CheckpointKind.WEIGHTS, request.path or f"{request.seq_id:06d}")
+        reply = encode.saved_json(str(path))
         folder = await self._begin(
             model,
             path,
             request.seq_id,
+            reply,
             ttl_s=request.ttl_seconds,
             overwrite=request.overwrite,
             user_metadata=request.user_metadata,
         )
         operation = SaveWeights(folder=folder, optimizer=True)
-        reply = encode.saved_json(str(path))
         return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS, operation, reply)
 
     async def save_weights_for_sampler(
@@ -238,14 +241,16 @@ class TinkerService(SamplingService):
             operation, reply = KeepSampler(sampler_id=sampler_id), encode.kept_json(sampler_id)
             return await self._submit(model, request.seq_id, kind, operation, reply)
         path = self._path(model, request.seq_id, CheckpointKind.SAMPLER_WEIGHTS, request.path)
+        reply = encode.saved_for_sampler_json(str(path))
         folder = await self._begin(
-            model, path, request.seq_id, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
+            model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
         )
         operation = SaveWeights(folder=folder, optimizer=False)
-        return await self._submit(model, request.seq_id, kind, operation, encode.saved_for_sampler_json(str(path)))
+        return await self._submit(model, request.seq_id, kind, operation, reply)
 
     async def _keep(self, model: TrainedModel, seq_id: int, number: int) -> str:
         sampler_id = str(SamplerId(model.session_id, number))
+        self.hub.training.check_number(model, seq_id, encode.kept_json(sampler_id))
         row = Sampler(
             sampler_id=sampler_id,
             session_id=model.session_id,
@@ -266,9 +271,10 @@ class TinkerService(SamplingService):
         if request.age_encryption_recipients:
             raise self._reject(model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports")
         path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL_WEIGHTS, request.path)
+        reply = encode.saved_external_json(str(path), 0)
         # An export is a copy to be fetched; a second one under the name replaces it.
-        folder = await self._begin(model, path, request.seq_id, ttl_s=request.ttl_seconds, overwrite=True)
-        operation, reply = SaveWeights(folder=folder, optimizer=False), encode.saved_external_json(str(path), 0)
+        folder = await self._begin(model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, overwrite=True)
+        operation = SaveWeights(folder=folder, optimizer=False)
         return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS_EXTERNAL, operation, reply)
 
     async def load_weights(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
@@ -340,8 +346,8 @@ class TinkerService(SamplingService):
         future = self.hub.training.futures.get(request_id) or self.hub.sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
             return future
-        lost = parse_request_id(request_id) if future is None else None
-        if isinstance(lost, SampleRequestId):
+        lost = parse_request_id(request_id)
+        if isinstance(lost, SampleRequestId):  # another's is as lost as one that never was
             sampler = self.hub.sampling.samplers.get(lost.sampler_id)
             self.hub.metrics.sample_lost(sampler.worker.name if sampler else "")
             raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
@@ -373,7 +379,10 @@ class TinkerService(SamplingService):
         self.hub.metrics.submitted(kind, base_model=model.worker.name)
         return s.FutureResponse(request_id=future.request_id, model_id=model.model_id)
 
-    async def _begin(self, model: TrainedModel, path: TinkerPath, seq_id: int, **options: Any) -> str:
+    async def _begin(
+        self, model: TrainedModel, path: TinkerPath, seq_id: int, reply: dict[str, Any], **options: Any
+    ) -> str:
+        self.hub.training.check_number(model, seq_id, reply)
         request_id = str(TrainRequestId(model.model_id, seq_id))
         try:
             return await self.hub.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)

@@ -1,0 +1,73 @@
+"""Keys: told once, kept as a hash, gone when revoked."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import msgspec
+import pytest
+from sqlalchemy import Connection
+
+from palestra.store import KeyExists, Store, keys
+from palestra.store.records import Key, NewKey, Rights
+
+
+def create(store: Store, name: str, rights: Rights = Rights.TRAINER) -> NewKey:
+    return store.write_now(lambda conn: keys.create_key(conn, name=name, owner="me", rights=rights, now=1.0))
+
+
+def find(store: Store, text: str) -> Key | None:
+    return store.read_now(lambda conn: keys.find_key(conn, text))
+
+
+def revoke(store: Store, which: int | str) -> Key | None:
+    return store.write_now(lambda conn: keys.revoke_key(conn, which, now=2.0))
+
+
+def test_a_key_is_found_by_its_text_and_not_stored_in_it(tables_store: Store) -> None:
+    new = create(tables_store, "laptop", Rights.ADMIN)
+    assert re.fullmatch(r"tml-[A-Za-z0-9_-]{43}", new.text)
+    assert find(tables_store, new.text) == new.key
+    assert new.text[4:] not in str(msgspec.to_builtins(new.key))
+    for wrong in ["", "tml-", new.text[:-1], new.text.upper(), new.key.key_hash]:
+        assert find(tables_store, wrong) is None
+
+
+def test_revoked_by_number_or_name(tables_store: Store) -> None:
+    first, second = create(tables_store, "a"), create(tables_store, "b")
+    assert (first.key.key_id, second.key.key_id) == (1, 2)
+    assert revoke(tables_store, 1) == msgspec.structs.replace(first.key, revoked_at=2.0)
+    assert find(tables_store, first.text) is None
+    assert revoke(tables_store, "a") is None
+    assert revoke(tables_store, "b") is not None
+    assert revoke(tables_store, 7) is None
+    assert tables_store.read_now(keys.list_keys) == []
+    assert [k.key_id for k in tables_store.read_now(lambda conn: keys.list_keys(conn, revoked=True))] == [1, 2]
+
+
+def test_a_name_in_use_is_refused_and_numbers_are_not_used_twice(tables_store: Store) -> None:
+    create(tables_store, "a")
+    with pytest.raises(KeyExists, match="key 1 is called 'a' already"):
+        create(tables_store, "a")
+    revoke(tables_store, "a")
+    assert create(tables_store, "a").key.key_id == 2
+
+
+def test_server_and_cli_may_create_keys_at_once(database_url: str) -> None:
+    with Store.open(database_url) as server, Store.open(database_url, lock=False) as cli:
+
+        def many(store: Store, prefix: str) -> None:
+            for i in range(10):
+                create(store, f"{prefix}{i}")
+
+        threads = [threading.Thread(target=many, args=(s, p)) for s, p in [(server, "server"), (cli, "cli")]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        def ids(conn: Connection) -> list[int]:
+            return [key.key_id for key in keys.list_keys(conn)]
+
+        assert server.read_now(ids) == list(range(1, 21))
