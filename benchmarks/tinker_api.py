@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import itertools
 import resource
+import signal
 import statistics
 import sys
 import tempfile
@@ -405,6 +406,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.palestra.is_file():
         print(f"no command {args.palestra}; say where it is with --palestra FILE", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that our server is stopped too
     # A crowd holds a connection for each request.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

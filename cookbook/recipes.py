@@ -44,14 +44,8 @@ FIRST = (
 
 MORE = (
     recipe("rl_loop", "rl_loop", "batch_size=4 group_size=4 max_tokens=16", steps=2, shows="reward/total"),
-    recipe("sl_basic", "sl_basic", "dataset_builder.common_config.batch_size=8", steps=2, shows=SL),
-    recipe(
-        "rl_basic",
-        "rl_basic",
-        "dataset_builder.batch_size=4 dataset_builder.group_size=4 max_tokens=16",
-        steps=2,
-        shows=RL,
-    ),
+    recipe("sl_basic", "sl_basic", "", steps=2, shows=SL),
+    recipe("rl_basic", "rl_basic", "max_tokens=4", steps=1, shows=RL),  # 128 prompts x 16 samples, by its own settings
     recipe("dpo", "preference.dpo.train", "batch_size=8", steps=2, shows="dpo_loss accuracy"),
     recipe(
         "on_policy_distillation",
@@ -67,11 +61,17 @@ MORE = (
         steps=2,
         shows=SL,
     ),
-    recipe("sdft", "sdft.train", "groups_per_batch=4 max_tokens=16 lora_rank=8", steps=2, shows="loss"),
+    recipe(
+        "sdft",
+        "sdft.train",
+        "groups_per_batch=4 max_tokens=16 lora_rank=8 eval_every=0",
+        steps=2,
+        shows="sdft/mean_teacher_entropy",
+    ),
     recipe(
         "guess_number",
         "multiplayer_rl.guess_number.train",
-        "renderer_name=qwen3_disable_thinking batch_size=2 group_size=2 max_tokens=8",
+        "renderer_name=qwen3_disable_thinking batch_size=2 group_size=2 max_tokens=8 eval_every=0",
         steps=2,
         shows=RL,
     ),

@@ -182,14 +182,12 @@ class TinkerClient:
         self, seconds: float, *, train: tuple[int, int] | None = None, samples_in_flight: int = 0
     ) -> tuple[float, float]:
         """Steps/s and samples/s while both go on: what ended in a window that opens when all is under way."""
-        sampler = self.sampler if samples_in_flight else None
-        data = self.batch(*train) if train else []
+        sampler, data = self.sampler, self.batch(*train) if train else []
         steps, samples = Ends(), Ends()
 
         async def measure() -> tuple[float, float]:
             loops = [steps.count(lambda: self._step(self.trainer, data))] if train else []
-            if sampler is not None:
-                loops += [samples.count(lambda: self._one_sample(sampler)) for _ in range(samples_in_flight)]
+            loops += [samples.count(lambda: self._one_sample(sampler)) for _ in range(samples_in_flight)]
             tasks = [asyncio.create_task(loop) for loop in loops]
             opens = time.perf_counter() + 1.0
             await asyncio.sleep(seconds + 1.0)

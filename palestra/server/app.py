@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from palestra import __version__
 from palestra.server.auth import Doorkeeper
@@ -22,9 +23,13 @@ from palestra.server.logs import RequestLog
 from palestra.server.metrics import CONTENT_TYPE
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.errors import WireError
+from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 
 log = structlog.get_logger()
+
+DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
+MAX_OTHER_BYTES = 16 << 20  # of all other calls: their bodies are parsed before the key is looked at
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,7 +37,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def create_app(hub: Hub) -> FastAPI:
-    app = FastAPI(title="Palestra", version=__version__, summary="A Tinker-compatible training engine")
+    app = FastAPI(
+        title="Palestra",
+        version=__version__,
+        summary="A Tinker-compatible training engine",
+        responses={"4XX": {"model": ErrorResponse, "description": "Refused; 429 asks to come back."}},
+    )
     config = hub.config
     app.state.hub, app.state.tinker = hub, TinkerService(hub)
     app.state.doorkeeper = Doorkeeper(
@@ -47,6 +57,7 @@ def create_app(hub: Hub) -> FastAPI:
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(WireError, _malformed)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _broken)
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
     app.add_middleware(RequestLog, observe=hub.metrics.request)
@@ -90,6 +101,10 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"{where}: {first['msg']}" if where else str(first["msg"])}, status_code=400)
 
 
+async def _left(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": "the request ended before its body did"}, status_code=400)
+
+
 async def _broken(request: Request, error: Exception) -> Response:
     log.error("a request broke", path=request.url.path, exc_info=error)
     return JSONResponse({"detail": "something broke in the server; its log has the details"}, status_code=500)
@@ -105,9 +120,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        limit = self.max_bytes if scope["path"] in DATA_ROUTES else min(self.max_bytes, MAX_OTHER_BYTES)
+        detail = f"the request is longer than {limit} bytes"
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self.max_bytes:
-            await self._too_long(scope, receive, send)
+        if length.isdigit() and int(length) > limit:
+            await JSONResponse({"detail": detail}, status_code=413)(scope, receive, send)
             return
         seen = 0
 
@@ -115,12 +132,8 @@ class BodyLimit:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self.max_bytes:
-                raise HTTPException(413, f"the request is longer than {self.max_bytes} bytes")
+            if seen > limit:
+                raise HTTPException(413, detail)
             return message
 
         await self.app(scope, counted, send)
-
-    async def _too_long(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"the request is longer than {self.max_bytes} bytes (limits.max_body_bytes)"
-        await JSONResponse({"detail": detail}, status_code=413)(scope, receive, send)

@@ -86,8 +86,9 @@ class Journal:
     def _look(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         found = files.find_segments(self.folder)
-        if found and (cut := files.mend_last(self._path(found[-1]))):
-            log.warning("cut %d bytes of an unfinished write off %s", cut, self._path(found[-1]))
+        if found:
+            if cut := files.mend_last(self._path(found[-1])):
+                log.warning("cut %d bytes of an unfinished write off %s", cut, self._path(found[-1]))
             found = files.find_segments(self.folder)
         for segment in found:
             self._segments[segment] = _Segment(size_bytes=self._path(segment).stat().st_size)
@@ -204,9 +205,9 @@ class Journal:
         return following
 
     def _count_fitting(self, appends: list[_Append], size_bytes: int) -> int:
-        """A segment is full when it has reached its size; the last record may go beyond."""
+        """One at least. A segment is full when it has reached its size; the last record may go beyond."""
         for count, append in enumerate(appends):
-            if size_bytes >= self._segment_bytes:
+            if count and size_bytes >= self._segment_bytes:
                 return count
             size_bytes += files.PREFIX_BYTES + len(append.record)
         return len(appends)

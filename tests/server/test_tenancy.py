@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -34,7 +34,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(make_module_server: MakeServer) -> Iterator[World]:
+def world(make_module_server: MakeServer) -> World:
     server = make_module_server(start=False, log_level="debug")
     keys = {name: server.make_key(name, right=right) for name, right in RIGHTS.items()}
     server.start()
@@ -47,7 +47,7 @@ def world(make_module_server: MakeServer) -> Iterator[World]:
     alice.result(hers.keep(0))
     sampled = ok(alice.sample(f"{hers.session_id}:sample:0"))
     alice.result(sampled)
-    yield World(server, alice, bob, hers, his, sampled["request_id"], keys)
+    return World(server, alice, bob, hers, his, sampled["request_id"], keys)
 
 
 RIGHTS = {"alice": "trainer", "bob": "trainer", "carol": "admin", "a worker": "worker", "an episode": "episode"}

@@ -192,6 +192,8 @@ def _text_of_message(chunk: wire.Chunk) -> TextChunk:
     tokens = chunk.encoded_text.tokens
     if len(tokens) % 4:
         raise WireError(f"encoded_text: {len(tokens)} bytes are not whole int32 tokens")
+    if len(tokens) > 4 * schemas.MAX_TOKENS:
+        raise WireError(f"encoded_text: {len(tokens) // 4} tokens; a chunk has at most {schemas.MAX_TOKENS}")
     return TextChunk(packed.int32_values(tokens))
 
 

@@ -154,8 +154,11 @@ def loaded_json(path: str, model_id: str) -> dict[str, Any]:
     return {"type": "load_weights", "path": path, "model_id": model_id}
 
 
+MAX_ERROR_CHARS = 2000  # a message may repeat what the client sent
+
+
 def failure_json(failure: Failure) -> dict[str, Any]:
-    return {"error": failure.message, "category": failure.blame.value}
+    return {"error": failure.message[:MAX_ERROR_CHARS], "category": failure.blame.value}
 
 
 def json_bytes(body: dict[str, Any]) -> bytes:

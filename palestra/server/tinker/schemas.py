@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 MAX_METADATA_CHARS = 64 << 10
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
-Storable = Annotated[str, StringConstraints(pattern=r"^[^\x00]*\z")]
+Storable = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """No NUL, and (a pattern sees to that) no lone surrogate: databases refuse them."""
 Id = Annotated[Storable, StringConstraints(min_length=1, max_length=256)]
 Name = Id
@@ -44,6 +44,12 @@ Metadata = Annotated[dict[Storable, Storable], BeforeValidator(_flat_metadata)]
 
 class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, protected_namespaces=())
+
+
+class ErrorResponse(WireModel):
+    """Of every status from 400 on."""
+
+    detail: str
 
 
 # Service and sessions

@@ -12,8 +12,9 @@ from pydantic import Field, StringConstraints
 from palestra.server.tinker.schemas import INT32, INT64, Finite, Id, Name, Seq, Text, TrainSeq, WireModel
 
 MAX_SAMPLES = 4096
+MAX_TOKENS = 1 << 20  # of a chunk: more than any context, and little enough to turn into numbers at once
 
-Tokens = Annotated[list[Annotated[int, Field(ge=-INT32 - 1, le=INT32)]], Field(fail_fast=True)]
+Tokens = Annotated[list[Annotated[int, Field(ge=-INT32 - 1, le=INT32)]], Field(fail_fast=True, max_length=MAX_TOKENS)]
 Whole = Annotated[list[Annotated[int, Field(ge=-INT64 - 1, le=INT64)]], Field(fail_fast=True)]
 Numbers = Annotated[list[float], Field(fail_fast=True)]
 Stops = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(fail_fast=True)]

@@ -293,6 +293,8 @@ class TinkerService(SamplingService):
         return await self._submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply)
 
     async def _load_as_new(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
+        if request.optimizer_config is not None:
+            self._only_adam(request.optimizer_config.type)
         session = self._session(caller, request.session_id or "")
         checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
         lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
