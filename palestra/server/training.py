@@ -104,6 +104,8 @@ class Training:
         self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
     ) -> TrainFuture:
         """Returns when the request is durable. The same number again returns the same future."""
+        if not self._is_here(model):
+            raise Refusal(404, f"{model.model_id} was unloaded, or its session is over")
         future = self._known(model, seq_id)
         if future is None:
             future = self._register(model, seq_id, kind, operation, reply)

@@ -31,6 +31,11 @@ EXCLUDED = "/files/|apikey|/v1/forward"  # by signature, the end of a key, proto
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
+def _settings(examples: int) -> settings:
+    slow: Any = list(HealthCheck)
+    return settings(max_examples=examples, deadline=None, suppress_health_check=slow, database=None)
+
+
 @pytest.fixture(scope="module")
 def fuzzed(make_module_server: MakeServer) -> Any:
     """Polls are not held: nobody waits for what will never be."""
@@ -73,7 +78,7 @@ def fuzz_routes(server: Any, examples: int, seconds: float) -> None:
 
 
 def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @_settings(examples)
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(headers={"X-API-Key": "tml-fuzz"}, checks=CHECKS, timeout=30)
@@ -105,7 +110,7 @@ def mutated(data: st.DataObject, body: bytes) -> bytes:
 
 
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 600))
-reals = st.floats(width=32, allow_nan=True, allow_infinity=True)
+dtypes: st.SearchStrategy[Any] = st.sampled_from([1, 2, 2, 2, 3, 4])
 
 
 @st.composite
@@ -114,10 +119,10 @@ def tensors(draw: st.DrawFn) -> wire.Tensor:
     shape = draw(st.one_of(st.just([len(values)]), st.lists(numbers, max_size=3)))
     if draw(st.booleans()):
         dense = struct.pack(f"<{len(values)}q", *values)
-        return wire.Tensor(dense=dense, dtype=draw(st.sampled_from([1, 2, 2, 2, 3, 4])), shape=shape)
+        return wire.Tensor(dense=dense, dtype=draw(dtypes), shape=shape)
     crow, col = (struct.pack(f"<{len(v)}q", *v) for v in (draw(st.lists(numbers, max_size=5)), values))
     csr = wire.SparseCsr(values=bytes(8 * len(values)), crow_indices=crow, col_indices=col)
-    return wire.Tensor(sparse_csr=csr, dtype=draw(st.sampled_from([1, 2])), shape=shape)  # type: ignore[arg-type]
+    return wire.Tensor(sparse_csr=csr, dtype=draw(dtypes), shape=shape)
 
 
 @st.composite
@@ -125,7 +130,9 @@ def odd_data(draw: st.DrawFn) -> wire.Datum:
     """Sound but for some of its parts."""
     length = draw(st.integers(1, 12))
     names = st.sampled_from(["target_tokens", "weights", "logprobs", "advantages", "clip_low_threshold", "x"])
-    inputs = draw(st.dictionaries(names, st.one_of(tensors(), st.just(real(*[1.0] * length))), max_size=3))
+    inputs: dict[str, Any] = draw(
+        st.dictionaries(names, st.one_of(tensors(), st.just(real(*[1.0] * length))), max_size=3)
+    )
     return datum(length=length, **inputs)
 
 
@@ -151,7 +158,7 @@ def fuzz_passes(server: Any, examples: int) -> None:
     model = api.model()
     accepted: list[str] = []
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @_settings(examples)
     @given(request=odd_passes(), data=st.data())
     def check(request: wire.ForwardBackwardRequest, data: st.DataObject) -> None:
         address = wire.ForwardBackwardRequest(model_id=model.model_id, seq_id=next(model.numbers))
@@ -227,7 +234,7 @@ def fuzz_samples(server: Any, examples: int) -> None:
     api = Raw(server)
     sampler, count, accepted = api.base_sampler(), itertools.count(), []
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @_settings(examples)
     @given(odd_samples())
     def check(body: dict[str, Any]) -> None:
         told = json.dumps({"sampling_session_id": sampler, "seq_id": next(count), **body})

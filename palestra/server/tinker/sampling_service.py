@@ -49,10 +49,13 @@ class SamplingService:
         stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
         if (stored.base_model, stored.model_path, stored.model_id) != (row.base_model, row.model_path, None):
             raise Refusal(400, f"sampling session {sampler_id} exists already, for other weights")
-        self._remember(stored, worker)
+        await self._remember(stored, worker)
         return sampler_id
 
-    def _remember(self, row: SamplerRow, worker: Worker) -> Sampler:
+    async def _remember(self, row: SamplerRow, worker: Worker) -> Sampler:
+        if row.session_id not in self.hub.sessions.active:  # it ended while the row was written
+            await self.hub.store.write(lambda c: sampler_rows.drop_samplers(c, [row.sampler_id]))
+            raise is_over(row.session_id)
         weights = weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder)
         sampler = Sampler(row.sampler_id, row.session_id, row.owner, row.base_model, weights, worker, row.model_path)
         return self.hub.sampling.samplers.setdefault(row.sampler_id, sampler)
@@ -144,7 +147,7 @@ class SamplingService:
     def _session(self, caller: Caller, session_id: str) -> Session:
         session = self.hub.sessions.find(session_id, caller.owner)
         if session is None:
-            raise Refusal(404, f"no such session, or it is over: {session_id[:200]}")
+            raise is_over(session_id)
         session.touch()
         return session
 
@@ -159,3 +162,7 @@ class SamplingService:
         if worker is None:
             raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self.hub.workers)}")
         return worker
+
+
+def is_over(session_id: str) -> Refusal:
+    return Refusal(404, f"no such session, or it is over: {session_id[:200]}")

@@ -30,7 +30,7 @@ from palestra.server.tinker.paths import (
     check_name,
     parse_request_id,
 )
-from palestra.server.tinker.sampling_service import SamplingService
+from palestra.server.tinker.sampling_service import SamplingService, is_over
 from palestra.server.training import TrainedModel
 from palestra.server.workers import Worker
 from palestra.store import models as model_rows
@@ -176,6 +176,9 @@ class TinkerService(SamplingService):
                 raise Refusal(400, f"{model_id} was created before and is {stored.status}; take the next number")
             return existing
         model = TrainedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
+        if session.session_id not in self.hub.sessions.active:  # it ended while the row was written
+            await self.hub.unloaded(model)
+            raise is_over(session.session_id)
         self.hub.training.models[model_id] = model
         return model
 
@@ -263,7 +266,7 @@ class TinkerService(SamplingService):
         stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
         if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
             raise self._reject(model, seq_id, f"sampling session {sampler_id} exists already")
-        self._remember(stored, model.worker)
+        await self._remember(stored, model.worker)
         return sampler_id
 
     async def save_weights_external(self, caller: Caller, request: s.SaveWeightsExternalRequest) -> s.FutureResponse:
