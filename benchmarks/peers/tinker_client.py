@@ -132,12 +132,13 @@ class TinkerClient:
 
         return asyncio.run(everyone())
 
-    async def _step(self, trainer: tinker.TrainingClient, data: list[types.Datum]) -> None:
+    async def _step(self, trainer: tinker.TrainingClient, data: list[types.Datum]) -> int:
         forward_backward = await trainer.forward_backward_async(data, "cross_entropy")
         step = await trainer.optim_step_async(ADAM)
         async with asyncio.timeout(WAIT_S):
             await forward_backward
             await step
+        return 1
 
     # Sampling
 
@@ -182,20 +183,24 @@ class TinkerClient:
     def rates(
         self, seconds: float, *, train: tuple[int, int] | None = None, samples_in_flight: int = 0
     ) -> tuple[float, float]:
-        """Steps/s and samples/s while both go on: what ended in a window that opens when all is under way."""
+        """Steps/s and tok/s while both go on: what ended in a window that opens when all is under way."""
         sampler, data = self.sampler, self.batch(*train) if train else []
-        steps, samples = Ends(), Ends()
+        steps, tokens = Ends(), Ends()
 
         async def measure() -> tuple[float, float]:
-            loops = [steps.count(lambda: self._step(self.trainer, data))] if train else []
-            loops += [samples.count(lambda: self._one_sample(sampler)) for _ in range(samples_in_flight)]
+            # Two steps in flight: alone, the server must not have to wait for its client.
+            loops = [steps.count(lambda: self._step(self.trainer, data)) for _ in range(2)] if train else []
+            # Of many lengths, or they would all end together, in few and large bursts.
+            loops += [
+                tokens.count(lambda: self._one_sample(sampler, self._random.randint(32, 96)))
+                for _ in range(samples_in_flight)
+            ]
             tasks = [asyncio.create_task(loop) for loop in loops]
-            opens = time.perf_counter() + 1.0
-            await asyncio.sleep(seconds + 1.0)
-            for one in (steps, samples):
-                one.stop = True
+            opens = time.perf_counter() + 1.5
+            await asyncio.sleep(seconds + 1.5)
+            steps.stop = tokens.stop = True
             await asyncio.gather(*tasks)
-            return steps.rate(opens, opens + seconds), samples.rate(opens, opens + seconds)
+            return steps.rate(opens, opens + seconds), tokens.rate(opens, opens + seconds)
 
         return asyncio.run(measure())
 
@@ -211,7 +216,7 @@ class TinkerClient:
             seconds = []
             for _ in range(n):
                 with timed() as clock:
-                    await self._one_sample(sampler)
+                    await self._one_sample(sampler, 64)
                 seconds.append(clock.seconds)
             steps.stop = True
             if training:
@@ -220,26 +225,27 @@ class TinkerClient:
 
         return asyncio.run(measure())
 
-    async def _one_sample(self, sampler: tinker.SamplingClient) -> None:
+    async def _one_sample(self, sampler: tinker.SamplingClient, max_tokens: int) -> int:
         async with asyncio.timeout(WAIT_S):
-            answer = await sampler.sample_async(self.prompt(64), 1, sampling_params(64))
-        check_lengths(answer, 1, 64)
+            answer = await sampler.sample_async(self.prompt(64), 1, sampling_params(max_tokens))
+        check_lengths(answer, 1, max_tokens)
+        return max_tokens
 
 
 @dataclass(slots=True)
 class Ends:
-    """When each of a kind of work ended."""
+    """When work of one kind ended, and how much of it."""
 
-    at: list[float] = field(default_factory=list)
+    at: list[tuple[float, int]] = field(default_factory=list)
     stop: bool = False
 
-    async def count(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def count(self, work: Callable[[], Awaitable[int]]) -> None:
         while not self.stop:
-            await work()
-            self.at.append(time.perf_counter())
+            amount = await work()
+            self.at.append((time.perf_counter(), amount))
 
     def rate(self, start: float, end: float) -> float:
-        return sum(start <= at < end for at in self.at) / (end - start)
+        return sum(amount for at, amount in self.at if start <= at < end) / (end - start)
 
 
 def sampling_params(max_tokens: int) -> types.SamplingParams:

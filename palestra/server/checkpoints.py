@@ -15,8 +15,8 @@ import structlog
 
 from palestra.server.errors import Refusal, not_found
 from palestra.server.futures import TrainFuture
+from palestra.server.models import TrainedModel
 from palestra.server.tinker.paths import TinkerPath
-from palestra.server.training import TrainedModel
 from palestra.store import Store
 from palestra.store import checkpoints as rows
 from palestra.store.errors import CheckpointExists

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
-
 from palestra.store.journal import Position
 
 
@@ -31,43 +29,6 @@ class RequestKind(StrEnum):
     @property
     def is_pass(self) -> bool:
         return self in (RequestKind.FORWARD, RequestKind.FORWARD_BACKWARD)
-
-
-# What the journal holds
-
-
-class Requested(Struct, frozen=True, kw_only=True, tag="requested"):
-    request_id: str
-    model_id: str
-    seq_id: int
-    owner: str
-    kind: RequestKind
-    digest: bytes
-    """Of what the client asked: the same number with another payload is refused."""
-    reply: dict[str, Any]
-    """What the answer says beside the worker's result: the path of a checkpoint, say."""
-    message: bytes
-    """`Train` for the worker, encoded."""
-
-
-class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
-    request_id: str
-    at: float
-    frame: bytes
-    """`Trained` as the worker sent it."""
-
-
-class Settled(Struct, frozen=True, kw_only=True, tag="settled"):
-    """Numbers that were given up or refused: they will never come."""
-
-    model_id: str
-    seq_ids: list[int]
-
-
-JournalRecord = Requested | Finished | Settled
-
-
-# What the server has in memory
 
 
 @dataclass(slots=True, eq=False)

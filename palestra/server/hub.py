@@ -8,6 +8,7 @@ Owns: the parts, what passes between them and the workers, work that recurs. Nev
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,12 +19,15 @@ import structlog
 from palestra.config.serve import ServeConfig, worker_config
 from palestra.server.checkpoints import Checkpoints
 from palestra.server.futures import RequestKind, TrainFuture
+from palestra.server.ledger import Ledger
 from palestra.server.link import Heard, address_in
 from palestra.server.metrics import JournalState, Metrics, QueueState
+from palestra.server.models import TrainedModel
 from palestra.server.observer import Observer
+from palestra.server.recovery import Recovery
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
-from palestra.server.training import TrainedModel, Training
+from palestra.server.training import Training
 from palestra.server.workers import Worker
 from palestra.store import Journal, Store
 from palestra.store import models as model_rows
@@ -62,7 +66,7 @@ class Hub:
         self.sessions = Sessions()
         self.checkpoints = Checkpoints(store, config.checkpoints)
         self.training = Training(
-            journal,
+            Ledger(journal),
             self.observer,
             self._save_snapshot_seq,
             gap_wait_s=config.gap_wait_s,
@@ -115,8 +119,9 @@ class Hub:
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
     def _make_workers(self) -> None:
-        for number, model in enumerate(self.config.models):
-            name = f"worker-{number}"
+        for model in self.config.models:
+            # By name, not by number: another model served from the same state must not meet this one's snapshots.
+            name = "worker-" + re.sub(r"[^A-Za-z0-9._-]", "_", model.name[0])
             state = self.config.state / name
             told = worker_config(self.config, model, address_in(self.config.state, name), state)
             worker = Worker(model.name[0], told, self, log_file=self.config.state / "logs" / f"{name}.log")
@@ -258,6 +263,7 @@ class Hub:
             worker = self.base(row.base_model)
             if worker is None:
                 log.warning("a model's base is not served now", model=row.model_id, base_model=row.base_model)
+                self.training.absent.add(row.model_id)
                 continue
             self.training.models[row.model_id] = TrainedModel(
                 row.model_id,
@@ -282,7 +288,7 @@ class Hub:
                     worker,
                     row.model_path,
                 )
-        self.training.recover()
+        Recovery(self.training).run()
         await self.checkpoints.settle_after_restart(set(self.training.futures))
 
     def leave(self) -> None:

@@ -34,6 +34,7 @@ os.environ["TINKER_TELEMETRY"] = "0"
 
 READY = "Palestra is ready at "
 NAME = "Qwen/Qwen3-8B"
+WORKER = "worker-Qwen_Qwen3-8B"
 KEY = "tml-test"
 START_S = 60.0
 STOP_S = 30.0
@@ -51,7 +52,7 @@ class Server:
     def __init__(self, folder: Path, model: Path, *overrides: str, flags: tuple[str, ...] = (), **settings: Any):
         self.folder, self.model = folder, model
         self.state, self.checkpoints = folder / "state", folder / "state" / "checkpoints"
-        self.log, self.worker_log = folder / "server.log", self.state / "logs" / "worker-0.log"
+        self.log, self.worker_log = folder / "server.log", self.state / "logs" / f"{WORKER}.log"
         self.overrides = [*overrides, *(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         self.flags = list(flags)
         self.url, self.port = "", 0
@@ -111,7 +112,7 @@ class Server:
     @property
     def worker_pid(self) -> int:
         """Of the first worker. A new one has another: see `wait_worker`."""
-        return json.loads((self.state / "worker-0" / "worker.json").read_text())["pid"]
+        return json.loads((self.state / WORKER / "worker.json").read_text())["pid"]
 
     def wait_worker(self, *, other_than: int = 0, timeout_s: float = START_S) -> int:
         """Until the engine is there, and is not this old process."""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import zstandard
 
+from palestra.server.tinker.decode import pass_from_protobuf
 from tests.server.raw import (
     NAME,
     RETRIED,
@@ -367,6 +368,36 @@ def test_a_used_number_with_another_payload_is_400(api: Raw) -> None:
     refused(model.step(5e-3, seq_id=2), said="another request")
     api.result(stepped)
     assert ok(model.step(seq_id=2)) == stepped
+
+
+def test_a_request_is_the_same_in_whatever_order_its_maps_are_read() -> None:
+    """Protobuf has another order in every process: what is sent again after a restart must have the same digest."""
+    operation = pass_from_protobuf(ppo_pass("a:train:0", 1)).operation
+    assert list(operation.data[0].loss_inputs) == ["advantages", "logprobs", "target_tokens"]
+    assert list(operation.config) == ["clip_high_threshold", "clip_low_threshold"]
+
+
+def ppo_pass(model_id: str, seq_id: int) -> bytes:
+    inputs = {"target_tokens": whole(6, 7), "logprobs": real(-1.0, -2.0), "advantages": real(1.0, 1.0)}
+    config = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+    message = wire.ForwardBackwardRequest(
+        model_id=model_id, seq_id=seq_id, data=[datum_of([5, 6], inputs)], loss_fn="ppo", loss_fn_config=config
+    )
+    return message.SerializeToString(deterministic=True)
+
+
+@pytest.mark.slow
+def test_a_request_sent_again_after_a_restart_is_known(make_server: MakeServer) -> None:
+    server = make_server()
+    model = Raw(server).model()
+    body = ppo_pass(model.model_id, 1)
+    first = ok(model.send_bytes(body))
+    for _ in range(4):
+        server.restart()
+        model.api = Raw(server)
+        assert ok(model.send_bytes(body)) == first
+    assert "metrics" in model.api.result(first)
+    assert server.stop() == 0
 
 
 def test_a_refused_number_notes_nothing(api: Raw) -> None:
@@ -771,8 +802,8 @@ def test_a_session_without_heartbeats_expires(make_server: MakeServer) -> None:
 
     api.result(api.sample(api.base_sampler(lively)))  # work, so that the engine tells how it is
     server.until(lambda: not held(), timeout_s=10)
-    assert not list((server.state / "worker-0").rglob("*.snapshot"))
-    assert not list((server.state / "worker-0").rglob("*.sampler"))
+    assert not list((server.state / "worker-Qwen_Qwen3-8B").rglob("*.snapshot"))
+    assert not list((server.state / "worker-Qwen_Qwen3-8B").rglob("*.sampler"))
     assert psutil.pid_exists(server.worker_pid)
     assert server.stop() == 0
 

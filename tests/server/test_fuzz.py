@@ -74,7 +74,7 @@ def fuzz_routes(server: Any, examples: int, seconds: float) -> None:
                 wrong.append(f"{operation.label}: {e}")
             tried += 1
     assert not wrong, "\n".join(wrong)[:5000]
-    assert tried > 20, f"only {tried} routes in {seconds} s"
+    assert tried > 10, f"only {tried} routes in {seconds} s"
 
 
 def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
@@ -87,7 +87,7 @@ def _fuzz_route(operation: Any, mode: GenerationMode, examples: int) -> None:
 
 
 def test_every_route_answers_as_its_openapi_says(fuzzed: Any) -> None:
-    fuzz_routes(fuzzed, examples=2, seconds=15)
+    fuzz_routes(fuzzed, examples=2, seconds=10)
     alive(fuzzed)
 
 
@@ -250,7 +250,7 @@ def fuzz_samples(server: Any, examples: int) -> None:
 
 
 def test_whatever_a_sample_asks_for_it_is_answered(fuzzed: Any) -> None:
-    fuzz_samples(fuzzed, 200)
+    fuzz_samples(fuzzed, 100)
     alive(fuzzed)
 
 

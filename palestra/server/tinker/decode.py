@@ -118,7 +118,7 @@ def pass_from_protobuf(body: bytes) -> PassRequest:
     operation = Pass(
         data=_each(_datum_of_message, message.data),
         loss=message.loss_fn,
-        config=config,
+        config=dict(sorted(config.items())),
         forward_only=message.forward_only,
     )
     return PassRequest(check_run_id(message.model_id), message.seq_id, operation)
@@ -172,9 +172,11 @@ def _config_value(name: str, value: wire.LossConfigValue) -> float | str:
 
 
 def _datum_of_message(datum: wire.Datum) -> Datum:
+    """Sorted: protobuf reads a map in another order in every process, and a request sent again must be the same."""
+    inputs = datum.loss_fn_inputs
     return Datum(
         chunks=tuple(_text_of_message(chunk) for chunk in datum.model_input),
-        loss_inputs={name: tensor_of_message(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
+        loss_inputs={name: tensor_of_message(name, inputs[name]) for name in sorted(inputs)},
     )
 
 

@@ -6,12 +6,12 @@ import secrets
 import time
 
 from palestra.server.auth import Caller
-from palestra.server.errors import Refusal, not_found
+from palestra.server.errors import Refusal
 from palestra.server.futures import RequestKind
 from palestra.server.hub import Hub, weights_of
 from palestra.server.sampling import Completions, Sampler
-from palestra.server.sessions import Session
 from palestra.server.tinker import schemas as s
+from palestra.server.tinker.common import Common, is_over
 from palestra.server.tinker.decode import SampleCall
 from palestra.server.tinker.paths import SamplerId, TinkerPath
 from palestra.server.tinker.schemas_rest import SamplerResponse
@@ -23,9 +23,9 @@ from palestra.types.engine import Failure, Sampled, decode_from_worker
 MAX_DIRECT = 256
 
 
-class SamplingService:
+class SamplingService(Common):
     def __init__(self, hub: Hub):
-        self.hub = hub
+        super().__init__(hub)
         self._direct: dict[tuple[str, str, str | None], Sampler] = {}
         """For requests without a sampling session: by owner, base model and checkpoint folder."""
 
@@ -135,34 +135,3 @@ class SamplingService:
         future = self.hub.sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
             self.hub.sampling.cancel(future)
-
-    # Common steps
-
-    def _sampler(self, caller: Caller, sampler_id: str) -> Sampler:
-        sampler = self.hub.sampling.samplers.get(sampler_id)
-        if sampler is None or sampler.owner != caller.owner:
-            raise not_found("sampling session", sampler_id)
-        return sampler
-
-    def _session(self, caller: Caller, session_id: str) -> Session:
-        session = self.hub.sessions.find(session_id, caller.owner)
-        if session is None:
-            raise is_over(session_id)
-        session.touch()
-        return session
-
-    def _alive(self, session_id: str) -> None:
-        """A request is a sign of life too."""
-        session = self.hub.sessions.active.get(session_id)
-        if session is not None:
-            session.touch()
-
-    def _base(self, base_model: str) -> Worker:
-        worker = self.hub.base(base_model)
-        if worker is None:
-            raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self.hub.workers)}")
-        return worker
-
-
-def is_over(session_id: str) -> Refusal:
-    return Refusal(404, f"no such session, or it is over: {session_id[:200]}")

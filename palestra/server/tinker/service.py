@@ -1,7 +1,8 @@
-"""What the Tinker calls mean: sessions, models, training requests, results.
+"""What the Tinker calls mean: sessions, models, training requests, results. Sampling calls are in `sampling_service`,
+saving and loading in `weights_service`, what they share in `common`.
 
 Every lookup is by owner: what belongs to another does not exist. Owns: the meaning of requests. Never touches: HTTP,
-order and durability (`training`), workers. Sampling calls are in `sampling_service`.
+order and durability (`training`), workers.
 """
 
 from __future__ import annotations
@@ -15,41 +16,31 @@ import msgspec
 from palestra.server.auth import Caller
 from palestra.server.errors import Refusal, not_found
 from palestra.server.futures import RequestKind, SampleFuture, TrainFuture
-from palestra.server.hub import Hub
+from palestra.server.models import TrainedModel
 from palestra.server.sessions import Session
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
+from palestra.server.tinker.common import is_over
 from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.paths import (
-    CheckpointKind,
     ModelId,
     SampleRequestId,
-    SamplerId,
     TinkerPath,
-    TrainRequestId,
-    check_name,
     parse_request_id,
 )
-from palestra.server.tinker.sampling_service import SamplingService, is_over
-from palestra.server.training import TrainedModel
-from palestra.server.workers import Worker
+from palestra.server.tinker.weights_service import WeightsService
 from palestra.store import models as model_rows
-from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
-from palestra.store.records import Checkpoint, Model, Sampler
+from palestra.store.records import Checkpoint, Model
 from palestra.store.records import Session as SessionRow
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import (
     CreateModel,
     Failure,
-    KeepSampler,
-    LoadWeights,
-    Operation,
     OptimStep,
     PassResult,
     Sampled,
     Saved,
-    SaveWeights,
     StepDone,
     decode_from_worker,
 )
@@ -57,10 +48,7 @@ from palestra.types.engine import (
 Answer = dict[str, Any] | bytes | s.TryAgainResponse
 
 
-class TinkerService(SamplingService):
-    def __init__(self, hub: Hub):
-        super().__init__(hub)
-
+class TinkerService(WeightsService):
     # Service and sessions
 
     def capabilities(self) -> s.CapabilitiesResponse:
@@ -219,81 +207,11 @@ class TinkerService(SamplingService):
         operation = OptimStep(adam=AdamParams(**request.adam_params.model_dump()))
         return await self._submit(model, request.seq_id, RequestKind.OPTIM_STEP, operation, {})
 
-    async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
-        model = self._model(caller, request.model_id)
-        path = self._path(model, request.seq_id, CheckpointKind.WEIGHTS, request.path or f"{request.seq_id:06d}")
-        reply = encode.saved_json(str(path))
-        folder = await self._begin(
-            model,
-            path,
-            request.seq_id,
-            reply,
-            ttl_s=request.ttl_seconds,
-            overwrite=request.overwrite,
-            user_metadata=request.user_metadata,
-        )
-        operation = SaveWeights(folder=folder, optimizer=True)
-        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS, operation, reply)
-
-    async def save_weights_for_sampler(
-        self, caller: Caller, request: s.SaveWeightsForSamplerRequest
-    ) -> s.FutureResponse:
-        model, kind = self._model(caller, request.model_id), RequestKind.SAVE_WEIGHTS_FOR_SAMPLER
-        if request.path is None:
-            sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
-            operation, reply = KeepSampler(sampler_id=sampler_id), encode.kept_json(sampler_id)
-            return await self._submit(model, request.seq_id, kind, operation, reply)
-        path = self._path(model, request.seq_id, CheckpointKind.SAMPLER_WEIGHTS, request.path)
-        reply = encode.saved_for_sampler_json(str(path))
-        folder = await self._begin(
-            model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
-        )
-        operation = SaveWeights(folder=folder, optimizer=False)
-        return await self._submit(model, request.seq_id, kind, operation, reply)
-
-    async def _keep(self, model: TrainedModel, seq_id: int, number: int) -> str:
-        sampler_id = str(SamplerId(model.session_id, number))
-        self.hub.training.check_number(model, seq_id, encode.kept_json(sampler_id))
-        row = Sampler(
-            sampler_id=sampler_id,
-            session_id=model.session_id,
-            owner=model.owner,
-            base_model=model.base_model,
-            created_at=time.time(),
-            model_id=model.model_id,
-            seq_id=seq_id,
-        )
-        stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
-        if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
-            raise self._reject(model, seq_id, f"sampling session {sampler_id} exists already")
-        await self._remember(stored, model.worker)
-        return sampler_id
-
-    async def save_weights_external(self, caller: Caller, request: s.SaveWeightsExternalRequest) -> s.FutureResponse:
-        model = self._model(caller, request.model_id)
-        if request.age_encryption_recipients:
-            raise self._reject(model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports")
-        path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL_WEIGHTS, request.path)
-        reply = encode.saved_external_json(str(path), 0)
-        # An export is a copy to be fetched; a second one under the name replaces it.
-        folder = await self._begin(model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, overwrite=True)
-        operation = SaveWeights(folder=folder, optimizer=False)
-        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS_EXTERNAL, operation, reply)
-
     async def load_weights(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
+        """Into a model, or as a new one."""
         if request.model_id is None:
             return await self._load_as_new(caller, request)
-        model, seq_id = self._model(caller, request.model_id), request.seq_id or 0
-        try:
-            checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
-        except (Refusal, ValueError):
-            self.hub.training.reject(model, seq_id)
-            raise
-        if checkpoint.base_model not in self._names_of(model.worker):
-            raise self._reject(model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}")
-        operation = LoadWeights(folder=checkpoint.folder, optimizer=request.optimizer)
-        reply = encode.loaded_json(request.path, model.model_id)
-        return await self._submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply)
+        return await self.load_into(caller, request)
 
     async def _load_as_new(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
         if request.optimizer_config is not None:
@@ -308,16 +226,6 @@ class TinkerService(SamplingService):
             lora,
             request.user_metadata,
             (checkpoint, request.optimizer),
-        )
-
-    async def weights_info(self, caller: Caller, path: str) -> s.WeightsInfoResponse:
-        found = await self.hub.checkpoints.find(TinkerPath.parse(path), caller.owner)
-        return s.WeightsInfoResponse(
-            base_model=found.base_model,
-            lora_rank=found.lora.rank,
-            train_unembed=found.lora.train_unembed,
-            train_mlp=found.lora.train_mlp,
-            train_attn=found.lora.train_attn,
         )
 
     # Results
@@ -372,49 +280,6 @@ class TinkerService(SamplingService):
             queue_state_reason=paused,
         )
 
-    # Common steps
-
-    async def _submit(
-        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
-    ) -> s.FutureResponse:
-        if self.hub.is_leaving:
-            raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
-        self._alive(model.session_id)
-        future = await self.hub.training.submit(model, seq_id, kind, operation, reply)
-        self.hub.metrics.submitted(kind, base_model=model.worker.name)
-        return s.FutureResponse(request_id=future.request_id, model_id=model.model_id)
-
-    async def _begin(
-        self, model: TrainedModel, path: TinkerPath, seq_id: int, reply: dict[str, Any], **options: Any
-    ) -> str:
-        self.hub.training.check_number(model, seq_id, reply)
-        request_id = str(TrainRequestId(model.model_id, seq_id))
-        try:
-            return await self.hub.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
-        except Refusal:
-            self.hub.training.reject(model, seq_id)
-            raise
-
-    def _path(self, model: TrainedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
-        try:
-            return TinkerPath(model.model_id, kind, check_name(name))
-        except ValueError:
-            self.hub.training.reject(model, seq_id)
-            raise
-
-    def _reject(self, model: TrainedModel, seq_id: int, detail: str) -> Refusal:
-        self.hub.training.reject(model, seq_id)
-        return Refusal(400, detail)
-
-    def _model(self, caller: Caller, model_id: str) -> TrainedModel:
-        model = self.hub.training.models.get(model_id)
-        if model is None or model.owner != caller.owner:
-            raise Refusal(404, f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)")
-        return model
-
     def _only_adam(self, optimizer: str) -> None:
         if optimizer != "adamw":
             raise Refusal(400, f"optimizer {optimizer[:50]!r} is not available here; use adamw")
-
-    def _names_of(self, worker: Worker) -> list[str]:
-        return [name for name, w in self.hub.workers.items() if w is worker]

@@ -1,0 +1,104 @@
+"""What the journal says about training requests: asked, answered, given up.
+
+Owns: the records and their form on disk. Never touches: order, workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from palestra.server.futures import RequestKind, TrainFuture
+from palestra.store import Journal
+from palestra.store.journal import Position
+
+
+class Requested(Struct, frozen=True, kw_only=True, tag="requested"):
+    request_id: str
+    model_id: str
+    seq_id: int
+    owner: str
+    kind: RequestKind
+    digest: bytes
+    """Of what the client asked: the same number with another payload is refused."""
+    reply: dict[str, Any]
+    """What the answer says beside the worker's result: the path of a checkpoint, say."""
+    message: bytes
+    """`Train` for the worker, encoded."""
+
+
+class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
+    request_id: str
+    at: float
+    frame: bytes
+    """`Trained` as the worker sent it."""
+
+
+class Settled(Struct, frozen=True, kw_only=True, tag="settled"):
+    """Numbers that were given up or refused: they will never come."""
+
+    model_id: str
+    seq_ids: list[int]
+
+
+Record = Requested | Finished | Settled
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+class Ledger:
+    """Everything written is durable when the call returns, and stays until it is released."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    async def ask(self, future: TrainFuture) -> Position:
+        assert future.message is not None
+        record = Requested(
+            request_id=future.request_id,
+            model_id=future.model_id,
+            seq_id=future.seq_id,
+            owner=future.owner,
+            kind=future.kind,
+            digest=future.digest,
+            reply=future.reply,
+            message=future.message,
+        )
+        return await self._journal.append(_encode(record))
+
+    async def answer(self, future: TrainFuture, frame: bytes) -> Position:
+        at = future.finished_at or time.time()
+        return await self._journal.append(_encode(Finished(request_id=future.request_id, at=at, frame=frame)))
+
+    async def give_up(self, model_id: str, seq_ids: list[int]) -> Position:
+        return await self._journal.append(_encode(Settled(model_id=model_id, seq_ids=seq_ids)))
+
+    def message_of(self, future: TrainFuture) -> bytes:
+        assert future.request_at is not None
+        record = _decode(self._journal.read(future.request_at))
+        assert isinstance(record, Requested)
+        return record.message
+
+    def frame_of(self, future: TrainFuture) -> bytes:
+        assert future.result_at is not None
+        record = _decode(self._journal.read(future.result_at))
+        assert isinstance(record, Finished)
+        return record.frame
+
+    def release(self, position: Position | None) -> None:
+        if position is not None:
+            self._journal.release(position)
+
+    def release_request(self, future: TrainFuture) -> None:
+        self.release(future.request_at)
+        future.request_at = None
+
+    def recover(self) -> Iterator[tuple[Position, Record]]:
+        """Once, oldest first."""
+        for position, data in self._journal.recover():
+            yield position, _decode(data)

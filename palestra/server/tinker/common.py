@@ -1,0 +1,73 @@
+"""What the Tinker calls share: finding things by owner, handing a training request on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.server.auth import Caller
+from palestra.server.errors import Refusal, not_found
+from palestra.server.futures import RequestKind
+from palestra.server.hub import Hub
+from palestra.server.models import TrainedModel
+from palestra.server.sampling import Sampler
+from palestra.server.sessions import Session
+from palestra.server.tinker import schemas as s
+from palestra.server.workers import Worker
+from palestra.types.engine import Operation
+
+
+class Common:
+    def __init__(self, hub: Hub):
+        self.hub = hub
+
+    async def _submit(
+        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
+    ) -> s.FutureResponse:
+        if self.hub.is_leaving:
+            raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
+        self._alive(model.session_id)
+        future = await self.hub.training.submit(model, seq_id, kind, operation, reply)
+        self.hub.metrics.submitted(kind, base_model=model.worker.name)
+        return s.FutureResponse(request_id=future.request_id, model_id=model.model_id)
+
+    def _reject(self, model: TrainedModel, seq_id: int, detail: str) -> Refusal:
+        self.hub.training.reject(model, seq_id)
+        return Refusal(400, detail)
+
+    def _model(self, caller: Caller, model_id: str) -> TrainedModel:
+        model = self.hub.training.models.get(model_id)
+        if model is None or model.owner != caller.owner:
+            raise Refusal(404, f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)")
+        return model
+
+    def _sampler(self, caller: Caller, sampler_id: str) -> Sampler:
+        sampler = self.hub.sampling.samplers.get(sampler_id)
+        if sampler is None or sampler.owner != caller.owner:
+            raise not_found("sampling session", sampler_id)
+        return sampler
+
+    def _session(self, caller: Caller, session_id: str) -> Session:
+        session = self.hub.sessions.find(session_id, caller.owner)
+        if session is None:
+            raise is_over(session_id)
+        session.touch()
+        return session
+
+    def _alive(self, session_id: str) -> None:
+        """A request is a sign of life too."""
+        session = self.hub.sessions.active.get(session_id)
+        if session is not None:
+            session.touch()
+
+    def _base(self, base_model: str) -> Worker:
+        worker = self.hub.base(base_model)
+        if worker is None:
+            raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self.hub.workers)}")
+        return worker
+
+    def _names_of(self, worker: Worker) -> list[str]:
+        return [name for name, w in self.hub.workers.items() if w is worker]
+
+
+def is_over(session_id: str) -> Refusal:
+    return Refusal(404, f"no such session, or it is over: {session_id[:200]}")
