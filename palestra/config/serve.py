@@ -91,6 +91,8 @@ class ServeConfig(Config):
     limits: Limits = Limits()
     keep_results_s: NonNegativeFloat = 3600.0
     """How long a finished future can be asked for again."""
+    keep_runs_s: NonNegativeFloat = 30 * 86400.0
+    """How long an ended session stays listed, if it has no checkpoint."""
     session_timeout_s: float = 300.0
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0

@@ -9,6 +9,8 @@ from palestra.model.prompt_scores import TargetCells
 from palestra.model.spec import ModelSpec
 from palestra.types import SampleRequest
 
+MAX_ALTERNATIVES = 1 << 22  # of one request: 64 bytes each while they are gathered
+
 
 def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: bool) -> None:
     """Raises DataError with the first thing that is wrong, and what would be right."""
@@ -46,6 +48,11 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
             vocab,
         ),
         (
+            _alternatives(request, spec) <= MAX_ALTERNATIVES,
+            "the top-k logprobs asked for are more than {} cells; ask for a smaller k, fewer samples or fewer tokens",
+            MAX_ALTERNATIVES,
+        ),
+        (
             0 <= request.prompt_alt_tokens_k <= vocab,
             "prompt_alt_tokens_k: 0 (off) to at most {} (the vocabulary)",
             vocab,
@@ -76,6 +83,13 @@ def _check_prompt_scores(request: SampleRequest, vocab: int) -> None:
 
 def _is_bias(bias: dict[int, float]) -> bool:
     return all(-inf <= b < inf for b in bias.values())
+
+
+def _alternatives(request: SampleRequest, spec: ModelSpec) -> int:
+    """Token and log-probability pairs that the answer would hold."""
+    longest = spec.max_positions - len(request.prompt)
+    drawn = min(request.params.max_tokens or longest, longest) * request.num_samples * request.topk_logprobs
+    return drawn + len(request.prompt) * (request.topk_prompt_logprobs + request.prompt_alt_tokens_k)
 
 
 def _is_text(string: str) -> bool:

@@ -33,6 +33,7 @@ from palestra.store import Journal, Store
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
+from palestra.store.purge import purge
 from palestra.store.records import ModelStatus
 from palestra.store.settings import setting_once
 from palestra.types.engine import (
@@ -206,6 +207,8 @@ class Hub:
             self.training.expire(time.time())
             self.sampling.expire(time.time())
             await self._guarded(self.checkpoints.sweep())
+            before = time.time() - self.config.keep_runs_s
+            await self._guarded(self.store.write(lambda c, before=before: purge(c, before)))
 
     async def _expire_often(self) -> None:
         while self.config.cleans_sessions:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import CallerNow, ServiceNow
-from palestra.server.tinker.body import read_body
+from palestra.server.tinker.body import decoded, read_body
 from palestra.server.tinker.decode import sample_from_json
 from palestra.server.tinker.schemas_rest import SamplerResponse
 
@@ -31,13 +31,13 @@ async def join_sampling_session(
 
 @router.post("/asample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
 async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.sample(caller, sample_from_json(await read_body(request)))
+    return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
 @router.post("/sample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
 async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older."""
-    return await service.sample(caller, sample_from_json(await read_body(request)))
+    return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
 @router.get("/samplers/{sampler_id}", response_model_exclude_none=True)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import CallerNow, ServiceNow
-from palestra.server.tinker.body import read_body
+from palestra.server.tinker.body import decoded, read_body
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
 
 router = APIRouter(prefix="/api/v1", tags=["training"])
@@ -36,13 +36,14 @@ async def get_info(body: s.ModelRequest, service: ServiceNow, caller: CallerNow)
 async def forward_backward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     body = await read_body(request)
     is_protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
-    return await service.run_pass(caller, (pass_from_protobuf if is_protobuf else forward_backward_from_json)(body))
+    decode = pass_from_protobuf if is_protobuf else forward_backward_from_json
+    return await service.run_pass(caller, await decoded(decode, body))
 
 
 @router.post("/forward", openapi_extra=_body_of(), response_model_exclude_none=True)
 async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older: newer ones send `forward_only`."""
-    return await service.run_pass(caller, forward_from_json(await read_body(request)))
+    return await service.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
 
 
 @router.post("/optim_step", response_model_exclude_none=True)

@@ -21,6 +21,7 @@ from palestra.store.records import Sampler as SamplerRow
 from palestra.types.engine import Failure, Sampled, decode_from_worker
 
 MAX_DIRECT = 256
+MAX_CLONES = 4096
 
 
 class SamplingService(Common):
@@ -112,6 +113,8 @@ class SamplingService(Common):
     async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:
         """The completions after the cursor; waits for the first one."""
         sampler = self._sampler(caller, request.target.sampling_session_id)
+        if len(sampler.completions) >= MAX_CLONES and request.target.cloned_sampler_id not in sampler.completions:
+            raise Refusal(400, f"{sampler.sampler_id} has {MAX_CLONES} clones already; make a new sampling client")
         queue = sampler.completions.setdefault(request.target.cloned_sampler_id, Completions())
         queue.forget(request.prev_cursor)
         for request_id in request.retrieved_request_ids:
