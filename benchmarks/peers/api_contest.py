@@ -84,7 +84,7 @@ class Contest:
 
     def _alternate(self, case: Case) -> dict[str, dict[str, Measure]]:
         """A B A B …, by site and figure. A site that fails is out of this row."""
-        rounds = self.rounds or (case.quick_rounds if self.sites[0].quick else case.rounds)
+        rounds = self.rounds or (max(1, case.quick_rounds) if self.sites[0].quick else case.rounds)
         values: dict[str, dict[str, list[float]]] = {site.name: defaultdict(list) for site in self.sites}
         for number in range(-case.warmups, rounds):
             for site in self.sites:

@@ -1,4 +1,4 @@
-"""What the worker counts, and when it says so: once a second while there is work, and once when it ends."""
+"""What the worker counts, and when it says so: once a second while there is work, and when it has ended."""
 
 from __future__ import annotations
 

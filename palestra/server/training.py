@@ -150,7 +150,9 @@ class Training:
         assert durable is not None
         try:
             future.request_at = await self.ledger.ask(future)
-        except JournalError as e:
+        except Exception as e:  # whatever it is, the client must not wait for it
+            if not isinstance(e, JournalError):
+                log.exception("a request could not be kept", request_id=future.request_id)
             self._forget(future)
             durable.set_exception(Refusal(503, f"the request could not be kept: {e}", retry_after_s=5.0))
             return

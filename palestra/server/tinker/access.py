@@ -15,7 +15,8 @@ async def _caller(request: Request) -> Caller:
     return await doorkeeper.admit(request)
 
 
-def _service(request: Request) -> TinkerService:
+async def _service(request: Request) -> TinkerService:
+    """Async: a plain function would cost a trip through the thread pool."""
     return request.app.state.tinker
 
 
