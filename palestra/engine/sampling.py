@@ -6,7 +6,7 @@ Owns: the life of a sample in this worker. Never touches: training, where weight
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +17,8 @@ from palestra.engine.stats import Counters
 from palestra.model import DataError
 from palestra.types import SampleResult
 from palestra.types.engine import BaseModel, Failure, FromWorker, KeptSampler, Sample, Sampled, SavedAdapter
+
+GAPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class Samples:
         """Weights that running samples keep in memory, by their key."""
         self._cost = 0.0
         """Seconds a sequence that was here all the time has been charged."""
+        self._stepped_at: float | None = None
+        """When the last step ended, if any of its samples goes on."""
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+
+    @property
+    def token_gap_p95_s(self) -> float:
+        gaps = sorted(self._gaps)
+        return gaps[len(gaps) * 95 // 100] if gaps else 0.0
 
     @property
     def has_work(self) -> bool:
@@ -167,6 +177,10 @@ class Samples:
             self._answer(*self._leave(number), result)
         for number, error in step.failed:
             self._fail(*self._leave(number), error)
+        now = time.perf_counter()
+        if self._stepped_at is not None:
+            self._gaps.append(now - self._stepped_at)
+        self._stepped_at = now if self._running else None
 
     def _leave(self, number: int) -> tuple[Sample, float]:
         running = self._running.pop(number)

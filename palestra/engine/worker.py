@@ -192,6 +192,7 @@ class Worker:
             kept_samplers=len(self.shelf.kept),
             sampler_bytes=self.shelf.bytes_in_memory,
             kv_used=load.kv_used,
+            token_gap_p95_s=self.samples.token_gap_p95_s,
             **self.counters.as_dict(),
         )
 

@@ -17,7 +17,9 @@ from palestra.store import Journal
 from palestra.store.journal import Position
 
 
-class Requested(Struct, frozen=True, kw_only=True, tag="requested"):
+class About(Struct, frozen=True, kw_only=True):
+    """Which request it is. Each record says all of it: the other one may be gone."""
+
     request_id: str
     model_id: str
     seq_id: int
@@ -27,12 +29,25 @@ class Requested(Struct, frozen=True, kw_only=True, tag="requested"):
     """Of what the client asked: the same number with another payload is refused."""
     reply: dict[str, Any]
     """What the answer says beside the worker's result: the path of a checkpoint, say."""
+
+    def as_future(self) -> TrainFuture:
+        return TrainFuture(
+            self.request_id,
+            self.owner,
+            self.digest,
+            model_id=self.model_id,
+            seq_id=self.seq_id,
+            kind=self.kind,
+            reply=self.reply,
+        )
+
+
+class Requested(About, frozen=True, kw_only=True, tag="requested"):
     message: bytes
     """`Train` for the worker, encoded."""
 
 
-class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
-    request_id: str
+class Finished(About, frozen=True, kw_only=True, tag="finished"):
     at: float
     frame: bytes
     """`Trained` as the worker sent it."""
@@ -59,21 +74,11 @@ class Ledger:
 
     async def ask(self, future: TrainFuture) -> Position:
         assert future.message is not None
-        record = Requested(
-            request_id=future.request_id,
-            model_id=future.model_id,
-            seq_id=future.seq_id,
-            owner=future.owner,
-            kind=future.kind,
-            digest=future.digest,
-            reply=future.reply,
-            message=future.message,
-        )
-        return await self._journal.append(_encode(record))
+        return await self._journal.append(_encode(Requested(**_about(future), message=future.message)))
 
     async def answer(self, future: TrainFuture, frame: bytes) -> Position:
         at = future.finished_at or time.time()
-        return await self._journal.append(_encode(Finished(request_id=future.request_id, at=at, frame=frame)))
+        return await self._journal.append(_encode(Finished(**_about(future), at=at, frame=frame)))
 
     async def give_up(self, model_id: str, seq_ids: list[int]) -> Position:
         return await self._journal.append(_encode(Settled(model_id=model_id, seq_ids=seq_ids)))
@@ -102,3 +107,7 @@ class Ledger:
         """Once, oldest first."""
         for position, data in self._journal.recover():
             yield position, _decode(data)
+
+
+def _about(future: TrainFuture) -> dict[str, Any]:
+    return {name: getattr(future, name) for name in About.__struct_fields__}

@@ -43,6 +43,7 @@ WORKER_GAUGES = {
     "adapter_bytes": ("palestra_adapter_bytes", "Memory of adapters and their optimizer state"),
     "kept_samplers": ("palestra_kept_samplers", "Frozen sampler snapshots, in memory or spilled"),
     "sampler_bytes": ("palestra_sampler_bytes", "Memory of frozen sampler snapshots"),
+    "token_gap_p95_s": ("palestra_token_gap_p95_seconds", "From one token of a sample to its next, 95th percentile"),
     "kv_used": ("palestra_kv_used_ratio", "Share of the cache's pages in use"),
 }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from palestra.server.futures import TrainFuture
-from palestra.server.ledger import Finished, Requested, Settled
-from palestra.server.tinker.paths import TrainRequestId, parse_request_id
+from palestra.server.ledger import About, Finished, Requested, Settled
 from palestra.server.training import Training
 from palestra.store.journal import Position
 
@@ -14,58 +13,50 @@ class Recovery:
         self.training = training
 
     def run(self) -> None:
-        """Reads the journal into the models that are registered; what belongs to no model is let go."""
+        """What belongs to no model is let go, except of models whose base is not served this time: that stays."""
         for position, record in self.training.ledger.recover():
-            match record:
-                case Requested():
-                    self._recover_request(position, record)
-                case Finished():
-                    self._recover_result(position, record)
-                case Settled():
-                    self._recover_settled(position, record)
+            if record.model_id not in self.training.absent:
+                self._take(position, record)
         for future in self.training.futures.values():
-            if not future.is_done and future.model_id not in self.training.models:
+            model = self.training.models.get(future.model_id)
+            if model is None and not future.is_done:
                 self.training.fail(future, "the model was unloaded")
+            if model is None or (future.seq_id <= model.snapshot_seq and future.result_at is not None):
+                self.training.ledger.release_request(future)
         for model in self.training.models.values():
             self.training.advance(model)
 
-    def _recover_request(self, position: Position, record: Requested) -> None:
-        future = TrainFuture(
-            record.request_id,
-            record.owner,
-            record.digest,
-            model_id=record.model_id,
-            seq_id=record.seq_id,
-            kind=record.kind,
-            reply=record.reply,
-            request_at=position,
-        )
-        if record.model_id in self.training.absent:
-            return
-        model = self.training.models.get(record.model_id)
-        if model is None or record.seq_id <= model.snapshot_seq:
-            self.training.ledger.release_request(future)
-        if model is None:
-            self.training.futures[future.request_id] = future
-        else:
-            self.training.place(model, future)
+    def _take(self, position: Position, record: Requested | Finished | Settled) -> None:
+        match record:
+            case Requested():
+                future = self._future(record)
+                if future.request_at is not None:
+                    self.training.ledger.release(position)
+                else:
+                    future.request_at = position
+            case Finished():
+                future = self._future(record)
+                if future.is_done:
+                    self.training.ledger.release(position)
+                else:
+                    future.finish(None, record.at)
+                    future.result_at, future.is_finishing = position, True
+            case Settled():
+                self._settled(position, record)
 
-    def _recover_result(self, position: Position, record: Finished) -> None:
+    def _future(self, record: About) -> TrainFuture:
+        """Of either record: the request may be gone when its result is not, being covered by a snapshot."""
         future = self.training.futures.get(record.request_id)
-        if future is None or future.is_done:
-            if not self._is_absent(record.request_id):
-                self.training.ledger.release(position)
-            return
-        future.finish(None, record.at)
-        future.result_at, future.is_finishing = position, True
+        if future is None:
+            future = record.as_future()
+            model = self.training.models.get(record.model_id)
+            if model is None:
+                self.training.futures[future.request_id] = future
+            else:
+                self.training.place(model, future)
+        return future
 
-    def _is_absent(self, request_id: str) -> bool:
-        named = parse_request_id(request_id)
-        return isinstance(named, TrainRequestId) and named.model_id in self.training.absent
-
-    def _recover_settled(self, position: Position, record: Settled) -> None:
-        if record.model_id in self.training.absent:
-            return
+    def _settled(self, position: Position, record: Settled) -> None:
         model, last = self.training.models.get(record.model_id), max(record.seq_ids, default=-1)
         if model is None or last <= model.snapshot_seq:
             self.training.ledger.release(position)

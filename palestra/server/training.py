@@ -252,6 +252,9 @@ class Training:
             log.error("a result could not be written", request_id=future.request_id, error=str(e))
             future.is_finishing = False
             return
+        model = self.models.get(future.model_id)
+        if model is None or future.seq_id <= model.snapshot_seq:
+            self.ledger.release_request(future)
         worker.link.send(Stored(request_ids=[future.request_id]))
 
     def outcome(self, future: TrainFuture) -> TrainOutcome:
@@ -271,11 +274,11 @@ class Training:
             self._run(self._covered(model, message.seq_id))
 
     async def _covered(self, model: TrainedModel, seq_id: int) -> None:
-        """The database first: only then may the journal forget."""
+        """The database first: only then may the journal forget, and of a request only when it has the answer."""
         await self._save_snapshot_seq(model.model_id, seq_id)
         for n in range(model.snapshot_seq + 1, seq_id + 1):
             future = model.futures.get(n)
-            if future is not None:
+            if future is not None and future.result_at is not None:
                 self.ledger.release_request(future)
         model.snapshot_seq = max(model.snapshot_seq, seq_id)
         self._release_settled(model, model.snapshot_seq)

@@ -255,6 +255,8 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     """Memory of kept samplers; what is spilled does not count."""
     kv_used: float = 0.0
     """Share of the cache's pages in use."""
+    token_gap_p95_s: float = 0.0
+    """From one token of a sample to its next, over the last steps; whatever ran between them counts."""
     tokens_trained: int = 0
     tokens_sampled: int = 0
     train_s: float = 0.0
