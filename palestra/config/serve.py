@@ -97,8 +97,9 @@ class ServeConfig(Config):
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0
     """How often to look for such sessions. Negative: never."""
-    gap_wait_s: NonNegativeFloat = 5.0
-    """A missing number in a model's requests is given up after so long."""
+    gap_wait_s: NonNegativeFloat = 30.0
+    """A missing number before other passes is given up when nothing has come for so long. Long enough for the first
+    chunk of a call, which is sent last, to arrive over a slow line."""
     poll_hold_s: NonNegativeFloat = 25.0
     """How long a poll for a result waits before it answers "not yet"."""
     require_key: Literal["auto", "always"] = "auto"

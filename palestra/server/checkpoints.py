@@ -125,10 +125,10 @@ class Checkpoints:
         kinds = [kind.value for kind in CheckpointKind]
         return [str(f) for kind in kinds for f in self.root.glob(f"*_train_*/{kind}/*@*") if f.is_dir()]
 
-    async def settle_after_restart(self, known_requests: set[str]) -> None:
+    async def settle_after_restart(self, known_requests: set[str], absent_models: set[str]) -> None:
         """Saves that were noted but never asked of the engine: nobody was told that they would happen."""
         for save in await self._store.read(rows.saves_under_way):
-            if save.request_id not in known_requests:
+            if save.request_id not in known_requests and save.model_id not in absent_models:
                 await self._store.write(
                     lambda c, r=save.request_id: rows.fail_checkpoint(c, r, error="the server stopped before it began")
                 )

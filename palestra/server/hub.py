@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
+from sqlalchemy import Connection
 
 from palestra.config.serve import ServeConfig, worker_config
 from palestra.server.checkpoints import Checkpoints
@@ -28,8 +29,9 @@ from palestra.server.recovery import Recovery
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
 from palestra.server.training import Training
-from palestra.server.workers import Worker
+from palestra.server.workers import Worker, WorkerError
 from palestra.store import Journal, Store
+from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
@@ -60,16 +62,17 @@ LOADED = (ModelStatus.PENDING, ModelStatus.READY)
 
 
 class Hub:
-    def __init__(self, config: ServeConfig, store: Store, journal: Journal, secret: str):
-        self.config, self.store, self.journal, self.secret = config, store, journal, secret
+    def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
+        self.config, self.store, self.secret = config, store, secret
         self.metrics = Metrics()
         self.observer = Observer.of(self.metrics, config.otlp_endpoint)
         self.sessions = Sessions()
         self.checkpoints = Checkpoints(store, config.checkpoints)
         self.training = Training(
-            Ledger(journal),
+            Ledger(*journals),
             self.observer,
             self._save_snapshot_seq,
+            self._note_lost,
             gap_wait_s=config.gap_wait_s,
             keep_results_s=config.keep_results_s,
             max_pending_bytes=config.limits.max_pending_train_bytes,
@@ -88,7 +91,9 @@ class Hub:
         self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
         self.metrics.watch_queues(self._queues)
-        self.metrics.watch_journal(lambda: JournalState(journal.size_bytes, len(journal.segments())))
+        self.metrics.watch_journal(
+            lambda: JournalState(sum(j.size_bytes for j in journals), sum(len(j.segments()) for j in journals))
+        )
 
     @classmethod
     @asynccontextmanager
@@ -97,10 +102,11 @@ class Hub:
             config.state.mkdir(parents=True, exist_ok=True)
             store = Store.open(config.database)
             stack.push_async_callback(store.close)
-            journal = Journal.open(config.state / "journal")
-            stack.push_async_callback(journal.close)
+            requests, results = (Journal.open(config.state / "journal" / name) for name in ("requests", "results"))
+            stack.push_async_callback(requests.close)
+            stack.push_async_callback(results.close)
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
-            hub = cls(config, store, journal, secret)
+            hub = cls(config, store, (requests, results), secret)
             stack.callback(hub.observer.close)
             hub._make_workers()
             await hub._recover()
@@ -121,12 +127,19 @@ class Hub:
 
     def _make_workers(self) -> None:
         for model in self.config.models:
-            # By name, not by number: another model served from the same state must not meet this one's snapshots.
-            name = "worker-" + re.sub(r"[^A-Za-z0-9._-]", "_", model.name[0])
+            name = self._folder_name(model.name)
+            if any(worker.config.state == str(self.config.state / name) for worker in self.all_workers):
+                raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
             state = self.config.state / name
             told = worker_config(self.config, model, address_in(self.config.state, name), state)
             worker = Worker(model.name[0], told, self, log_file=self.config.state / "logs" / f"{name}.log")
             self.workers.update(dict.fromkeys(model.name, worker))
+
+    def _folder_name(self, names: list[str]) -> str:
+        """By name, not by number: another model served from the same state must not meet this one's snapshots. Any of
+        its names will do, so that they may be told in another order."""
+        folders = ["worker-" + re.sub(r"[^A-Za-z0-9._-]", "_", name) for name in names]
+        return next((f for f in folders if (self.config.state / f).is_dir()), folders[0])
 
     # From the workers
 
@@ -167,6 +180,13 @@ class Hub:
     async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
         await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))
 
+    async def _note_lost(self, model_id: str) -> None:
+        def write(c: Connection) -> None:
+            model_rows.mark_corrupted(c, model_id)
+            model_rows.set_model_status(c, model_id, ModelStatus.UNLOADED, error="its state was lost")
+
+        await self.store.write(write)
+
     async def _on_created(self, future: TrainFuture, outcome: TrainOutcome) -> None:
         failed = outcome.message if isinstance(outcome, Failure) else None
         status = ModelStatus.FAILED if failed else ModelStatus.READY
@@ -178,21 +198,38 @@ class Hub:
     # Sessions end
 
     async def end_session(self, session: Session, reason: str, record: Callable[[], Awaitable[object]]) -> None:
-        """Models and samplers are let go, then the session is over in one short write."""
+        """Models and samplers are let go, then the session is over in short writes; if one fails, it is tried again."""
         self.sessions.active.pop(session.session_id, None)
-        models = [m for m in self.training.models.values() if m.session_id == session.session_id]
-        for model in models:
+        for model in [m for m in self.training.models.values() if m.session_id == session.session_id]:
             self.training.drop(model, reason)
         samplers = [s for s in self.sampling.samplers.values() if s.session_id == session.session_id]
         self.sampling.drop(samplers, reason)
-        ids = [s.sampler_id for s in samplers]
-        await self.store.write(lambda c: sampler_rows.drop_samplers(c, ids))
-        for model in models:
-            await self.unloaded(model)
-        await record()
 
-    async def unloaded(self, model: TrainedModel) -> None:
-        await self.store.write(lambda c: model_rows.set_model_status(c, model.model_id, ModelStatus.UNLOADED))
+        def write(c: Connection) -> None:
+            rows = model_rows.models_of_session(c, session.session_id)
+            self._unload_rows(c, [row.model_id for row in rows if row.status in LOADED], reason)
+            sampler_rows.drop_samplers(
+                c, [row.sampler_id for row in sampler_rows.samplers_of_session(c, session.session_id)]
+            )
+
+        try:
+            await self.store.write(write)
+            await record()
+        except BaseException:
+            self.sessions.active[session.session_id] = session
+            raise
+
+    async def unload(self, model: TrainedModel, reason: str) -> None:
+        self.training.drop(model, reason)
+        await self.store.write(lambda c: self._unload_rows(c, [model.model_id], reason))
+
+    def _unload_rows(self, c: Connection, model_ids: list[str], reason: str) -> None:
+        """Saves that were under way will never end."""
+        for model_id in model_ids:
+            model_rows.set_model_status(c, model_id, ModelStatus.UNLOADED)
+        for save in checkpoint_rows.saves_under_way(c):
+            if save.model_id in model_ids:
+                checkpoint_rows.fail_checkpoint(c, save.request_id, error=reason)
 
     # What recurs
 
@@ -234,7 +271,7 @@ class Hub:
         heartbeats = self.sessions.take_dirty()
         requests = {m.model_id: m.last_request_at for m in self.training.models.values()}
 
-        def write(c) -> None:
+        def write(c: Connection) -> None:
             session_rows.touch_sessions(c, heartbeats)
             model_rows.touch_models(c, requests)
 
@@ -292,7 +329,8 @@ class Hub:
                     row.model_path,
                 )
         Recovery(self.training).run()
-        await self.checkpoints.settle_after_restart(set(self.training.futures))
+        live = {f.request_id for m in self.training.models.values() for f in m.futures.values()}
+        await self.checkpoints.settle_after_restart(live, self.training.absent)
 
     def leave(self) -> None:
         """Held polls answer at once; nothing new is taken."""

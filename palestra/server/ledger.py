@@ -67,46 +67,56 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class Ledger:
-    """Everything written is durable when the call returns, and stays until it is released."""
+    """Everything written is durable when the call returns, and stays until it is released.
 
-    def __init__(self, journal: Journal):
-        self._journal = journal
+    Requests and results have a journal each: requests are large and soon covered by snapshots, results are small and
+    stay for an hour. In one file the second would keep the first.
+    """
+
+    def __init__(self, requests: Journal, results: Journal):
+        self._requests, self._results = requests, results
 
     async def ask(self, future: TrainFuture) -> Position:
         assert future.message is not None
-        return await self._journal.append(_encode(Requested(**_about(future), message=future.message)))
+        return await self._requests.append(_encode(Requested(**_about(future), message=future.message)))
 
     async def answer(self, future: TrainFuture, frame: bytes) -> Position:
         at = future.finished_at or time.time()
-        return await self._journal.append(_encode(Finished(**_about(future), at=at, frame=frame)))
+        return await self._results.append(_encode(Finished(**_about(future), at=at, frame=frame)))
 
     async def give_up(self, model_id: str, seq_ids: list[int]) -> Position:
-        return await self._journal.append(_encode(Settled(model_id=model_id, seq_ids=seq_ids)))
+        return await self._requests.append(_encode(Settled(model_id=model_id, seq_ids=seq_ids)))
 
     def message_of(self, future: TrainFuture) -> bytes:
         assert future.request_at is not None
-        record = _decode(self._journal.read(future.request_at))
+        record = _decode(self._requests.read(future.request_at))
         assert isinstance(record, Requested)
         return record.message
 
     def frame_of(self, future: TrainFuture) -> bytes:
         assert future.result_at is not None
-        record = _decode(self._journal.read(future.result_at))
+        record = _decode(self._results.read(future.result_at))
         assert isinstance(record, Finished)
         return record.frame
 
     def release(self, position: Position | None) -> None:
+        """Of a request, or of numbers that were given up."""
         if position is not None:
-            self._journal.release(position)
+            self._requests.release(position)
 
     def release_request(self, future: TrainFuture) -> None:
         self.release(future.request_at)
         future.request_at = None
 
+    def release_result(self, position: Position | None) -> None:
+        if position is not None:
+            self._results.release(position)
+
     def recover(self) -> Iterator[tuple[Position, Record]]:
-        """Once, oldest first."""
-        for position, data in self._journal.recover():
-            yield position, _decode(data)
+        """Once: all requests, oldest first, then all results."""
+        for journal in (self._requests, self._results):
+            for position, data in journal.recover():
+                yield position, _decode(data)
 
 
 def _about(future: TrainFuture) -> dict[str, Any]:

@@ -68,6 +68,10 @@ class TrainedModel:
             else:
                 return
 
+    def fills_gap(self, seq_id: int) -> bool:
+        """Whether requests that are here wait for this one."""
+        return any(n > seq_id for n in self.early)
+
     @property
     def has_gap(self) -> bool:
         return bool(self.early) and not self.settling and self.next_seq not in self.early

@@ -37,7 +37,7 @@ class Recovery:
             case Finished():
                 future = self._future(record)
                 if future.is_done:
-                    self.training.ledger.release(position)
+                    self.training.ledger.release_result(position)
                 else:
                     future.finish(None, record.at)
                     future.result_at, future.is_finishing = position, True

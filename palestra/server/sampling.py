@@ -39,6 +39,7 @@ log = structlog.get_logger()
 
 CLONE_STRIDE = 1_000_000_000  # a clone's sample numbers start at a multiple of it
 SENT_AGAIN = 10  # a sample that was there at so many deaths of the worker may be what kills it
+MAX_COMPLETIONS = 20_000
 READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost comes again soon
 
 
@@ -70,6 +71,8 @@ class Completions:
 
     def add(self, request_id: str) -> None:
         self.request_ids.append(request_id)
+        if len(self.request_ids) > MAX_COMPLETIONS:  # nobody asks for them
+            self.forget(self.first + MAX_COMPLETIONS // 2)
         self._news.set()
 
     async def wait(self, cursor: int, timeout_s: float) -> None:

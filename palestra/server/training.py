@@ -46,6 +46,7 @@ log = structlog.get_logger()
 Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
+NoteLost = Callable[[str], Coroutine[Any, Any, None]]
 
 UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory beside its copy in the journal
 
@@ -56,6 +57,7 @@ class Training:
         ledger: Ledger,
         observer: Observer,
         save_snapshot_seq: SaveSnapshotSeq,
+        note_lost: NoteLost,
         *,
         gap_wait_s: float,
         keep_results_s: float,
@@ -68,6 +70,7 @@ class Training:
         self.hooks: dict[RequestKind, Hook] = {}
         self.pending_bytes = 0
         self.ledger, self._observer, self._save_snapshot_seq = ledger, observer, save_snapshot_seq
+        self._note_lost = note_lost
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._max_pending_bytes = max_pending_bytes
         self._tasks: set[asyncio.Task] = set()
@@ -121,7 +124,7 @@ class Training:
         digest: bytes,
         reply: dict[str, Any],
     ) -> TrainFuture:
-        if self.pending_bytes > self._max_pending_bytes:
+        if self.pending_bytes > self._max_pending_bytes and not model.fills_gap(seq_id):
             raise Refusal(429, "too much training data is waiting; come back when some is done", retry_after_s=1.0)
         future = TrainFuture(
             str(TrainRequestId(model.model_id, seq_id)),
@@ -155,6 +158,8 @@ class Training:
                 log.exception("a request could not be kept", request_id=future.request_id)
             self._forget(future)
             durable.set_exception(Refusal(503, f"the request could not be kept: {e}", retry_after_s=5.0))
+            if self._is_here(model):
+                self.advance(model)
             return
         future.durable = None
         durable.set_result(None)
@@ -166,13 +171,11 @@ class Training:
     def _is_here(self, model: TrainedModel) -> bool:
         return self.models.get(model.model_id) is model
 
-    def finished_at_once(self, model: TrainedModel, kind: RequestKind, reply: dict[str, Any]) -> TrainFuture:
+    def finished_at_once(self, model_id: str, owner: str, kind: RequestKind, reply: dict[str, Any]) -> TrainFuture:
         """For what the server has done itself, outside the model's numbers: known until the server stops."""
-        request_id = str(TrainRequestId(model.model_id, MAX_SEQ))
-        future = TrainFuture(
-            request_id, model.owner, b"", model_id=model.model_id, seq_id=MAX_SEQ, kind=kind, reply=reply
-        )
-        done = Trained(request_id=request_id, model_id=model.model_id, seq_id=MAX_SEQ, outcome=Loaded())
+        request_id = str(TrainRequestId(model_id, MAX_SEQ))
+        future = TrainFuture(request_id, owner, b"", model_id=model_id, seq_id=MAX_SEQ, kind=kind, reply=reply)
+        done = Trained(request_id=request_id, model_id=model_id, seq_id=MAX_SEQ, outcome=Loaded())
         future.finish(encode_message(done))
         self.futures[request_id] = future
         return future
@@ -182,11 +185,12 @@ class Training:
     def advance(self, model: TrainedModel) -> None:
         for future in model.take_ready():
             self._send(model, future)
+        model.stop_timer()  # every arrival is a sign that the rest may be on its way
         if not model.has_gap:
-            model.stop_timer()
-        elif given_up := model.sure_gap:
+            return
+        if given_up := model.sure_gap:
             self._run(self._settle(model, given_up))
-        elif model.gap_timer is None:
+        else:
             model.gap_timer = asyncio.get_running_loop().call_later(self._gap_wait_s, self._give_up, model)
 
     def _give_up(self, model: TrainedModel) -> None:
@@ -222,6 +226,8 @@ class Training:
         future = self.futures.get(message.request_id)
         if future is None or future.result_at is not None:
             worker.link.send(Stored(request_ids=[message.request_id]))
+            if future is not None and isinstance(message.outcome, Failure):
+                self._check_replay(future, message.outcome)
         elif not future.is_finishing:
             future.is_finishing = True
             self._run(self._finish(worker, future, message, frame))
@@ -257,11 +263,26 @@ class Training:
             self.ledger.release_request(future)
         worker.link.send(Stored(request_ids=[future.request_id]))
 
+    def _check_replay(self, future: TrainFuture, failure: Failure) -> None:
+        """What succeeded once must succeed again; else the model is not what its client was told it is."""
+        model = self.models.get(future.model_id)
+        if model is not None and not isinstance(self.outcome(future), Failure):
+            self._lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
+
+    def _lose(self, model: TrainedModel, why: str) -> None:
+        log.error("a model's state is lost", model=model.model_id, why=why)
+        self.drop(model, f"the engine lost this model's state ({why}); load its last checkpoint into a new model")
+        self._run(self._note_lost(model.model_id))
+
     def outcome(self, future: TrainFuture) -> TrainOutcome:
         """Of a future that is done."""
         frame = future.frame
         if frame is None:
-            frame = self.ledger.frame_of(future)
+            try:
+                frame = self.ledger.frame_of(future)
+            except JournalError as e:
+                log.error("a result cannot be read again", request_id=future.request_id, error=str(e))
+                return Failure(message=f"the result cannot be read again: {e}", blame=Blame.SERVER)
         elif future.result_at is not None:
             future.frame = None  # read once: from now on the journal has it
         message = decode_from_worker(frame)
@@ -303,8 +324,7 @@ class Training:
 
     def _catch_up(self, model: TrainedModel, state: ModelState | None) -> None:
         if state is None and model.snapshot_seq >= 0:
-            log.error("the worker has lost a model", model=model.model_id, snapshot_seq=model.snapshot_seq)
-            self.drop(model, "the engine lost this model's state; load its last checkpoint into a new model")
+            self._lose(model, f"it has no snapshot, though one of request {model.snapshot_seq} was written")
             return
         received = -1
         if state is not None:
@@ -352,8 +372,8 @@ class Training:
             model.forget(future)
         if not future.is_done:
             self.pending_bytes -= future.size
-        self.ledger.release(future.request_at)
-        self.ledger.release(future.result_at)
+        self.ledger.release_request(future)
+        self.ledger.release_result(future.result_at)
 
     async def settle_down(self) -> None:
         """Waits until what is under way is written."""

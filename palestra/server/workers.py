@@ -21,7 +21,7 @@ import psutil
 import structlog
 
 from palestra.server.link import Heard, Link
-from palestra.types.engine import Hello, ModelCard, Ping, Stats, Stop, WorkerConfig
+from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig
 
 log = structlog.get_logger()
 
@@ -30,6 +30,7 @@ ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present c
 START_S = 600.0  # a large model takes its time
 STABLE_S = 10.0  # a worker that lived this long may be started again at once
 STOP_S = 30.0
+RESPAWN_S = 2.0
 
 
 class WorkerError(Exception):
@@ -48,9 +49,7 @@ class Worker:
         self.name, self.config, self.listener = name, config, listener
         self.link = Link(config.address)
         self.card: ModelCard | None = None
-        self.stats = Stats()
         self.restarts = 0
-        self.last_progress = time.monotonic()
         self._log_file = log_file
         Path(config.state).mkdir(parents=True, exist_ok=True)
         self._pid_file = Path(config.state) / "worker.json"
@@ -107,14 +106,10 @@ class Worker:
 
     async def _listen(self) -> None:
         while True:
-            heard = await self.link.receive()
-            self.last_progress = time.monotonic()
             try:
+                heard = await self.link.receive()
                 if isinstance(heard.message, Hello):
                     self._greet(heard.message)
-                elif isinstance(heard.message, Stats):
-                    self.stats = heard.message
-                    self.listener.on_message(self, heard)
                 else:
                     self.listener.on_message(self, heard)
             except Exception:
@@ -183,6 +178,17 @@ class Worker:
         partial.write_text(json.dumps(facts))
         partial.rename(self._pid_file)
 
+    def _try_spawn(self) -> bool:
+        """A full disk or process table is no reason to give up for good."""
+        try:
+            self._spawn()
+        except OSError as e:
+            log.error("the worker could not be started; trying again", worker=self.name, error=str(e))
+            if self._child is not None and self._child.poll() is None and self._child.pid != self._pid:
+                self._child.kill()
+            return False
+        return True
+
     async def _watch(self, exits: asyncio.Task) -> None:
         """Starts the worker again whenever it has died."""
         waits = 0.0
@@ -198,7 +204,8 @@ class Worker:
             self.listener.on_exit(self)
             waits = 0.0 if time.monotonic() - started > STABLE_S else min(10.0, waits * 2 or 0.25)
             await asyncio.sleep(waits)
-            self._spawn()
+            while not self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
+                await asyncio.sleep(RESPAWN_S)
             exits = asyncio.create_task(self._exited())
 
     async def _exited(self) -> None:

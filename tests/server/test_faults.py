@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -265,3 +266,30 @@ def test_a_result_outlives_the_request_that_a_snapshot_covered(make_server: Make
         after = server.http().post("/api/v1/retrieve_future", json=body)
         assert after.status_code == 200, seq_id
         assert after.json()["metrics"]["loss:sum"] == loss
+
+
+def test_a_request_that_cannot_be_repeated_ends_its_model_loudly(make_server: MakeServer) -> None:
+    """The checkpoint that was loaded was removed and the worker died before a snapshot: no silent other weights."""
+    server = make_server("models.0.snapshot_every_s=100000")
+    client = server.client()
+    saved = client.create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)
+    saved.forward_backward(batch(0), "cross_entropy").result()
+    saved.optim_step(types.AdamParams(learning_rate=1e-1)).result()
+    path = saved.save_state("start").result().path
+    model = client.create_training_client_from_state(path)
+    model.forward(batch(0), "cross_entropy").result()
+    shutil.rmtree(next(server.checkpoints.glob("*/weights/start@*")))
+    kill_worker(server)
+    with pytest.raises(Exception, match=r"lost this model's state|no such model"):
+        model.forward(batch(0), "cross_entropy").result(timeout=60)
+    assert server.rest().get_training_run(model.model_id).result().corrupted
+
+
+def test_names_may_be_told_in_another_order(make_server: MakeServer) -> None:
+    server = make_server(flags=("--name", "other"))
+    model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)
+    model.forward_backward(batch(0), "cross_entropy").result()
+    assert server.stop() == 0
+    server.name, server.flags = "other", ["--name", "Qwen/Qwen3-8B"]
+    server.start()
+    assert model.optim_step(types.AdamParams()).result(timeout=60).metrics

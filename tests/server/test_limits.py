@@ -156,7 +156,7 @@ def test_results_are_kept_for_the_configured_time(tight_server: Any, api: Raw) -
 
 
 def journal_files(server: Any) -> list[Path]:
-    return [f for f in (server.state / "journal").iterdir() if f.is_file()]
+    return [f for f in (server.state / "journal").rglob("*") if f.is_file()]
 
 
 @pytest.mark.slow

@@ -65,9 +65,6 @@ class Common:
             raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self.hub.workers)}")
         return worker
 
-    def _names_of(self, worker: Worker) -> list[str]:
-        return [name for name, w in self.hub.workers.items() if w is worker]
-
 
 def is_over(session_id: str) -> Refusal:
     return Refusal(404, f"no such session, or it is over: {session_id[:200]}")

@@ -165,7 +165,7 @@ class TinkerService(WeightsService):
             return existing
         model = TrainedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
         if session.session_id not in self.hub.sessions.active:  # it ended while the row was written
-            await self.hub.unloaded(model)
+            await self.hub.unload(model, "its session is over")
             raise is_over(session.session_id)
         self.hub.training.models[model_id] = model
         return model
@@ -175,7 +175,8 @@ class TinkerService(WeightsService):
         card = model.worker.card
         data = s.ModelData(
             model_name=model.base_model,
-            tokenizer_id=model.worker.config.model,
+            # The folder is of use to clients on this machine alone; others go by the name.
+            tokenizer_id=model.worker.config.model if self.hub.config.is_loopback else None,
             arch=card.architecture if card else None,
         )
         return s.GetInfoResponse(
@@ -183,11 +184,16 @@ class TinkerService(WeightsService):
         )
 
     async def unload_model(self, caller: Caller, model_id: str) -> s.FutureResponse:
-        model = self._model(caller, model_id)
-        self.hub.training.drop(model, "the model was unloaded")
-        await self.hub.unloaded(model)
+        """Unloading what is not loaded (any more) is no error."""
+        model = self.hub.training.models.get(model_id)
+        if model is not None and model.owner == caller.owner:
+            await self.hub.unload(model, "the model was unloaded")
+        else:
+            row = await self.hub.store.read(lambda c: model_rows.get_model(c, model_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("model", model_id)
         reply = {"model_id": model_id, "type": "unload_model"}
-        future = self.hub.training.finished_at_once(model, RequestKind.UNLOAD_MODEL, reply)
+        future = self.hub.training.finished_at_once(model_id, caller.owner, RequestKind.UNLOAD_MODEL, reply)
         return s.FutureResponse(request_id=future.request_id, model_id=model_id)
 
     # Training requests
@@ -218,11 +224,14 @@ class TinkerService(WeightsService):
             self._only_adam(request.optimizer_config.type)
         session = self._session(caller, request.session_id or "")
         checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+        wanted = request.base_model or checkpoint.base_model
+        if self._base(wanted) is not self.hub.base(checkpoint.base_model):
+            raise Refusal(400, f"{request.path} is of {checkpoint.base_model}, not {wanted}")
         lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
         return await self._create(
             session,
             request.model_seq_id or 0,
-            request.base_model or checkpoint.base_model,
+            wanted,
             lora,
             request.user_metadata,
             (checkpoint, request.optimizer),
@@ -270,9 +279,10 @@ class TinkerService(WeightsService):
         paused = None
         if self.hub.is_leaving:
             paused = "the server is being stopped; it goes on when it is back"
-        elif isinstance(future, TrainFuture):
-            model = self.hub.training.models.get(future.model_id)
-            if model is not None and not model.worker.link.is_up:
+        else:
+            of = self.hub.training.models if isinstance(future, TrainFuture) else self.hub.sampling.samplers
+            owner = of.get(future.model_id if isinstance(future, TrainFuture) else future.sampler_id)
+            if owner is not None and not owner.worker.link.is_up:
                 paused = "the engine is starting"
         return s.TryAgainResponse(
             request_id=future.request_id,

@@ -87,7 +87,7 @@ class WeightsService(SamplingService):
         except (Refusal, ValueError):
             self.hub.training.reject(model, seq_id)
             raise
-        if checkpoint.base_model not in self._names_of(model.worker):
+        if self.hub.base(checkpoint.base_model) is not model.worker:
             raise self._reject(model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}")
         operation = LoadWeights(folder=checkpoint.folder, optimizer=request.optimizer)
         reply = encode.loaded_json(request.path, model.model_id)

@@ -36,14 +36,15 @@ class World:
         self.config = ServeConfig(state=folder / "state")
         self.config.state.mkdir(parents=True)
         self.store = Store.open(self.config.database)
-        self.journal = Journal.open(self.config.state / "journal")
-        self.hub = Hub(self.config, self.store, self.journal, "a secret")
+        self.journals = tuple(Journal.open(self.config.state / "journal" / name) for name in ("requests", "results"))
+        self.hub = Hub(self.config, self.store, self.journals, "a secret")
         self.app = create_app(self.hub)
         self._clock = time.time() - 1000
 
     def close(self) -> None:
         async def close() -> None:
-            await self.journal.close()
+            for journal in self.journals:
+                await journal.close()
             await self.store.close()
 
         asyncio.run(close())
