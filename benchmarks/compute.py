@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from harness import Progress, Report, Row, argument_parser, machine, report, versions
+from harness import Progress, Report, Row, argument_parser, machine, report, some_of, versions
 from peers.contest import Contest, Target
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
 
@@ -133,25 +133,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="float32 on the CPU, bfloat16 on a GPU")
     parser.add_argument(
         "--shape",
-        type=_some_of("shape", tuple(SHAPES)),
+        type=some_of("shape", tuple(SHAPES)),
         metavar="NAME,…",
         help=f"run every row on these ({', '.join(SHAPES)}) instead of its own",
     )
-    parser.add_argument(
-        "--rows", type=_some_of("row", NAMES), metavar="NAME,…", help=f"only these ({', '.join(NAMES)})"
-    )
+    parser.add_argument("--rows", type=some_of("row", NAMES), metavar="NAME,…", help=f"only these ({', '.join(NAMES)})")
     return parser.parse_args(argv)
-
-
-def _some_of(what: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    def split(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {what} '{name}'; known: {', '.join(known)}")
-        return names
-
-    return split
 
 
 def plan(args: argparse.Namespace) -> dict[str, list[Case]]:

@@ -250,3 +250,16 @@ def _cpu_name() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def some_of(what: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """For argparse: names between commas, all of them known."""
+
+    def split(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"unknown {what} '{name}'; known: {', '.join(known)}")
+        return names
+
+    return split

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import Progress, Report, Row, argument_parser, machine, positive, report, versions
+from harness import Progress, Report, Row, argument_parser, machine, positive, report, some_of, versions
 from peers.api_contest import Case, Contest, Figure, Run, Site
 from peers.tinker_client import TinkerClient
 from peers.tinker_server import Processes, make_model, our_server
@@ -315,11 +315,9 @@ NAMES = tuple(case.name for case in CASES)
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argument_parser("tinker_api", "Speed of the server through the official SDK, beside a second server.")
     parser.add_argument(
-        "--shape", type=_some_of("shape", SHAPES), metavar="NAME,…", help=f"run every row on these: {', '.join(SHAPES)}"
+        "--shape", type=some_of("shape", SHAPES), metavar="NAME,…", help=f"run every row on these: {', '.join(SHAPES)}"
     )
-    parser.add_argument(
-        "--rows", type=_some_of("row", NAMES), metavar="NAME,…", help=f"only these ({', '.join(NAMES)})"
-    )
+    parser.add_argument("--rows", type=some_of("row", NAMES), metavar="NAME,…", help=f"only these ({', '.join(NAMES)})")
     parser.add_argument("--rank", type=positive, default=LORA_RANK, help=f"of every adapter  [{LORA_RANK}]")
     parser.add_argument("--peer-pid", type=positive, metavar="PID", help="of the peer, for its memory and idle CPU")
     parser.add_argument(
@@ -330,17 +328,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="the command to start ours with, where this Python has only an SDK  [the one beside it]",
     )
     return parser.parse_args(argv)
-
-
-def _some_of(what: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    def split(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {what} '{name}'; known: {', '.join(known)}")
-        return names
-
-    return split
 
 
 def plan(args: argparse.Namespace) -> dict[str, list[Case]]:

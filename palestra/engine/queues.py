@@ -59,7 +59,6 @@ class TrainedModel:
     snapshot_seq: int = -1
     snapshot_at: float = field(default_factory=time.monotonic)
     """When the last one was begun; at first, when there was nothing to keep yet."""
-    snapshot_wanted: bool = False
     is_snapshotting: bool = False
     bytes_since_snapshot: int = 0
 

@@ -77,17 +77,6 @@ class Snapshots:
             self._changed[model.model_id] = model
             self._take_if_due(model, time.monotonic())
 
-    def want(self, model_id: str) -> None:
-        """The server asks for one."""
-        model = self.table.models.get(model_id)
-        if model is None:
-            return
-        if model.is_changed:
-            model.snapshot_wanted = True
-            self._scan_at = 0.0
-        elif model.snapshot_seq >= 0:
-            self._send(Snapshotted(model_id=model_id, seq_id=model.snapshot_seq))
-
     def take_due(self) -> None:
         now = time.monotonic()
         if self._changed and now >= self._scan_at:
@@ -104,7 +93,7 @@ class Snapshots:
         return max(due, self._scan_at) - time.monotonic()
 
     def _due_at(self, model: TrainedModel) -> float:
-        if model.snapshot_wanted or model.bytes_since_snapshot >= self.every_bytes:
+        if model.bytes_since_snapshot >= self.every_bytes:
             return -inf
         return model.snapshot_at + self.every_s
 
@@ -131,7 +120,7 @@ class Snapshots:
         unstored = self.table.unstored_of(model)
         needed = [file for file in places.values() if file is not None]
         self._changed.pop(model.model_id, None)
-        model.is_snapshotting, model.snapshot_wanted = True, False
+        model.is_snapshotting = True
         model.snapshot_at, model.bytes_since_snapshot = time.monotonic(), 0
         self._in_flight += 1
 

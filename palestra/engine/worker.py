@@ -32,7 +32,6 @@ from palestra.types.engine import (
     Stats,
     Stop,
     Stored,
-    TakeSnapshot,
     Train,
     Welcome,
     WorkerConfig,
@@ -139,8 +138,6 @@ class Worker:
                 self.shelf.drop(sampler_ids)
             case DropModel(model_id=model_id):
                 self._drop(model_id)
-            case TakeSnapshot(model_id=model_id):
-                self.snapshots.want(model_id)
             case Welcome(epoch=epoch):
                 self._welcomed(epoch)
             case Stop():

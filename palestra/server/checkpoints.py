@@ -53,7 +53,7 @@ class Checkpoints:
         save = Save(
             request_id=request_id,
             model_id=path.model_id,
-            kind=CheckpointKind(path.kind),
+            kind=path.kind,
             name=path.name,
             seq_id=seq_id,
             folder=str(self.folder(path, str(seq_id))),
@@ -135,4 +135,4 @@ class Checkpoints:
 
 
 def key_of(path: TinkerPath) -> CheckpointKey:
-    return CheckpointKey(path.model_id, CheckpointKind(path.kind), path.name)
+    return CheckpointKey(path.model_id, path.kind, path.name)

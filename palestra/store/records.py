@@ -191,7 +191,7 @@ class Save(Struct, frozen=True, kw_only=True):
 class Completion(Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint
     obsolete_folder: str | None
-    """Nothing leads there any more (live samplers may still: `is_folder_in_use`)."""
+    """Nothing leads there any more (live samplers may still)."""
 
 
 class Rights(StrEnum):

@@ -39,9 +39,3 @@ def live_samplers(conn: Connection) -> list[Sampler]:
 def drop_samplers(conn: Connection, sampler_ids: Collection[str]) -> None:
     """They are gone; their records stay."""
     conn.execute(update(t).where(t.c.sampler_id.in_(sampler_ids)).values(status=SamplerStatus.GONE))
-
-
-def is_folder_in_use(conn: Connection, folder: str) -> bool:
-    """Whether a live sampler reads this checkpoint folder: it must not be deleted yet."""
-    query = select(t.c.sampler_id).where(t.c.folder == folder, t.c.status == SamplerStatus.LIVE).limit(1)
-    return conn.execute(query).first() is not None

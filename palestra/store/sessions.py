@@ -41,12 +41,6 @@ def active_sessions(conn: Connection) -> list[Session]:
     return fetch_all(conn, Session, select(t).where(t.c.status == SessionStatus.ACTIVE).order_by(t.c.created_at))
 
 
-def sessions_stale_before(conn: Connection, time: float) -> list[Session]:
-    """Active, and silent since before `time`; the longest silent first."""
-    stale = (t.c.status == SessionStatus.ACTIVE) & (t.c.last_heartbeat_at < time)
-    return fetch_all(conn, Session, select(t).where(stale).order_by(t.c.last_heartbeat_at))
-
-
 def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:
     """Session id to time of its last heartbeat. Never goes back; sessions that ended stay as they are."""
     if not heartbeats:
@@ -55,10 +49,6 @@ def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:
     later = (t.c.status == SessionStatus.ACTIVE) & (t.c.last_heartbeat_at < at)
     change = update(t).where(t.c.session_id == bindparam("id"), later).values(last_heartbeat_at=at)
     conn.execute(change, [{"id": session_id, "at": time} for session_id, time in heartbeats.items()])
-
-
-def touch_session(conn: Connection, session_id: str, now: float) -> None:
-    touch_sessions(conn, {session_id: now})
 
 
 def finish_session(conn: Connection, session_id: str, *, reason: str, detail: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from palestra.store.rows import insert_once
 from palestra.store.tables import settings as t
@@ -21,8 +21,3 @@ def setting_once(conn: Connection, name: str, make: Callable[[], str]) -> str:
         return stored
     insert_once(conn, t, {"name": name, "value": make()})
     return conn.execute(select(t.c.value).where(t.c.name == name)).scalar_one()
-
-
-def put_setting(conn: Connection, name: str, value: str) -> None:
-    if not insert_once(conn, t, {"name": name, "value": value}):
-        conn.execute(update(t).where(t.c.name == name).values(value=value))

@@ -126,12 +126,6 @@ class Stored(Struct, frozen=True, kw_only=True, tag="stored"):
     request_ids: list[str]
 
 
-class TakeSnapshot(Struct, frozen=True, kw_only=True, tag="take_snapshot"):
-    """Soon, please: the journal of this model has grown long or old."""
-
-    model_id: str
-
-
 class Ping(Struct, frozen=True, tag="ping"):
     """The server lives. A worker that hears nothing for long exits."""
 
@@ -140,7 +134,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Snapshot every model that changed, then exit."""
 
 
-ToWorker = Train | Sample | Welcome | CancelSample | DropModel | DropSamplers | Stored | TakeSnapshot | Ping | Stop
+ToWorker = Train | Sample | Welcome | CancelSample | DropModel | DropSamplers | Stored | Ping | Stop
 
 # What a worker says
 

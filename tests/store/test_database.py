@@ -220,13 +220,13 @@ def test_closing_writes_what_is_queued_and_refuses_more(database_url: str) -> No
 WRITER = """
 import asyncio, itertools, sys
 from palestra.store import Store
-from palestra.store.settings import put_setting
+from palestra.store.settings import setting_once
 
 async def main():
     store, numbers = Store.open(sys.argv[1]), itertools.count()
     async def client():
         for number in numbers:
-            await store.write(lambda conn: put_setting(conn, str(number), "v"))
+            await store.write(lambda conn: setting_once(conn, str(number), lambda: "v"))
             print(number, flush=True)
     await asyncio.gather(*(client() for _ in range(8)))
 

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, select, text
 
 from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
-from palestra.store.settings import get_setting, put_setting, setting_once
+from palestra.store.settings import get_setting, setting_once
 
 
 def differences(conn: Connection) -> list[object]:
@@ -23,7 +23,7 @@ def test_migrated_schema_is_the_declared_one(store: Store) -> None:
 
 
 def test_migrating_again_changes_nothing(store: Store) -> None:
-    store.write_now(lambda conn: put_setting(conn, "a", "b"))
+    store.write_now(lambda conn: setting_once(conn, "a", lambda: "b"))
     assert store.read_now(schema.is_current)
     store.write_now(schema.migrate)
     assert store.read_now(lambda conn: get_setting(conn, "a")) == "b"
@@ -33,7 +33,7 @@ def test_a_store_opens_again_with_its_content(database_url: str) -> None:
     for expected in [None, "kept"]:
         with Store.open(database_url) as store:
             assert store.read_now(lambda conn: get_setting(conn, "x")) == expected
-            store.write_now(lambda conn: put_setting(conn, "x", "kept"))
+            store.write_now(lambda conn: setting_once(conn, "x", lambda: "kept"))
 
 
 def test_a_newer_database_is_refused(database_url: str) -> None:
@@ -49,7 +49,7 @@ def test_a_second_server_is_refused_and_the_cli_is_not(database_url: str) -> Non
         with pytest.raises(StoreLocked, match="another server uses the database"):
             Store.open(database_url)
         with Store.open(database_url, lock=False) as cli:
-            cli.write_now(lambda conn: put_setting(conn, "by", "cli"))
+            cli.write_now(lambda conn: setting_once(conn, "by", lambda: "cli"))
         assert server.read_now(lambda conn: get_setting(conn, "by")) == "cli"
         with pytest.raises(StoreLocked):  # the cli took nothing with it
             Store.open(database_url)
@@ -58,7 +58,7 @@ def test_a_second_server_is_refused_and_the_cli_is_not(database_url: str) -> Non
 
 def test_the_cli_may_come_first(database_url: str) -> None:
     with Store.open(database_url, lock=False) as cli, Store.open(database_url) as server:
-        cli.write_now(lambda conn: put_setting(conn, "by", "cli"))
+        cli.write_now(lambda conn: setting_once(conn, "by", lambda: "cli"))
         assert server.read_now(lambda conn: get_setting(conn, "by")) == "cli"
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_no_database_says_so(tmp_path: Path) -> None:
 
 def test_database_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
-        store.write_now(lambda conn: put_setting(conn, "secret", "s"))
+        store.write_now(lambda conn: setting_once(conn, "secret", lambda: "s"))
         assert {file.stat().st_mode & 0o077 for file in tmp_path.glob("x.db*")} == {0}
 
 

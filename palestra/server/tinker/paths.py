@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 
 from palestra.server.tinker.errors import WireError, shown
+from palestra.store.records import CheckpointKind
 
 SCHEME = "tinker://"
 MAX_SEQ = 2**63 - 1
@@ -22,26 +22,6 @@ _MODEL = re.compile(f"({_WORD}):train:({_NUMBER})")
 _SAMPLER = re.compile(f"({_WORD}):sample:({_NUMBER})")
 _TRAIN_REQUEST = re.compile(f"train:({_WORD}:train:(?:{_NUMBER})):({_NUMBER})")
 _SAMPLE_REQUEST = re.compile(f"sample:({_WORD}):({_WORD}:sample:(?:{_NUMBER})):({_NUMBER})")
-
-
-class CheckpointKind(StrEnum):
-    """The middle part of a path."""
-
-    WEIGHTS = "weights"
-    SAMPLER_WEIGHTS = "sampler_weights"
-    EXTERNAL_WEIGHTS = "external_weights"
-
-    @property
-    def rest_type(self) -> str:
-        """The name REST objects use for it."""
-        return _REST_TYPES[self]
-
-
-_REST_TYPES = {
-    CheckpointKind.WEIGHTS: "training",
-    CheckpointKind.SAMPLER_WEIGHTS: "sampler",
-    CheckpointKind.EXTERNAL_WEIGHTS: "external",
-}
 
 
 @dataclass(frozen=True, slots=True)

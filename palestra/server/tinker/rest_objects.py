@@ -8,12 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.paths import CheckpointKind, TinkerPath
+from palestra.server.tinker.paths import TinkerPath
 from palestra.server.tinker.schemas import FinishReason
 from palestra.store import records
+
+REST_TYPES: dict[records.CheckpointKind, Literal["training", "sampler", "external"]] = {
+    records.CheckpointKind.WEIGHTS: "training",
+    records.CheckpointKind.SAMPLER: "sampler",
+    records.CheckpointKind.EXTERNAL: "external",
+}
 
 
 def time_of(seconds: float) -> datetime:
@@ -28,14 +34,14 @@ def strings(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 
 def path_of(row: records.Checkpoint) -> TinkerPath:
-    return TinkerPath(row.model_id, CheckpointKind(row.kind), row.name)
+    return TinkerPath(row.model_id, row.kind, row.name)
 
 
 def checkpoint_of(row: records.Checkpoint) -> r.Checkpoint:
     path = path_of(row)
     return r.Checkpoint(
         checkpoint_id=path.checkpoint_id,
-        checkpoint_type=path.kind.rest_type,  # type: ignore[arg-type]
+        checkpoint_type=REST_TYPES[path.kind],
         time=time_of(row.created_at),
         tinker_path=str(path),
         size_bytes=row.size_bytes,

@@ -20,7 +20,7 @@ from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, Signer, Ticket, files_in, version_of
 from palestra.server.tinker.errors import WireError, shown
-from palestra.server.tinker.paths import CheckpointKind, TinkerPath, check_name, check_run_id, parse_kind
+from palestra.server.tinker.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -150,7 +150,7 @@ class RestService:
     # Files
 
     async def file_urls(self, caller: Caller, path: TinkerPath, base_url: str) -> r.ExternalWeightsUrlsResponse:
-        if path.kind is not CheckpointKind.EXTERNAL_WEIGHTS:
+        if path.kind is not records.CheckpointKind.EXTERNAL:
             raise Refusal(400, f"{path} cannot be fetched: only external_weights can; save_weights_external makes them")
         found = await self.hub.checkpoints.find(path, caller.owner)
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))

@@ -11,10 +11,10 @@ from palestra.server.futures import RequestKind
 from palestra.server.models import TrainedModel
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.paths import CheckpointKind, SamplerId, TinkerPath, TrainRequestId, check_name
+from palestra.server.tinker.paths import SamplerId, TinkerPath, TrainRequestId, check_name
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.store import samplers as sampler_rows
-from palestra.store.records import Sampler
+from palestra.store.records import CheckpointKind, Sampler
 from palestra.types.engine import KeepSampler, LoadWeights, SaveWeights
 
 
@@ -43,7 +43,7 @@ class WeightsService(SamplingService):
             sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
             operation, reply = KeepSampler(sampler_id=sampler_id), encode.kept_json(sampler_id)
             return await self._submit(model, request.seq_id, kind, operation, reply)
-        path = self._path(model, request.seq_id, CheckpointKind.SAMPLER_WEIGHTS, request.path)
+        path = self._path(model, request.seq_id, CheckpointKind.SAMPLER, request.path)
         reply = encode.saved_for_sampler_json(str(path))
         folder = await self._begin(
             model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
@@ -73,7 +73,7 @@ class WeightsService(SamplingService):
         model = self._model(caller, request.model_id)
         if request.age_encryption_recipients:
             raise self._reject(model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports")
-        path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL_WEIGHTS, request.path)
+        path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL, request.path)
         reply = encode.saved_external_json(str(path), 0)
         # An export is a copy to be fetched; a second one under the name replaces it.
         folder = await self._begin(model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, overwrite=True)

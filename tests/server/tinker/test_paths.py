@@ -10,7 +10,6 @@ from tinker.types.checkpoint import ParsedCheckpointTinkerPath
 from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.paths import (
     MAX_SEQ,
-    CheckpointKind,
     ModelId,
     SampleRequestId,
     SamplerId,
@@ -18,6 +17,8 @@ from palestra.server.tinker.paths import (
     TrainRequestId,
     parse_request_id,
 )
+from palestra.server.tinker.rest_objects import REST_TYPES
+from palestra.store.records import CheckpointKind
 
 words = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 names = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True).filter(lambda n: n not in (".", ".."))
@@ -33,7 +34,7 @@ def test_a_path_is_read_back_by_us_and_by_the_sdk(model_id: str, kind: Checkpoin
     theirs = ParsedCheckpointTinkerPath.from_tinker_path(str(path))
     assert theirs.training_run_id == model_id
     assert theirs.checkpoint_id == path.checkpoint_id
-    assert theirs.checkpoint_type == kind.rest_type
+    assert theirs.checkpoint_type == REST_TYPES[kind]
 
 
 @pytest.mark.parametrize(
