@@ -78,12 +78,14 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
     with open_store(**where) as store:
         from palestra.store.keys import list_keys
 
-        keys = store.read_now(lambda conn: list_keys(conn, revoked=revoked))
+        known = store.read_now(lambda conn: list_keys(conn, revoked=True))
+    keys = [one for one in known if revoked or one.revoked_at is None]
     if as_json:
         print_json([key_json(one) for one in keys])
         return
     if not keys:
-        click.echo("no keys; to make one: palestra key create")
+        what = "every key is revoked, so nobody gets in" if known else "no keys"
+        click.echo(f"{what}; to make one: palestra key create")
         return
     rows = [["id", "name", "owner", "right", "created", *(["revoked"] if revoked else [])]]
     for one in keys:

@@ -14,6 +14,7 @@ import msgspec
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from palestra.config.base import Config, Folder
+from palestra.config.bundled import bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
 from palestra.types.engine import WorkerConfig
 
@@ -28,7 +29,7 @@ class ModelConfig(Config):
     """A base model, held by a worker process of its own. All but `path` and `name` is handed to that worker."""
 
     path: Folder
-    """The model's folder, or a Hugging Face id: then its folder in the local cache."""
+    """The model's folder; or a Hugging Face id, for its folder in the local cache; or the bundled `ephebe`."""
     name: Names = Field(default_factory=lambda data: [data["path"].name])
     """What clients may call it, the first one being its own name. Default: the folder's name, or the id."""
     device: str = "cpu"
@@ -59,18 +60,21 @@ class ModelConfig(Config):
     @classmethod
     def _look_in_the_cache(cls, given: Any) -> Any:
         path = given.get("path") if isinstance(given, dict) else None
-        if not isinstance(path, str) or not is_hub_id(path):
+        if not isinstance(path, str):
             return given
-        return {"name": [path], **given, "path": find_in_cache(path)}
+        if (folder := bundled_model(path)) is not None:
+            return {"name": [path], **given, "path": folder}
+        return {"name": [path], **given, "path": find_in_cache(path)} if is_hub_id(path) else given
 
 
 class Limits(Config):
     max_body_bytes: PositiveInt = 256 << 20
     """Of one HTTP request, unpacked; beyond it 413."""
     max_pending_samples: PositiveInt = 20_000
-    """Over all clients; beyond it 429. The benchmark has 10,000 in flight."""
+    """Over all clients; beyond it 429, but for owners with less than an equal part. The benchmark has 10,000."""
     max_pending_train_bytes: PositiveInt = 1 << 30
-    """Of training requests without a result, over all clients; beyond it 429."""
+    """Of training requests without a result, over all clients; beyond it 429, but for owners with less than an equal
+    part."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
 
@@ -93,6 +97,9 @@ class ServeConfig(Config):
     """How long a finished future can be asked for again."""
     keep_runs_s: NonNegativeFloat = 30 * 86400.0
     """How long an ended session stays listed, if it has no checkpoint."""
+    keep_deleted_s: NonNegativeFloat = 600.0
+    """How long the files of a deleted checkpoint stay: somebody may be reading them. Longer, if a crash would need
+    them again."""
     session_timeout_s: float = 300.0
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0
@@ -102,6 +109,12 @@ class ServeConfig(Config):
     chunk of a call, which is sent last, to arrive over a slow line."""
     poll_hold_s: NonNegativeFloat = 25.0
     """How long a poll for a result waits before it answers "not yet"."""
+    worker_start_s: NonNegativeFloat = 600.0
+    """A worker that is not ready by then, with its model and snapshots loaded, is ended and started again. 0: never."""
+    worker_silence_s: NonNegativeFloat = 30.0
+    """A worker without a sign of life for so long is ended and started again. 0: never."""
+    worker_stall_s: NonNegativeFloat = 600.0
+    """The same for one that lives but is stuck in one computation: far more than the longest micro-batch. 0: never."""
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -131,6 +144,10 @@ class ServeConfig(Config):
         return self
 
 
+BEATS_IN_SILENCE = 6  # a few may be late
+MAX_BEAT_S = 5.0
+
+
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address`: the ZeroMQ endpoint the server binds. `state`: a folder for this worker alone."""
     fields: dict[str, Any] = {
@@ -139,5 +156,6 @@ def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: P
         "model": str(model.path),
         "state": str(state),
         "max_models": serve.limits.max_models,
+        "beat_every_s": min(MAX_BEAT_S, serve.worker_silence_s / BEATS_IN_SILENCE or MAX_BEAT_S),
     }
     return msgspec.convert(fields, WorkerConfig)

@@ -33,6 +33,7 @@ from palestra.types.engine import (
     PassResult,
     Saved,
     SaveWeights,
+    Skip,
     StepDone,
     TrainOutcome,
 )
@@ -92,7 +93,9 @@ class Training:
 
     # One request alone
 
-    def _single(self, model: TrainedModel, operation: CreateModel | KeepSampler | LoadWeights | SaveWeights) -> None:
+    def _single(
+        self, model: TrainedModel, operation: CreateModel | KeepSampler | LoadWeights | SaveWeights | Skip
+    ) -> None:
         start = time.perf_counter()
         outcome: TrainOutcome | None
         try:
@@ -108,6 +111,8 @@ class Training:
                     outcome = Kept()
                 case SaveWeights():
                     outcome = self._save(model, operation)
+                case Skip():
+                    outcome = Failure(message="it failed before, and is not tried again", blame=Blame.USER)
         except Exception as e:
             outcome = self._failure(e, model)
         if outcome is not None:

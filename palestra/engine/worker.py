@@ -13,6 +13,7 @@ from pathlib import Path
 
 from palestra.engine.backend import Backend
 from palestra.engine.files import FileThread
+from palestra.engine.heart import Heart
 from palestra.engine.link import Link, Received
 from palestra.engine.queues import ModelTable, TrainedModel
 from palestra.engine.samplers import SamplerShelf
@@ -47,6 +48,7 @@ class Worker:
         self.config, self.backend = config, backend
         state = Path(config.state)
         self.link = Link(timeout_s=config.server_timeout_s, hello=self._hello)
+        self.heart = Heart(config.address, config.beat_every_s)
         self.files = FileThread(self.link.wake)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
@@ -83,9 +85,12 @@ class Worker:
         self._watch_signals()
         self.snapshots.restore()
         self.link.open(self.config.address)
+        self.heart.start()
         log.info("ready models=%d samplers=%d", len(self.table.models), len(self.shelf.kept))
         while not self._stopping:
+            self.heart.idle()
             heard = self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S))
+            self.heart.busy("taking in messages")
             if not heard and self.link.is_lost:
                 log.warning("no_server silent_s=%g", self.config.server_timeout_s)
                 break
@@ -93,12 +98,15 @@ class Worker:
                 self._take_in(received)
             self.files.collect()
             worked = self._quantum()
+            self.heart.busy("copying for files")
             self.shelf.make_room()
             self.snapshots.take_due()
             if self.clock.is_due(worked=worked, has_work=self._has_work):
                 self._send(self._stats())
+        self.heart.busy("taking the last snapshots")
         self.snapshots.take_all()
         self.files.close()
+        self.heart.stop()
         self.link.close()
         log.info("stopped")
 
@@ -111,6 +119,7 @@ class Worker:
         work = self.share.next(train=self.training.has_work, sample=self.samples.has_work)
         if work is None:
             return False
+        self.heart.busy("training" if work is Work.TRAIN else "sampling")
         start = time.perf_counter()
         if work is Work.TRAIN:
             self.training.quantum()

@@ -26,13 +26,10 @@ from palestra.types.engine import Failure, Saved, TrainOutcome
 
 log = structlog.get_logger()
 
-# A load that is replayed after a crash needs its folder again; snapshots are seconds apart, this is plenty.
-GRACE_S = 600.0
-
 
 class Checkpoints:
-    def __init__(self, store: Store, root: Path):
-        self._store, self.root = store, root
+    def __init__(self, store: Store, root: Path, *, keep_deleted_s: float):
+        self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
         self._doomed: dict[str, float] = {}
         """Folders nothing leads to, and when that was first seen."""
 
@@ -105,17 +102,18 @@ class Checkpoints:
 
     # Cleaning
 
-    async def sweep(self) -> None:
-        """Lets go of what has expired; removes folders that nothing has led to for a while."""
+    async def sweep(self, to_load: set[str]) -> None:
+        """Lets go of what has expired; removes folders that nothing has led to for a while. `to_load`: folders that
+        requests name which a crash would repeat."""
         now = time.time()
         for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
-        needed = await self._store.read(rows.checkpoint_folders)
+        needed = to_load | await self._store.read(rows.checkpoint_folders)
         needed |= {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
         for folder in await asyncio.to_thread(self._folders):
             if folder in needed:
                 self._doomed.pop(folder, None)
-            elif now - self._doomed.setdefault(folder, now) > GRACE_S:
+            elif now - self._doomed.setdefault(folder, now) > self._keep_deleted_s:
                 log.info("removing a checkpoint folder", folder=folder)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 del self._doomed[folder]

@@ -6,12 +6,16 @@ Owns: the records and the waiting. Never touches: workers, files.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from palestra.store.journal import Position
+from palestra.types.engine import Blame, Failure, Trained
 
 
 class RequestKind(StrEnum):
@@ -29,6 +33,10 @@ class RequestKind(StrEnum):
     @property
     def is_pass(self) -> bool:
         return self in (RequestKind.FORWARD, RequestKind.FORWARD_BACKWARD)
+
+
+LOADING = (RequestKind.CREATE_MODEL, RequestKind.LOAD_WEIGHTS)
+"""Those that may read a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,14 +90,20 @@ class TrainFuture(Waitable):
     size: int = 0
     """Bytes of the message: what waits is bounded by them."""
     message: bytes | None = None
-    """`Train`, encoded, until it is sent; the journal has it from then on."""
+    """`Train`, encoded, until its turn has come; then the journal has it."""
     durable: asyncio.Future[None] | None = None
     """Resolves when the request is on disk; None when it is."""
     is_finishing: bool = False
     """Its result is here and is being taken note of."""
+    is_failed: bool = False
+    """Done, without any effect on the model."""
     request_at: Position | None = None
     """Where the journal holds the request, until a snapshot covers it."""
     result_at: Position | None = None
+
+    def failed(self, reason: str) -> Trained:
+        failure = Failure(message=reason, blame=Blame.USER)
+        return Trained(request_id=self.request_id, model_id=self.model_id, seq_id=self.seq_id, outcome=failure)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -99,4 +113,13 @@ class SampleFuture(Waitable):
     sequence_ids: list[str]
     message: bytes | None
     """`Sample` for the worker, to send it again if the worker dies; None when done."""
+    is_sent: bool = False
+    """To the living worker."""
     retrieved: bool = False
+
+
+def digest_of(kind: RequestKind, message: bytes, reply: dict[str, Any]) -> bytes:
+    """Of what a client asks for: the same number again must mean the same."""
+    digest = hashlib.blake2b(message, digest_size=16)
+    digest.update(msgspec.msgpack.encode((kind, reply)))
+    return digest.digest()

@@ -29,6 +29,7 @@ from palestra.server.recovery import Recovery
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
 from palestra.server.training import Training
+from palestra.server.watchdog import Ending, Patience
 from palestra.server.workers import Worker, WorkerError
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
@@ -67,18 +68,22 @@ class Hub:
         self.metrics = Metrics()
         self.observer = Observer.of(self.metrics, config.otlp_endpoint)
         self.sessions = Sessions()
-        self.checkpoints = Checkpoints(store, config.checkpoints)
+        self.checkpoints = Checkpoints(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
         self.training = Training(
             Ledger(*journals),
             self.observer,
             self._save_snapshot_seq,
             self._note_lost,
+            self._send_samples,
             gap_wait_s=config.gap_wait_s,
             keep_results_s=config.keep_results_s,
             max_pending_bytes=config.limits.max_pending_train_bytes,
         )
         self.sampling = Sampling(
-            self.observer, max_pending=config.limits.max_pending_samples, keep_results_s=config.keep_results_s
+            self.observer,
+            lambda worker: self.training.lane(worker).is_narrow,
+            max_pending=config.limits.max_pending_samples,
+            keep_results_s=config.keep_results_s,
         )
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
@@ -126,13 +131,19 @@ class Hub:
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
     def _make_workers(self) -> None:
+        patience = Patience(
+            start_s=self.config.worker_start_s,
+            silence_s=self.config.worker_silence_s,
+            stall_s=self.config.worker_stall_s,
+        )
         for model in self.config.models:
             name = self._folder_name(model.name)
             if any(worker.config.state == str(self.config.state / name) for worker in self.all_workers):
                 raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
             state = self.config.state / name
             told = worker_config(self.config, model, address_in(self.config.state, name), state)
-            worker = Worker(model.name[0], told, self, log_file=self.config.state / "logs" / f"{name}.log")
+            log_file = self.config.state / "logs" / f"{name}.log"
+            worker = Worker(model.name[0], told, self, log_file=log_file, patience=patience)
             self.workers.update(dict.fromkeys(model.name, worker))
 
     def _folder_name(self, names: list[str]) -> str:
@@ -172,10 +183,14 @@ class Hub:
         if sampler_id and sampler_id not in self.sampling.samplers:
             worker.link.send(DropSamplers(sampler_ids=[sampler_id]))
 
-    def on_exit(self, worker: Worker) -> None:
+    def on_exit(self, worker: Worker, ending: Ending) -> None:
         self.metrics.worker_gone(worker.name)
-        self.metrics.worker_restarted(worker.name)
+        self.metrics.worker_restarted(worker.name, ending)
+        self.training.on_exit(worker)
         self.sampling.on_exit(worker)
+
+    def _send_samples(self, worker: Worker) -> None:
+        self.sampling.send_waiting(worker)
 
     async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
         await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))
@@ -243,9 +258,12 @@ class Hub:
             await asyncio.sleep(min(SWEEP_S, max(1.0, self.config.keep_results_s)))
             self.training.expire(time.time())
             self.sampling.expire(time.time())
-            await self._guarded(self.checkpoints.sweep())
+            await self._guarded(self._sweep_checkpoints())
             before = time.time() - self.config.keep_runs_s
             await self._guarded(self.store.write(lambda c, before=before: purge(c, before)))
+
+    async def _sweep_checkpoints(self) -> None:
+        await self.checkpoints.sweep(self.training.folders_to_load())
 
     async def _expire_often(self) -> None:
         while self.config.cleans_sessions:
@@ -341,7 +359,7 @@ class Hub:
     async def _close(self) -> None:
         self.leave()
         await asyncio.gather(*(worker.stop() for worker in self.all_workers), return_exceptions=True)
-        await self.training.settle_down()
+        await self.training.writing.settle_down()
         await self._guarded(self.flush())
 
 

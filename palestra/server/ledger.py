@@ -15,6 +15,7 @@ from msgspec import Struct
 from palestra.server.futures import RequestKind, TrainFuture
 from palestra.store import Journal
 from palestra.store.journal import Position
+from palestra.types.engine import CreateModel, LoadWeights, Train, decode_to_worker
 
 
 class About(Struct, frozen=True, kw_only=True):
@@ -51,6 +52,8 @@ class Finished(About, frozen=True, kw_only=True, tag="finished"):
     at: float
     frame: bytes
     """`Trained` as the worker sent it."""
+    failed: bool = False
+    """It had no effect, and must have none when the model is replayed."""
 
 
 class Settled(Struct, frozen=True, kw_only=True, tag="settled"):
@@ -82,7 +85,8 @@ class Ledger:
 
     async def answer(self, future: TrainFuture, frame: bytes) -> Position:
         at = future.finished_at or time.time()
-        return await self._results.append(_encode(Finished(**_about(future), at=at, frame=frame)))
+        record = Finished(**_about(future), at=at, frame=frame, failed=future.is_failed)
+        return await self._results.append(_encode(record))
 
     async def give_up(self, model_id: str, seq_ids: list[int]) -> Position:
         return await self._requests.append(_encode(Settled(model_id=model_id, seq_ids=seq_ids)))
@@ -92,6 +96,10 @@ class Ledger:
         record = _decode(self._requests.read(future.request_at))
         assert isinstance(record, Requested)
         return record.message
+
+    def folder_of(self, future: TrainFuture) -> str | None:
+        """The checkpoint that a request loads."""
+        return loaded_folder(future.message or self.message_of(future))
 
     def frame_of(self, future: TrainFuture) -> bytes:
         assert future.result_at is not None
@@ -117,6 +125,16 @@ class Ledger:
         for journal in (self._requests, self._results):
             for position, data in journal.recover():
                 yield position, _decode(data)
+
+
+def loaded_folder(message: bytes) -> str | None:
+    train = decode_to_worker(message)
+    assert isinstance(train, Train)
+    match train.operation:
+        case LoadWeights(folder=folder) | CreateModel(load_from=folder):
+            return folder
+        case _:
+            return None
 
 
 def _about(future: TrainFuture) -> dict[str, Any]:

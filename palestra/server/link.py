@@ -1,7 +1,7 @@
 """The server's end of the line to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
 
 Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a
-restart and is ignored; only `Hello` is heard always. Owns: the socket, epochs. Never touches: what is said.
+restart and is ignored; only `Hello` and `Beat` are heard always. Owns: the socket, epochs. Never touches: what is said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from palestra.types.engine import FromWorker, Hello, ToWorker, Welcome, decode_from_worker, encode_message
+from palestra.types.engine import Beat, FromWorker, Hello, ToWorker, Welcome, decode_from_worker, encode_message
 
 MAX_IPC_PATH = 100  # the system's limit is 107 bytes
 
@@ -74,7 +74,7 @@ class Link:
                 await self._arrived.wait()
                 continue
             message = decode_from_worker(frame)
-            if isinstance(message, Hello) or (peer == self._peer and epoch == self._epoch):
+            if isinstance(message, Hello | Beat) or (peer == self._peer and epoch == self._epoch):
                 return Heard(message, frame)
 
     def close(self) -> None:

@@ -41,12 +41,13 @@ class CannotServe(Exception):
     """One line that says why."""
 
 
-def run(config: ServeConfig) -> int:
+def run(config: ServeConfig, *, with_parent: bool = False) -> int:
+    """`with_parent`: stop when stdin closes, which it does when the process at its other end is gone."""
     set_up_logs(config.log_level, as_json=config.log_json)
     _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config))
+            runner.run(_serve(config, with_parent))
     except ModuleNotFoundError as e:
         if config.otlp_endpoint is None or not (e.name or "").startswith("opentelemetry"):
             raise
@@ -58,7 +59,7 @@ def run(config: ServeConfig) -> int:
     return 0
 
 
-async def _serve(config: ServeConfig) -> None:
+async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
         raise CannotServe("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
     listener = _bind(config)
@@ -66,6 +67,8 @@ async def _serve(config: ServeConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if with_parent:
+        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written: readable means closed
     try:
         await _until_stopped(config, listener, stop)
     finally:

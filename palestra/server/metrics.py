@@ -80,7 +80,7 @@ class Metrics:
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
         self._compute_s = latency("palestra_compute_seconds", "Time a worker computed for a call", call)
-        self._restarts = counter("palestra_worker_restarts", "Workers started again", model)
+        self._restarts = counter("palestra_worker_restarts", "Workers started again", [*model, "reason"])
         self._up = gauge("palestra_worker_up", "1 while the worker is there and has said hello", model)
         self._lost = counter("palestra_samples_lost", "Samples answered with 410: send again", model)
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
@@ -126,8 +126,9 @@ class Metrics:
         for gauge in self._worker_gauges.values():
             gauge.labels(base_model).set(0)
 
-    def worker_restarted(self, base_model: str) -> None:
-        self._restarts.labels(base_model).inc()
+    def worker_restarted(self, base_model: str, reason: str) -> None:
+        """`reason`: how the one before ended, as in `watchdog.Ending`."""
+        self._restarts.labels(base_model, reason).inc()
 
     def worker_stats(self, base_model: str, stats: Stats) -> None:
         last = self._last_stats.get(base_model, Stats())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from palestra.server.futures import TrainFuture
@@ -29,7 +28,9 @@ class TrainedModel:
     snapshot_seq: int = -1
     """Everything up to here is in a snapshot of the worker's."""
     next_seq: int = 0
-    """Everything below has gone to the worker, or never will."""
+    """Everything below may go to the worker, or never will come."""
+    sent_seq: int = -1
+    """Everything up to here the living worker has been sent."""
     futures: dict[int, TrainFuture] = field(default_factory=dict)
     early: dict[int, TrainFuture] = field(default_factory=dict)
     """Those at or after `next_seq`."""
@@ -54,19 +55,21 @@ class TrainedModel:
         in_reach = self.next_seq <= seq_id < self.next_seq + MAX_AHEAD
         return in_reach and seq_id not in self.futures and seq_id not in self.settled
 
-    def take_ready(self) -> Iterator[TrainFuture]:
+    def take_ready(self) -> list[TrainFuture]:
         """Those whose turn it is, in order; numbers that were given up are passed over."""
+        ready: list[TrainFuture] = []
         while not self.settling:
             future = self.early.get(self.next_seq)
             if future is not None and future.durable is None:
                 del self.early[self.next_seq]
                 self.next_seq += 1
-                yield future
+                ready.append(future)
             elif self.next_seq in self.settled:
                 self.settled.discard(self.next_seq)
                 self.next_seq += 1
             else:
-                return
+                break
+        return ready
 
     def fills_gap(self, seq_id: int) -> bool:
         """Whether requests that are here wait for this one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from palestra.server.futures import TrainFuture
-from palestra.server.ledger import About, Finished, Requested, Settled
+from palestra.server.futures import LOADING, TrainFuture
+from palestra.server.ledger import About, Finished, Requested, Settled, loaded_folder
 from palestra.server.training import Training
 from palestra.store.journal import Position
 
@@ -17,6 +17,9 @@ class Recovery:
         for position, record in self.training.ledger.recover():
             if record.model_id not in self.training.absent:
                 self._take(position, record)
+            elif isinstance(record, Requested) and record.kind in LOADING:
+                folder = loaded_folder(record.message)
+                self.training.absent_folders |= {folder} if folder else set()
         for future in self.training.futures.values():
             model = self.training.models.get(future.model_id)
             if model is None and not future.is_done:
@@ -40,7 +43,7 @@ class Recovery:
                     self.training.ledger.release_result(position)
                 else:
                     future.finish(None, record.at)
-                    future.result_at, future.is_finishing = position, True
+                    future.result_at, future.is_finishing, future.is_failed = position, True, record.failed
             case Settled():
                 self._settled(position, record)
 

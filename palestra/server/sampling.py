@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +19,7 @@ import structlog
 from palestra.server.errors import Refusal
 from palestra.server.futures import RequestKind, SampleFuture
 from palestra.server.observer import Observer
+from palestra.server.room import Room
 from palestra.server.tinker.paths import SampleRequestId
 from palestra.server.training import outcome_name
 from palestra.server.workers import Worker
@@ -97,12 +98,16 @@ class Completions:
 
 
 class Sampling:
-    def __init__(self, observer: Observer, *, max_pending: int, keep_results_s: float):
+    def __init__(
+        self, observer: Observer, is_held: Callable[[Worker], bool], *, max_pending: int, keep_results_s: float
+    ):
         self.boot = secrets.token_hex(6)
         self.samplers: dict[str, Sampler] = {}
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
-        self._observer, self._max_pending, self._keep_results_s = observer, max_pending, keep_results_s
+        self._observer, self._room, self._keep_results_s = observer, Room(max_pending), keep_results_s
+        self._is_held = is_held
+        """Whether samples of a worker have to wait."""
         self._deaths: dict[str, int] = {}
 
     def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest) -> SampleFuture:
@@ -113,7 +118,7 @@ class Sampling:
             if known.digest != digest:
                 raise Refusal(400, f"seq_id {seq_id} of {sampler.sampler_id} was used for another request")
             return known
-        if len(self.pending) >= self._max_pending:
+        if not self._room.has_some_for(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; come back in a moment", retry_after_s=1.0)
         name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
         message = encode_message(Sample(request_id=str(name), weights=sampler.weights, request=request))
@@ -127,11 +132,17 @@ class Sampling:
             message=message,
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
-        sampler.worker.link.send_encoded(message)
+        self._room.take(future.owner)
+        self._send(sampler.worker, future)
         return future
 
+    def _send(self, worker: Worker, future: SampleFuture) -> None:
+        if future.message is not None and not future.is_sent and worker.link.is_up and not self._is_held(worker):
+            future.is_sent = True
+            worker.link.send_encoded(future.message)
+
     def on_sampled(self, message: Sampled, frame: bytes) -> None:
-        future = self.pending.pop(message.request_id, None)
+        future = self._take(message.request_id)
         if future is None:
             return
         self._deaths.pop(message.request_id, None)
@@ -149,11 +160,18 @@ class Sampling:
         self._done(future, frame)
 
     def cancel(self, future: SampleFuture) -> None:
-        if self.pending.pop(future.request_id, None) is not None:
+        if self._take(future.request_id) is not None:
             sampler = self.samplers.get(future.sampler_id)
             if sampler is not None:
                 sampler.worker.link.send(CancelSample(request_id=future.request_id))
             self._fail(future, "the sample was cancelled")
+
+    def _take(self, request_id: str) -> SampleFuture | None:
+        """Whoever gets it has to see to its end."""
+        future = self.pending.pop(request_id, None)
+        if future is not None:
+            self._room.give_back(future.owner)
+        return future
 
     def _done(self, future: SampleFuture, frame: bytes) -> None:
         future.message = None
@@ -172,11 +190,12 @@ class Sampling:
     def on_exit(self, worker: Worker) -> None:
         """A sample that was under way at several deaths is not tried again: it may be their cause."""
         for future in list(self.pending.values()):
-            if not self._is_of(future, worker):
+            if not future.is_sent or not self._is_of(future, worker):
                 continue
+            future.is_sent = False
             deaths = self._deaths[future.request_id] = self._deaths.get(future.request_id, 0) + 1
             if deaths >= SENT_AGAIN:
-                self.pending.pop(future.request_id)
+                self._take(future.request_id)
                 self._deaths.pop(future.request_id)
                 self._fail(future, f"the engine died {deaths} times while this sample was under way")
 
@@ -185,9 +204,12 @@ class Sampling:
         strays = [s for s in sampler_ids if s not in known]
         if strays:
             worker.link.send(DropSamplers(sampler_ids=strays))
+        self.send_waiting(worker)
+
+    def send_waiting(self, worker: Worker) -> None:
         for future in self.pending.values():
-            if self._is_of(future, worker) and future.message is not None:
-                worker.link.send_encoded(future.message)
+            if self._is_of(future, worker):
+                self._send(worker, future)
 
     def _is_of(self, future: SampleFuture, worker: Worker) -> bool:
         sampler = self.samplers.get(future.sampler_id)
@@ -198,7 +220,7 @@ class Sampling:
     def drop(self, samplers: list[Sampler], reason: str) -> None:
         for sampler in samplers:
             for future in sampler.futures.values():
-                if self.pending.pop(future.request_id, None) is not None:
+                if self._take(future.request_id) is not None:
                     sampler.worker.link.send(CancelSample(request_id=future.request_id))
                     self._fail(future, reason)
             self.samplers.pop(sampler.sampler_id, None)

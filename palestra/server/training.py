@@ -8,7 +8,6 @@ Owns: what happens to a request and when. Never touches: HTTP, what operations m
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -16,11 +15,14 @@ from typing import Any
 import msgspec
 import structlog
 
+from palestra.server.background import Background
 from palestra.server.errors import Refusal
-from palestra.server.futures import RequestKind, TrainFuture
+from palestra.server.futures import LOADING, RequestKind, TrainFuture, digest_of
+from palestra.server.lanes import GIVE_UP_DEATHS, Lane
 from palestra.server.ledger import Ledger
 from palestra.server.models import MAX_AHEAD, TrainedModel
 from palestra.server.observer import Observer
+from palestra.server.room import Room
 from palestra.server.tinker.paths import MAX_SEQ, TrainRequestId
 from palestra.server.workers import Worker
 from palestra.store.errors import JournalError
@@ -30,7 +32,6 @@ from palestra.types.engine import (
     Failure,
     Hello,
     Loaded,
-    ModelState,
     Operation,
     Snapshotted,
     Stored,
@@ -58,6 +59,7 @@ class Training:
         observer: Observer,
         save_snapshot_seq: SaveSnapshotSeq,
         note_lost: NoteLost,
+        on_wide: Callable[[Worker], None],
         *,
         gap_wait_s: float,
         keep_results_s: float,
@@ -66,14 +68,16 @@ class Training:
         self.models: dict[str, TrainedModel] = {}
         self.absent: set[str] = set()
         """Models whose base is not served now: what the journal has of them stays, for when it is."""
+        self.absent_folders: set[str] = set()
+        """Checkpoints that their requests load."""
         self.futures: dict[str, TrainFuture] = {}
         self.hooks: dict[RequestKind, Hook] = {}
-        self.pending_bytes = 0
         self.ledger, self._observer, self._save_snapshot_seq = ledger, observer, save_snapshot_seq
-        self._note_lost = note_lost
+        self._note_lost, self._on_wide = note_lost, on_wide
+        self._lanes: dict[Worker, Lane] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
-        self._max_pending_bytes = max_pending_bytes
-        self._tasks: set[asyncio.Task] = set()
+        self._room = Room(max_pending_bytes)
+        self.writing = Background()
 
     # In
 
@@ -86,7 +90,7 @@ class Training:
         request_id = str(TrainRequestId(model.model_id, seq_id))
         train = Train(request_id=request_id, model_id=model.model_id, seq_id=seq_id, operation=operation)
         message = encode_message(train)
-        digest = _digest(kind, message, reply)
+        digest = digest_of(kind, message, reply)
         future = self._known(model, seq_id)
         if future is None:
             future = self._register(model, seq_id, kind, message, digest, reply)
@@ -105,7 +109,7 @@ class Training:
     def reject(self, model: TrainedModel, seq_id: int) -> None:
         """A request that was refused has used its number: nobody waits for it."""
         if model.is_open(seq_id):
-            self._run(self._settle(model, [seq_id]))
+            self.writing.run(self._settle(model, [seq_id]))
 
     def _known(self, model: TrainedModel, seq_id: int) -> TrainFuture | None:
         future = model.futures.get(seq_id)
@@ -124,7 +128,7 @@ class Training:
         digest: bytes,
         reply: dict[str, Any],
     ) -> TrainFuture:
-        if self.pending_bytes > self._max_pending_bytes and not model.fills_gap(seq_id):
+        if not self._room.has_some_for(model.owner) and not model.fills_gap(seq_id):
             raise Refusal(429, "too much training data is waiting; come back when some is done", retry_after_s=1.0)
         future = TrainFuture(
             str(TrainRequestId(model.model_id, seq_id)),
@@ -139,12 +143,13 @@ class Training:
         )
         self.place(model, future)
         model.last_request_at = time.time()
-        self._run(self._write(model, future))
+        self.writing.run(self._write(model, future))
         return future
 
     def place(self, model: TrainedModel, future: TrainFuture) -> None:
         future.size = len(future.message or b"")
-        self.pending_bytes += 0 if future.is_done else future.size
+        if not future.is_done:
+            self._room.take(future.owner, future.size)
         self.futures[future.request_id] = future
         model.add(future)
 
@@ -182,21 +187,28 @@ class Training:
 
     # In order
 
+    def lane(self, worker: Worker) -> Lane:
+        if worker not in self._lanes:
+            self._lanes[worker] = Lane(worker, self.ledger, self.models, self._on_wide)
+        return self._lanes[worker]
+
     def advance(self, model: TrainedModel) -> None:
-        for future in model.take_ready():
-            self._send(model, future)
+        ready = model.take_ready()
+        self.lane(model.worker).flow(model)
+        for future in ready:
+            future.message = None  # whether it went or not: the journal has it
         model.stop_timer()  # every arrival is a sign that the rest may be on its way
         if not model.has_gap:
             return
         if given_up := model.sure_gap:
-            self._run(self._settle(model, given_up))
+            self.writing.run(self._settle(model, given_up))
         else:
             model.gap_timer = asyncio.get_running_loop().call_later(self._gap_wait_s, self._give_up, model)
 
     def _give_up(self, model: TrainedModel) -> None:
         model.gap_timer = None
         if model.early:
-            self._run(self._settle(model, model.missing_before(min(model.early))))
+            self.writing.run(self._settle(model, model.missing_before(min(model.early))))
 
     async def _settle(self, model: TrainedModel, seq_ids: list[int]) -> None:
         model.stop_timer()
@@ -215,14 +227,10 @@ class Training:
         if self._is_here(model):
             self.advance(model)
 
-    def _send(self, model: TrainedModel, future: TrainFuture) -> None:
-        message, future.message = future.message, None
-        if model.worker.link.is_up:
-            model.worker.link.send_encoded(message or self.ledger.message_of(future))
-
     # Back
 
     def on_trained(self, worker: Worker, message: Trained, frame: bytes) -> None:
+        self.lane(worker).landed(message.request_id)
         future = self.futures.get(message.request_id)
         if future is None or future.result_at is not None:
             worker.link.send(Stored(request_ids=[message.request_id]))
@@ -230,7 +238,7 @@ class Training:
                 self._check_replay(future, message.outcome)
         elif not future.is_finishing:
             future.is_finishing = True
-            self._run(self._finish(worker, future, message, frame))
+            self.writing.run(self._finish(worker, future, message, frame))
 
     async def _finish(self, worker: Worker, future: TrainFuture, message: Trained, frame: bytes) -> None:
         hook = self.hooks.get(future.kind)
@@ -240,10 +248,11 @@ class Training:
             except Exception as e:
                 log.exception("a result could not be taken note of", request_id=future.request_id)
                 failure = Failure(message=f"the server could not keep the result: {e}", blame=Blame.SERVER)
-                frame = encode_message(msgspec.structs.replace(message, outcome=failure))
+                message = msgspec.structs.replace(message, outcome=failure)
+                frame = encode_message(message)
         if not future.is_done:
-            future.finish(frame)
-            self.pending_bytes -= future.size
+            future.is_failed = isinstance(message.outcome, Failure)
+            self._finished(future, frame)
             self._observer.finished(
                 future.kind,
                 time.monotonic() - future.submitted,
@@ -272,7 +281,7 @@ class Training:
     def _lose(self, model: TrainedModel, why: str) -> None:
         log.error("a model's state is lost", model=model.model_id, why=why)
         self.drop(model, f"the engine lost this model's state ({why}); load its last checkpoint into a new model")
-        self._run(self._note_lost(model.model_id))
+        self.writing.run(self._note_lost(model.model_id))
 
     def outcome(self, future: TrainFuture) -> TrainOutcome:
         """Of a future that is done."""
@@ -292,7 +301,7 @@ class Training:
     def on_snapshotted(self, message: Snapshotted) -> None:
         model = self.models.get(message.model_id)
         if model is not None and message.seq_id > model.snapshot_seq:
-            self._run(self._covered(model, message.seq_id))
+            self.writing.run(self._covered(model, message.seq_id))
 
     async def _covered(self, model: TrainedModel, seq_id: int) -> None:
         """The database first: only then may the journal forget, and of a request only when it has the answer."""
@@ -317,23 +326,31 @@ class Training:
         for model_id in states:
             if model_id not in self.models:
                 worker.link.send(DropModel(model_id=model_id))
-        for model in [m for m in self.models.values() if m.worker is worker]:
-            self._catch_up(model, states.get(model.model_id))
+        lane, mine = self.lane(worker), [m for m in self.models.values() if m.worker is worker]
+        for model in mine:  # all of them before anything is sent
+            state = states.get(model.model_id)
+            lane.meet(model, -1 if state is None else state.received_seq)
+        for model in mine:
+            state = states.get(model.model_id)
+            if state is not None:
+                self.on_snapshotted(Snapshotted(model_id=model.model_id, seq_id=state.snapshot_seq))
+            elif model.snapshot_seq >= 0:
+                self._lose(model, f"it has no snapshot, though one of request {model.snapshot_seq} was written")
         for message in hello.unstored:
             self.on_trained(worker, message, encode_message(message))
+        lane.flow()
 
-    def _catch_up(self, model: TrainedModel, state: ModelState | None) -> None:
-        if state is None and model.snapshot_seq >= 0:
-            self._lose(model, f"it has no snapshot, though one of request {model.snapshot_seq} was written")
+    def on_exit(self, worker: Worker) -> None:
+        guilty = self.lane(worker).on_exit()
+        if guilty is None:
             return
-        received = -1
-        if state is not None:
-            received = state.received_seq
-            self.on_snapshotted(Snapshotted(model_id=model.model_id, seq_id=state.snapshot_seq))
-        for n in range(received + 1, model.next_seq):
-            future = model.futures.get(n)
-            if future is not None and future.request_at is not None:
-                model.worker.link.send_encoded(self.ledger.message_of(future))
+        log.error("a request ended the worker again and again; it is given up", request_id=guilty.request_id)
+        why = f"ended the worker {GIVE_UP_DEATHS} times in a row, while nothing else ran"
+        if guilty.is_done:
+            self._lose(self.models[guilty.model_id], f"request {guilty.seq_id}, done before, {why} at a replay")
+        else:
+            given_up = guilty.failed(f"this request {why}; it was given up and had no effect")
+            self.on_trained(worker, given_up, encode_message(given_up))
 
     # Leaving
 
@@ -342,6 +359,7 @@ class Training:
         model.stop_timer()
         self.models.pop(model.model_id, None)
         model.worker.link.send(DropModel(model_id=model.model_id))
+        self.lane(model.worker).drop(model)
         self._release_settled(model, MAX_SEQ)
         for future in model.futures.values():
             self.ledger.release_request(future)
@@ -349,10 +367,12 @@ class Training:
                 self.fail(future, reason)
 
     def fail(self, future: TrainFuture, reason: str) -> None:
-        failure = Failure(message=reason, blame=Blame.USER)
-        message = Trained(request_id=future.request_id, model_id=future.model_id, seq_id=future.seq_id, outcome=failure)
-        future.finish(encode_message(message))
-        self.pending_bytes -= future.size
+        future.is_failed = True
+        self._finished(future, encode_message(future.failed(reason)))
+
+    def _finished(self, future: TrainFuture, frame: bytes) -> None:
+        future.finish(frame)
+        self._room.give_back(future.owner, future.size)
 
     def expire(self, now: float) -> None:
         """Forgets results older than the configured time; requests that may be replayed stay."""
@@ -365,36 +385,24 @@ class Training:
             elif age_s > UNREAD_S and future.result_at is not None:
                 future.frame = None
 
+    def folders_to_load(self) -> set[str]:
+        """Checkpoints that a replay would need."""
+        found = (
+            self.ledger.folder_of(future)
+            for future in self.futures.values()
+            if future.kind in LOADING and (future.message is not None or future.request_at is not None)
+        )
+        return self.absent_folders.union(folder for folder in found if folder)
+
     def _forget(self, future: TrainFuture) -> None:
         self.futures.pop(future.request_id, None)
         model = self.models.get(future.model_id)
         if model is not None:
             model.forget(future)
         if not future.is_done:
-            self.pending_bytes -= future.size
+            self._room.give_back(future.owner, future.size)
         self.ledger.release_request(future)
         self.ledger.release_result(future.result_at)
-
-    async def settle_down(self) -> None:
-        """Waits until what is under way is written."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("background work failed", error=repr(task.exception()))
-
-
-def _digest(kind: RequestKind, message: bytes, reply: dict[str, Any]) -> bytes:
-    digest = hashlib.blake2b(message, digest_size=16)
-    digest.update(msgspec.msgpack.encode((kind, reply)))
-    return digest.digest()
 
 
 def _is_used(future: TrainFuture) -> Refusal:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -20,17 +19,21 @@ import msgspec
 import psutil
 import structlog
 
+from palestra import __version__
 from palestra.server.link import Heard, Link
-from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig
+from palestra.server.watchdog import Ending, Patience, Watchdog
+from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
 
 log = structlog.get_logger()
 
 PING_S = 5.0  # a worker gives up after 30 s of silence
 ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present computation is done
-START_S = 600.0  # a large model takes its time
-STABLE_S = 10.0  # a worker that lived this long may be started again at once
+BACK_OFF_S = (0.25, 10.0)
+"""Before the next start: the first time and at most. It doubles while workers die before they are ready."""
 STOP_S = 30.0
 RESPAWN_S = 2.0
+MAX_LOG_BYTES = 8 << 20  # a log longer than this is set aside at the next start
+LAST_WORDS_BYTES = 4096
 
 
 class WorkerError(Exception):
@@ -41,15 +44,14 @@ class Listener(Protocol):
     def on_hello(self, worker: Worker, hello: Hello) -> None: ...
     def on_hello_again(self, worker: Worker, hello: Hello) -> None: ...
     def on_message(self, worker: Worker, heard: Heard) -> None: ...
-    def on_exit(self, worker: Worker) -> None: ...
+    def on_exit(self, worker: Worker, ending: Ending) -> None: ...
 
 
 class Worker:
-    def __init__(self, name: str, config: WorkerConfig, listener: Listener, *, log_file: Path):
+    def __init__(self, name: str, config: WorkerConfig, listener: Listener, *, log_file: Path, patience: Patience):
         self.name, self.config, self.listener = name, config, listener
         self.link = Link(config.address)
         self.card: ModelCard | None = None
-        self.restarts = 0
         self._log_file = log_file
         Path(config.state).mkdir(parents=True, exist_ok=True)
         self._pid_file = Path(config.state) / "worker.json"
@@ -57,6 +59,9 @@ class Worker:
         self._child: subprocess.Popen | None = None
         self._worker_id = ""
         self._hello = asyncio.Event()
+        self._watchdog = Watchdog(patience, self._put_down)
+        self._ending = Ending.DIED
+        """Of the present life, when it ends."""
         self._stopping = False
         self._tasks: list[asyncio.Task] = []
 
@@ -72,11 +77,9 @@ class Worker:
             self._spawn()
         exits = asyncio.create_task(self._exited())
         hello = asyncio.create_task(self._hello.wait())
-        done, _ = await asyncio.wait({exits, hello}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({exits, hello}, return_when=asyncio.FIRST_COMPLETED)
         hello.cancel()
         if hello not in done:
-            exits.cancel()
-            self._kill()
             raise WorkerError(f"the engine worker for {self.config.model} did not start: {self._last_words()}")
         self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
@@ -84,6 +87,7 @@ class Worker:
     async def stop(self) -> None:
         """The worker takes snapshots and goes; after a while it is made to."""
         self._stopping = True
+        self._watchdog.on_exit()
         self.link.send(Stop())
         try:
             async with asyncio.timeout(STOP_S):
@@ -97,6 +101,7 @@ class Worker:
     async def abandon(self) -> None:
         """Leaves the process alone."""
         self._stopping = True
+        self._watchdog.on_exit()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,10 +113,14 @@ class Worker:
         while True:
             try:
                 heard = await self.link.receive()
-                if isinstance(heard.message, Hello):
-                    self._greet(heard.message)
-                else:
-                    self.listener.on_message(self, heard)
+                match heard.message:
+                    case Hello() as hello:
+                        self._greet(hello)
+                    case Beat(pid=pid) as beat:
+                        if pid == self._pid and not self._stopping:
+                            self._watchdog.on_beat(beat)
+                    case _:
+                        self.listener.on_message(self, heard)
             except Exception:
                 log.exception("a worker's message could not be handled", worker=self.name)
 
@@ -124,6 +133,7 @@ class Worker:
             return
         self._worker_id, self.card = hello.worker_id, hello.card
         self.link.welcome(hello)
+        self._watchdog.on_hello()
         self.listener.on_hello(self, hello)
         self._hello.set()
 
@@ -135,7 +145,7 @@ class Worker:
     # The process
 
     async def _adopt(self) -> bool:
-        """Whether a worker of an earlier server lives and answers."""
+        """Whether a worker of an earlier server lives, is what we would start, and answers."""
         try:
             known = json.loads(self._pid_file.read_text())
             process = psutil.Process(known["pid"])
@@ -145,7 +155,7 @@ class Worker:
         if not alive:
             return False
         self._pid = known["pid"]
-        if known.get("config") == msgspec.to_builtins(self.config):
+        if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
             hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
             await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
             hello.cancel()
@@ -158,7 +168,7 @@ class Worker:
         return False
 
     def _spawn(self) -> None:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._set_long_log_aside()
         environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
         if self.config.threads:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
@@ -173,10 +183,17 @@ class Worker:
             )
         self._pid, self._worker_id = self._child.pid, ""
         created = psutil.Process(self._pid).create_time()
-        facts = {"pid": self._pid, "created": created, "config": msgspec.to_builtins(self.config)}
+        config = msgspec.to_builtins(self.config)
+        facts = {"pid": self._pid, "created": created, "version": __version__, "config": config}
         partial = self._pid_file.with_suffix(".partial")
         partial.write_text(json.dumps(facts))
         partial.rename(self._pid_file)
+        self._watchdog.on_spawn()
+
+    def _set_long_log_aside(self) -> None:
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        if self._log_file.exists() and self._log_file.stat().st_size > MAX_LOG_BYTES:
+            self._log_file.replace(f"{self._log_file}.1")
 
     def _try_spawn(self) -> bool:
         """A full disk or process table is no reason to give up for good."""
@@ -191,19 +208,22 @@ class Worker:
 
     async def _watch(self, exits: asyncio.Task) -> None:
         """Starts the worker again whenever it has died."""
-        waits = 0.0
+        first_wait, longest_wait = BACK_OFF_S
+        wait_s = first_wait
         while True:
-            started = time.monotonic()
             await exits
+            self._watchdog.on_exit()
             self.link.hang_up()
+            was_ready, ending = self._hello.is_set(), self._ending
             self._hello.clear()
+            self._ending = Ending.DIED
             if self._stopping:
                 return
-            self.restarts += 1
-            log.warning("the worker died", worker=self.name, pid=self._pid, last_words=self._last_words())
-            self.listener.on_exit(self)
-            waits = 0.0 if time.monotonic() - started > STABLE_S else min(10.0, waits * 2 or 0.25)
-            await asyncio.sleep(waits)
+            words = self._last_words()
+            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
+            self.listener.on_exit(self, ending)
+            wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
+            await asyncio.sleep(wait_s)
             while not self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
                 await asyncio.sleep(RESPAWN_S)
             exits = asyncio.create_task(self._exited())
@@ -219,13 +239,20 @@ class Worker:
         if self._child is not None and self._child.pid == self._pid:
             self._child.wait()
 
+    def _put_down(self, ending: Ending) -> None:
+        log.error("the worker does not work; it is ended", worker=self.name, pid=self._pid, why=str(ending))
+        self._ending = ending
+        self._kill()
+
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         try:
-            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+            with self._log_file.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             lines = []
         return lines[-1] if lines else f"it said nothing; see {self._log_file}"

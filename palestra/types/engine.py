@@ -55,7 +55,11 @@ class LoadWeights(Struct, frozen=True, kw_only=True, tag="load_weights"):
     optimizer: bool
 
 
-Operation = CreateModel | Pass | OptimStep | SaveWeights | KeepSampler | LoadWeights
+class Skip(Struct, frozen=True, tag="skip"):
+    """In the place of a request that has failed, when a model is replayed: it fails again, whatever it was."""
+
+
+Operation = CreateModel | Pass | OptimStep | SaveWeights | KeepSampler | LoadWeights | Skip
 
 
 class Train(Struct, frozen=True, kw_only=True, tag="train"):
@@ -231,6 +235,16 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Results nobody has said `Stored` for."""
 
 
+class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
+    """Every few seconds from a thread of the worker's, on a line of its own, whatever its compute loop does."""
+
+    pid: int
+    doing: str = ""
+    """Empty: it waits for messages."""
+    busy_s: float = 0.0
+    """How long the loop has been at it without a sign of life."""
+
+
 class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
     model_id: str
     seq_id: int
@@ -264,7 +278,7 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     snapshots: int = 0
 
 
-FromWorker = Trained | Sampled | Hello | Snapshotted | Stats
+FromWorker = Trained | Sampled | Hello | Beat | Snapshotted | Stats
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
@@ -298,3 +312,4 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     snapshot_every_bytes: int = 64 << 20
     """Of training requests."""
     server_timeout_s: float = 30.0
+    beat_every_s: float = 5.0

@@ -101,10 +101,10 @@ def test_what_cannot_be_done_is_one_line(args, message):
     assert not Path("elsewhere").exists()
 
 
-def test_an_empty_list_says_how_to_make_one():
+def test_a_list_without_live_keys_says_that_nobody_gets_in():
     answer("create", "--name", "ann")
     key("revoke", "ann")
-    assert key("list").stdout == "no keys; to make one: palestra key create\n"
+    assert key("list").stdout == "every key is revoked, so nobody gets in; to make one: palestra key create\n"
 
 
 def test_unknown_right_is_a_usage_error():

@@ -41,7 +41,7 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
     assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
     ours = set(ModelConfig.model_fields) - {"path", "name"}
-    assert ours | {"address", "model", "state", "max_models"} == set(WorkerConfig.__struct_fields__)
+    assert ours | {"address", "model", "state", "max_models", "beat_every_s"} == set(WorkerConfig.__struct_fields__)
 
 
 def test_defaults_agree_with_the_workers_own(tmp_path):

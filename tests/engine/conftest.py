@@ -30,6 +30,7 @@ from palestra.engine.training import Training
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams, TensorData
 from palestra.types.engine import (
     BaseModel,
+    Beat,
     CreateModel,
     Failure,
     Hello,
@@ -109,6 +110,7 @@ class Driver(Data):
         self.process: subprocess.Popen | None = None
         self.log = folder / "worker.log"
         self.hellos: list[Hello] = []
+        self.beats: list[Beat] = []
         self.results: dict[str, Trained] = {}
         self.sampled: dict[str, Sampled] = {}
         self.sampled_at: dict[str, float] = {}
@@ -204,6 +206,8 @@ class Driver(Data):
             message = decode_from_worker(frame)
             if isinstance(message, Hello):
                 self.hellos.append(message)
+            elif isinstance(message, Beat):
+                self.beats.append(message)
             elif peer == self.peer and epoch == self.epoch:
                 self._hear(message)
 

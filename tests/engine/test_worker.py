@@ -21,7 +21,7 @@ from palestra.types.engine import Ping, WorkerConfig
 
 
 def test_samples_are_answered_while_a_long_pass_runs(drivers: Callable[..., Any]) -> None:
-    driver = drivers(micro_batch_tokens=256)
+    driver = drivers(micro_batch_tokens=256, beat_every_s=0.05)
     driver.start()
     driver.create("a")
     long = driver.train("a", driver.a_pass(1500))
@@ -34,10 +34,12 @@ def test_samples_are_answered_while_a_long_pass_runs(drivers: Callable[..., Any]
     assert len(driver.result(long).outputs) == 1500
     driver.until(lambda: driver.stats[-1].tokens_sampled >= 4 * 8 * 100)
     assert min(driver.stats[-1].train_s, driver.stats[-1].sample_s) > 0
+    assert {"training", "sampling"} <= {b.doing for b in driver.beats}
+    assert max(b.busy_s for b in driver.beats) < 5  # of one quantum, however long the pass
 
 
 def test_an_idle_worker_sleeps_and_leaves_when_nobody_is_left(drivers: Callable[..., Any]) -> None:
-    driver = drivers(server_timeout_s=3.0)
+    driver = drivers(server_timeout_s=3.0, beat_every_s=0.5)
     driver.start()
     driver.create("a")
     for bad in ([b"other epoch", b"\xc1"], [driver.epoch, b"\xc1nonsense"], [driver.epoch, b"a", b"b"]):
@@ -46,12 +48,16 @@ def test_an_idle_worker_sleeps_and_leaves_when_nobody_is_left(drivers: Callable[
     assert driver.process is not None
     process = psutil.Process(driver.process.pid)
     driver.until(lambda: any(s.models == 1 and s.queued_train == 0 for s in driver.stats))
-    before = process.cpu_times()
+    before, beats = process.cpu_times(), len(driver.beats)
     for _ in range(2):
-        driver.pump(1.0)
+        until = time.monotonic() + 1.0
+        while (left_s := until - time.monotonic()) > 0:  # beats come between
+            driver.pump(left_s)
         driver.send(Ping())
     after = process.cpu_times()
     assert (after.user - before.user) + (after.system - before.system) <= 0.02
+    assert 3 <= len(driver.beats) - beats <= 5
+    assert {(b.pid, b.doing, b.busy_s) for b in driver.beats[beats:]} == {(process.pid, "", 0.0)}
     start = time.monotonic()
     assert driver.wait_exit() == 0
     assert 1.5 < time.monotonic() - start < 6

@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,15 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
 
     # Living
+
+    def sabotage(self, code: str) -> None:
+        """Workers started from now on run this first, as the interpreter's sitecustomize; the product has no hook."""
+        folder = self.folder / "sabotage"
+        folder.mkdir(exist_ok=True)
+        only_workers = "import os\nif 'PALESTRA_WORKER' in os.environ:\n"
+        (folder / "sitecustomize.py").write_text(only_workers + textwrap.indent(textwrap.dedent(code), "    "))
+        before = self.environment.get("PYTHONPATH", "")
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))
 
     def launch(self) -> None:
         """Does not wait. The first start takes a free port, later ones the same again."""

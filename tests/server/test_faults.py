@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -16,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tinker
 from safetensors.numpy import load_file
 from tinker import types
+
+from palestra.server.workers import MAX_LOG_BYTES
+from tests.server.conftest import WORKER
 
 STEPS = 8
 MakeServer = Callable[..., Any]
@@ -283,6 +288,52 @@ def test_a_request_that_cannot_be_repeated_ends_its_model_loudly(make_server: Ma
     with pytest.raises(Exception, match=r"lost this model's state|no such model"):
         model.forward(batch(0), "cross_entropy").result(timeout=60)
     assert server.rest().get_training_run(model.model_id).result().corrupted
+
+
+@pytest.mark.slow
+def test_a_deleted_checkpoint_stays_on_disk_while_a_replay_would_load_it(make_server: MakeServer) -> None:
+    server = make_server("models.0.snapshot_every_s=100000", "keep_deleted_s=0", "keep_results_s=1")
+    client = server.client()
+    saved = client.create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)
+    saved.forward_backward(batch(0), "cross_entropy").result()
+    saved.optim_step(types.AdamParams(learning_rate=1e-1)).result()
+    path = saved.save_state("start").result().path
+    model = client.create_training_client_from_state(path)
+    before = model.forward(batch(0), "cross_entropy").result().metrics["loss:sum"]
+    (folder,) = server.checkpoints.glob("*/weights/start@*")
+    server.rest().delete_checkpoint_from_tinker_path(path).result()
+    assert not server.rest().list_user_checkpoints().result().checkpoints
+    time.sleep(3.0)  # it is swept once a second
+    assert folder.is_dir()
+    kill_worker(server)
+    assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics["loss:sum"] == before
+    assert server.stop() == 0  # with a snapshot: nothing is replayed any more
+    server.start()
+    server.until(lambda: not folder.exists())
+    assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics["loss:sum"] == before
+
+
+@pytest.mark.slow
+def test_a_living_worker_of_another_version_is_replaced(make_server: MakeServer) -> None:
+    server = make_server()
+    model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)
+    server.kill()
+    old, facts = server.worker_pid, server.state / WORKER / "worker.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"version": "0.0.1"}))
+    server.start()
+    assert server.worker_pid != old
+    assert not psutil.pid_exists(old)
+    assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics
+
+
+@pytest.mark.slow
+def test_a_long_log_of_a_worker_is_set_aside(make_server: MakeServer) -> None:
+    server = make_server()
+    with server.worker_log.open("ab") as log:
+        log.write(b"x" * (MAX_LOG_BYTES + 1))
+    kill_worker(server)
+    assert server.worker_log.stat().st_size < 10_000
+    assert server.worker_log.with_suffix(".log.1").stat().st_size > MAX_LOG_BYTES
 
 
 def test_names_may_be_told_in_another_order(make_server: MakeServer) -> None:

@@ -81,6 +81,26 @@ def test_samples_beyond_the_limit_are_told_to_wait(tight_server: Any, api: Raw) 
     assert api.result(api.sample(sampler, MAX_SAMPLES + 1))["sequences"]
 
 
+@pytest.mark.slow
+def test_one_tenant_cannot_take_the_room_of_another(make_server: MakeServer) -> None:
+    server = make_server(
+        f"limits.max_pending_samples={MAX_SAMPLES}", "limits.max_pending_train_bytes=1000", start=False
+    )
+    alice, bob = (server.make_key(name) for name in ("alice", "bob"))
+    server.start()
+    hers, his = Raw(server, alice), Raw(server, bob)
+    samplers, models = (hers.base_sampler(), his.base_sampler()), (hers.model(), his.model())
+    with standstill(server):
+        waiting = [ok(hers.sample(samplers[0], i)) for i in range(MAX_SAMPLES)]
+        ok(models[0].send_pass(datum(length=100), seq_id=1))
+        told_to_wait(hers.sample(samplers[0], MAX_SAMPLES))
+        told_to_wait(models[0].step(seq_id=2))
+        his_sample, his_step = ok(his.sample(samplers[1], 0)), ok(models[1].step(seq_id=1))
+    assert all(hers.result(one)["sequences"] for one in waiting)
+    assert his.result(his_sample)["sequences"]
+    assert "metrics" in his.result(his_step)
+
+
 def test_the_sdk_waits_for_room_to_sample_by_itself(tight_server: Any) -> None:
     client = tight_server.client()
     sampler = client.create_sampling_client(base_model=NAME)

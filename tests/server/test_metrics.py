@@ -53,12 +53,12 @@ def test_counts_go_on_when_a_worker_starts_again_from_zero():
     metrics.worker_stats("m", Stats(tokens_trained=100, tokens_sampled=10))
     metrics.worker_stats("m", Stats(tokens_trained=150, tokens_sampled=10))
     metrics.worker_gone("m")
-    metrics.worker_restarted("m")
+    metrics.worker_restarted("m", "died")
     metrics.worker_hello("m")
     metrics.worker_stats("m", Stats(tokens_trained=200))  # more than before, and all of it new
     assert value(metrics, "palestra_tokens_trained_total", base_model="m") == 350
     assert value(metrics, "palestra_tokens_sampled_total", base_model="m") == 10
-    assert value(metrics, "palestra_worker_restarts_total", base_model="m") == 1
+    assert value(metrics, "palestra_worker_restarts_total", base_model="m", reason="died") == 1
 
 
 def test_counts_never_fall_even_if_nobody_told_of_the_restart():
@@ -116,7 +116,7 @@ def busy_metrics() -> Metrics:
     metrics.sample_lost("m")
     metrics.worker_hello("m")
     metrics.worker_stats("m", Stats(tokens_trained=1))
-    metrics.worker_restarted("m")
+    metrics.worker_restarted("m", "died")
     metrics.watch_queues(lambda: [QueueState("m", "sample", 1, 0.1)])
     metrics.watch_journal(lambda: JournalState(0, 0))
     return metrics

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import Connection
 
+from palestra.cli import main
 from palestra.store import KeyExists, Store, keys
 from palestra.store.records import Key, NewKey, Rights
 
@@ -71,3 +74,15 @@ def test_server_and_cli_may_create_keys_at_once(database_url: str) -> None:
             return [key.key_id for key in keys.list_keys(conn)]
 
         assert server.read_now(ids) == list(range(1, 21))
+
+
+def test_the_list_says_so_when_the_last_key_is_revoked(tmp_path: Path) -> None:
+    """The door is closed then, unlike before the first key."""
+
+    def key(*args: str) -> str:
+        return CliRunner().invoke(main, ["key", *args, "--state", str(tmp_path)]).stdout
+
+    key("create", "--name", "ann")
+    key("revoke", "ann")
+    assert key("list") == "every key is revoked, so nobody gets in; to make one: palestra key create\n"
+    assert "ann" in key("list", "--all")

@@ -1,0 +1,31 @@
+"""What ships with the package: a small model, and configs to start from.
+
+Owns: their names and folders. Never touches: their content.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+BUNDLED = Path(__file__).parent.parent / "bundled"
+EPHEBE = "ephebe"
+"""The model's name."""
+
+
+def bundled_model(name: str) -> Path | None:
+    """Its folder, if a model of this name ships with us and no folder here is in the way."""
+    return BUNDLED / EPHEBE if name == EPHEBE and not Path(name).is_dir() else None
+
+
+def find_config_file(given: str) -> Path:
+    """A file, or the name of a config that ships with us. Raises FileNotFoundError."""
+    file, preset = Path(given), BUNDLED / "configs" / f"{given}.yaml"
+    if file.is_file() or not preset.is_file():
+        if not file.exists() and file.suffix not in {".yaml", ".yml", ".json"}:
+            names = sorted(one.stem for one in preset.parent.glob("*.yaml"))
+            near = difflib.get_close_matches(given, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"those that ship with us: {', '.join(names)}"
+            raise FileNotFoundError(f"no config file {given!r}; {hint}")
+        return file
+    return preset

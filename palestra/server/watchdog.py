@@ -1,0 +1,78 @@
+"""Notices a worker that lives and does not work: never ready, silent, or stuck in one computation.
+
+Owns: timers of one worker, what its beats mean. Never touches: the process; `bite` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from palestra.types.engine import Beat
+
+log = structlog.get_logger()
+
+LOOKS = 3  # in a row without a beat between them
+STUCK_BEATS = 2  # one may be of a machine that slept in the middle of a computation
+
+
+class Ending(StrEnum):
+    """Why a worker had to be started again."""
+
+    DIED = "died"
+    NOT_READY = "not_ready"
+    SILENT = "silent"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker is waited for; 0: for ever."""
+
+    start_s: float
+    silence_s: float
+    stall_s: float
+
+
+class Watchdog:
+    def __init__(self, patience: Patience, bite: Callable[[Ending], None]):
+        self.patience, self._bite = patience, bite
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks = self._stuck_beats = 0
+
+    def on_spawn(self) -> None:
+        self._arm(self.patience.start_s, lambda: self._bite(Ending.NOT_READY))
+
+    def on_hello(self) -> None:
+        self._looks = self._stuck_beats = 0
+        self._arm(self.patience.silence_s / LOOKS, self._look)
+
+    def on_exit(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def on_beat(self, beat: Beat) -> None:
+        self._looks = 0
+        is_stuck = 0 < self.patience.stall_s < beat.busy_s
+        self._stuck_beats = self._stuck_beats + 1 if is_stuck else 0
+        if self._stuck_beats == STUCK_BEATS:
+            log.error("the worker's loop does not move", doing=beat.doing, for_s=round(beat.busy_s))
+            self._bite(Ending.STUCK)
+
+    def _look(self) -> None:
+        """Counts looks rather than seconds: when this process was stopped too, as on a machine that slept, all that
+        time is one look, and the worker's next beat comes before the others."""
+        self._looks += 1
+        if self._looks > LOOKS:
+            self._bite(Ending.SILENT)
+        else:
+            self._arm(self.patience.silence_s / LOOKS, self._look)
+
+    def _arm(self, after_s: float, do: Callable[[], None]) -> None:
+        self.on_exit()
+        if after_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(after_s, do)
