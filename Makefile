@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-gpu test-e2e demo cookbook check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,10 +28,14 @@ help: ## this list
 .venv/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("palestra needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	@echo 'making .venv; this takes a minute or two and happens once'
+	@mkdir -p .venv && date +%s > .venv/.begin
 	$(PYTHON) -m venv .venv
 	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
-	$(PIP) --editable ".[engine,server,dev]"
+	$(PIP) --editable ".[engine,server,train,dev]"
+	@echo "set up in $$(( $$(date +%s) - $$(cat .venv/.begin) )) s"
 	@touch $@
+
+venv: .venv/.ready ## make .venv, and nothing else
 
 test: .venv/.ready ## the everyday tests: no GPU, no network
 	$(PYTEST) -n $(JOBS) --dist loadscope $(ARGS)
@@ -45,8 +49,8 @@ test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 test-e2e: .venv/.ready ## the tests that start real processes
 	$(PYTEST) -m e2e --timeout 600 $(ARGS)
 
-demo: .venv/.ready ## a small model learns one sentence, in under a minute
-	$(BIN)/python examples/overfit.py $(ARGS)
+demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
+	$(BIN)/python examples/demo.py $(ARGS)
 
 # The cookbook wants an older transformers than ours, hence an environment of its own.
 .venv-cookbook/.ready: cookbook/requirements.txt

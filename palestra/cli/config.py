@@ -15,8 +15,11 @@ from palestra.cli.output import one_line_errors, print_json
 if TYPE_CHECKING:
     from palestra.config import Config
 
-# The commands that take a config, and where its model is.
-CONFIGS = {"serve": "palestra.config.serve:ServeConfig"}
+# The commands and kinds of runs that take a config, and where its model is.
+CONFIGS = {
+    "serve": "palestra.config.serve:ServeConfig",
+    **{kind: f"palestra.config.train:{kind.title()}Config" for kind in ("grpo", "sft", "dpo")},
+}
 COMMAND = click.argument("command", type=click.Choice(sorted(CONFIGS)))
 
 

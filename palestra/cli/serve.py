@@ -40,6 +40,7 @@ class ServeCommand(click.RichCommand):
 @click.option(
     "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
 )
+@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.pass_context
 def serve(
@@ -48,15 +49,17 @@ def serve(
     name: tuple[str, ...],
     device: str | None,
     files: tuple[str, ...],
+    with_parent: bool,
     overrides: tuple[str, ...],
     **flags: str | int | None,
 ) -> None:
-    """Serve models: training and sampling by Tinker's API.
+    """Serve models: training and sampling by Tinker's API. Without --model: Ephebe, the small one that ships with us.
 
     Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
     `palestra config schema serve` has them all.
     """
     from palestra.config import ConfigError, Override, load_config
+    from palestra.config.bundled import EPHEBE
     from palestra.config.serve import ServeConfig
 
     for text in overrides:
@@ -69,8 +72,9 @@ def serve(
         if device is not None:
             last.append(Override("models.*.device", device, "--device"))
         config = load_config(ServeConfig, files, [*given, *overrides, *last])
-    if not config.models:
-        raise fail("no model to serve; name one: palestra serve --model DIR")
+        if not config.models:
+            given = [Override("models", [{"path": EPHEBE}], "the bundled model")]
+            config = load_config(ServeConfig, files, [*given, *overrides, *last])
     for one in config.models:
         check_folder(one)
     if config.otlp_endpoint is not None:
@@ -78,7 +82,7 @@ def serve(
             import palestra.server.traces  # noqa: F401
     with needs_extra("server"):
         from palestra.server.main import run
-    raise SystemExit(run(config))
+    raise SystemExit(run(config, with_parent=with_parent))
 
 
 def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What all our config models share.
 
-Owns: frozen, unknown keys refused, folders made absolute. Never touches: files.
+Owns: frozen, unknown keys refused, paths made absolute. Never touches: files.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
-Folder = Annotated[Path, AfterValidator(lambda folder: folder.expanduser().absolute())]
+Folder = File = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 """Relative ones start at the current directory, whichever file they are written in."""

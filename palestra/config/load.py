@@ -110,11 +110,18 @@ class Layers:
 
 def load_config(model: type[M], files: Iterable[str | Path] = (), overrides: Iterable[str | Override] = ()) -> M:
     """What comes later wins: files in their order, then overrides in theirs. Raises ConfigError."""
-    layers = Layers()
+    return validate(model, merge_layers(Layers(), files, overrides))
+
+
+def merge_layers(layers: Layers, files: Iterable[str | Path], overrides: Iterable[str | Override]) -> Layers:
     for file in files:
         layers.merge(read_file(Path(file)), str(file))
     for override in overrides:
         layers.override(Override.parse(override) if isinstance(override, str) else override)
+    return layers
+
+
+def validate(model: type[M], layers: Layers) -> M:
     try:
         return model.model_validate(layers.data)
     except ValidationError as error:

@@ -1,12 +1,14 @@
-"""A small, real byte-level BPE tokenizer with ChatML, trained on the corpus that ships beside this file.
+"""A small, real byte-level BPE tokenizer with ChatML, trained on the corpus that ships beside this file, or on another.
 
-Owns: tokenizer.json, tokenizer_config.json, chat_template.jinja of random models. Never touches: weights, transformers.
+Owns: tokenizer.json, tokenizer_config.json, chat_template.jinja of random models and of the bundled one. Never
+touches: weights, transformers.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +37,11 @@ class TokenizerIds:
     turn_end: int
 
 
-def write_tokenizer(folder: Path, vocab_size: int, max_positions: int) -> TokenizerIds:
-    tokenizer = _train(vocab_size)
+def write_tokenizer(
+    folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None
+) -> TokenizerIds:
+    """`texts` to train on, without control tokens. Default: the corpus beside this file."""
+    tokenizer = _train(vocab_size, texts or [(DATA / "corpus.txt").read_text(encoding="utf-8")])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "add_prefix_space": False,
@@ -61,7 +66,7 @@ def _id_of(tokenizer: Tokenizer, token: str) -> int:
     return tokenizer.get_vocab(with_added_tokens=True)[token]
 
 
-def _train(vocab_size: int) -> Tokenizer:
+def _train(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
     if vocab_size < SMALLEST_VOCAB:
         raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {SMALLEST_VOCAB}")
     tokenizer = Tokenizer(BPE())
@@ -78,7 +83,7 @@ def _train(vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([(DATA / "corpus.txt").read_text(encoding="utf-8")], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKUP_TOKENS])
     return tokenizer

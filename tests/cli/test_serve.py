@@ -36,7 +36,7 @@ def serve(monkeypatch) -> Serve:
     """Runs the command with a server that only remembers its config."""
     seen: list[ServeConfig] = []
     server = ModuleType("palestra.server.main")
-    server.run = lambda config: seen.append(config) or 7  # type: ignore[attr-defined]
+    server.run = lambda config, *, with_parent: seen.append(config) or 7  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "palestra.server.main", server)
 
     def serve(*args: object) -> ServeConfig:
@@ -53,6 +53,13 @@ def refused(*args: object) -> str:
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+def test_without_a_model_the_bundled_one_is_served(serve):
+    (model,) = serve("--device", "cuda").models
+    assert model.name == ["ephebe"]
+    assert (model.path / "model.safetensors").is_file()
+    assert model.device == "cuda"
 
 
 def test_flags_reach_the_server(serve, tmp_path):
@@ -113,7 +120,6 @@ def test_overrides_tune_the_models_of_flags(serve):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "no model to serve; name one: palestra serve --model DIR"),
         (["--name", "x", "--model", "tiny"], "--name x has no --model before it"),
         (
             ["--model", "/nowhere"],

@@ -1,0 +1,114 @@
+"""`make demo`: a small agent learns to use tools, on your CPU, in a few minutes.
+
+Starts a server with the bundled model, lets it play the stockroom, trains it by GRPO on its own successes and failures,
+and shows the same task before and after. Ends with 1 if it did not learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from palestra.cli.board import open_display
+from palestra.cli.machine import best_device
+from palestra.cli.run_common import safe_text
+from palestra.config.bundled import find_config_file
+from palestra.config.train import GrpoConfig, load_train_config
+from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
+from palestra.training.run_reader import Part, RunReader
+from palestra.training.runs import RunFolder
+
+LEAST_GAIN, LEAST_SUCCESS = 0.4, 0.85
+STYLES = {"system": "dim", "user": "cyan", "assistant": "bold"}
+
+
+def main() -> int:
+    args = parse_args()
+    overrides = [f"seed={args.seed}", f"runs={args.runs}", *args.overrides]
+    if args.shuffled:
+        overrides += ["algorithm.shuffle_rewards=true"]
+    config = load_train_config([find_config_file("demo")], overrides)
+    assert isinstance(config, GrpoConfig)
+    console = Console(highlight=False)
+    console.print(
+        "A model of 4 million parameters is asked about a stockroom. It may count items and do sums with tools, but\n"
+        "it often guesses. It is told nothing but whether its answer was right.\n"
+    )
+    with RunFolder.create(config.runs, config.name, config, {"tokenizer": str(tokenizer_folder(config))}) as run:
+        try:
+            with open_display("auto", run.name, config) as listener:
+                asyncio.run(train(config, run, listener, device=best_device()))
+        except KeyboardInterrupt:
+            console.print(f"stopped; to go on: palestra train --resume {run.path}")
+            return 130
+        except RUN_ERRORS as error:
+            console.print(f"[red]error:[/red] {error}", soft_wrap=True)
+            return 1
+        return tell(console, run, config)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run's folder goes")
+    parser.add_argument(
+        "--shuffled", action="store_true", help="deal the rewards out at random: nothing can be learned"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as for palestra train")
+    return parser.parse_args()
+
+
+def tell(console: Console, run: RunFolder, config: GrpoConfig) -> int:
+    """What came of it; 0 if it learned."""
+    evals = [row for row in run.read_metrics() if "eval/success" in row]
+    first, last = evals[0], evals[-1]
+    before, after = first["eval/success"], last["eval/success"]
+    has_learned = after - before >= LEAST_GAIN and after > LEAST_SUCCESS
+    if (pair := failed_then_solved(run, first["step"], last["step"])) is not None:
+        for title, record in zip(("before", "after"), pair, strict=True):
+            console.print(Panel(transcript(record), title=f"{title}: reward {record['reward']:g}", title_align="left"))
+    verdict = "It has learned" if has_learned else "It has not learned enough"
+    tasks = f"{int(last['eval/tasks'])} tasks it never trained on"
+    console.print(
+        f"[bold]{verdict}:[/bold] {before:.0%} of {tasks} solved before, {after:.0%} after {config.steps} steps."
+    )
+    root = "" if run.path.parent == Path("runs").absolute() else f" --runs {run.path.parent}"
+    console.print(
+        f"Everything is in {run.path}\n\nTry next:\n"
+        f"  .venv/bin/palestra run show {run.name}{root}\n"
+        f"  .venv/bin/palestra rollout list {run.name}{root} --where 'reward<1'\n"
+        "  .venv/bin/palestra train arithmetic\n"
+        "  .venv/bin/palestra env play stockroom",
+        soft_wrap=True,
+    )
+    return 0 if has_learned else 1
+
+
+def failed_then_solved(run: RunReader, first: int, last: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """One task, before and after; the one with the most to see."""
+    before = {record["id"]: record for record in run.read_rollouts(first, Part.EVAL)}
+    after = run.read_rollouts(last, Part.EVAL)
+    pairs = [(before[record["id"]], record) for record in after if record["reward"] == 1 and record["id"] in before]
+    turned = [pair for pair in pairs if pair[0]["reward"] == 0]
+    return max(turned, key=lambda pair: pair[1]["turns"], default=None)
+
+
+def transcript(record: dict[str, Any]) -> Text:
+    text = Text()
+    for message in record["messages"]:
+        if message["role"] != "system":
+            text.append(f"{message['role']:>9}  ", "dim")
+            text.append(f"{safe_text(message['content'])}\n", STYLES.get(message["role"], ""))
+    text.rstrip()
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

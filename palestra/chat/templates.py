@@ -1,0 +1,113 @@
+"""Chat templates as `transformers` runs them, without it.
+
+Owns: where a folder keeps its template, the sandbox, what a template can use. Never touches: tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from palestra.chat.errors import ChatError
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+TEMPLATE_FILE = "chat_template.jinja"
+WITH_TOOLS = "tool_use"
+"""The name of a second template, in folders that keep one for conversations with tools."""
+
+
+class ChatTemplate:
+    """Compiled once; `variables` are the special tokens that templates call by name."""
+
+    def __init__(self, sources: Mapping[str, str], variables: Mapping[str, str], where: str) -> None:
+        self._where = where
+        self._variables = dict(variables)
+        try:
+            self._compiled = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatError(f"the chat template of {where} is broken in line {error.lineno}: {error.message}") from None
+
+    def render(self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, **kwargs: Any) -> str:
+        template = self._compiled["default"]
+        if tools is not None:
+            template = self._compiled.get(WITH_TOOLS, template)
+        given = {"messages": messages, "tools": tools, "documents": None} | kwargs
+        try:
+            return template.render(self._variables | given, add_generation_prompt=add_generation_prompt)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ChatError(
+                f"the chat template of {self._where} refuses a conversation ({roles}): {type(error).__name__}: {error}"
+            ) from error
+
+
+def read_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; `default` is always there."""
+    path = folder / TEMPLATE_FILE
+    if path.is_file():
+        return {"default": path.read_text(encoding="utf-8")}
+    found = tokenizer_config.get("chat_template")
+    if isinstance(found, str):
+        return {"default": found}
+    if isinstance(found, list):
+        named = {entry["name"]: entry["template"] for entry in found if isinstance(entry, dict) and len(entry) == 2}
+        if "default" in named:
+            return named
+    raise ChatError(
+        f"no chat template in {folder}: neither {TEMPLATE_FILE} nor `chat_template` in tokenizer_config.json\n"
+        f"  a base model has none: copy {TEMPLATE_FILE} of its chat version into the folder, "
+        "or name a folder that has one (model.tokenizer=DIR)"
+    )
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the assistant says; here it is only its contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own would escape HTML, which no model has seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+_ENVIRONMENT = _environment()

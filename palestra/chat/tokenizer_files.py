@@ -1,0 +1,127 @@
+"""What a model folder says about its tokenizer, in one record.
+
+Owns: tokenizer.json, tokenizer_config.json, the eos ids of config.json and generation_config.json. Never touches:
+weights, transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from palestra.chat.errors import ChatError
+from palestra.chat.templates import read_sources
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+EXTRA = ("additional_special_tokens", "extra_special_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    where: str
+    tokenizer: Tokenizer
+    templates: dict[str, str]
+    named: dict[str, str]
+    """`bos_token` and its like: templates use them under these names."""
+    specials: dict[str, int]
+    """Text and id of each special token."""
+    eos_ids: tuple[int, ...]
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    config = _read_json(folder / "tokenizer_config.json")
+    named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(config)
+    tokenizer = _open_tokenizer(folder)
+    specials = _add_specials(tokenizer, config, named)
+    return TokenizerFiles(
+        where=str(folder),
+        tokenizer=tokenizer,
+        templates=read_sources(folder, config),
+        named=named,
+        specials=specials,
+        eos_ids=tuple(dict.fromkeys(_eos_ids(folder, named, specials))),
+    )
+
+
+def _open_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ChatError(
+            f"no tokenizer.json in {folder}\n"
+            "  name the folder of a Hugging Face model that has one (model.tokenizer=DIR), "
+            "or make one to try things on: palestra model random DIR"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ChatError(f"{path} cannot be read: {error}\n  fetch the file again, or name another folder") from error
+    # Some published files bring both along; a conversation must be neither cut nor filled.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: _text_of(config.get(name)) for name in NAMED}
+    return {name: text for name, text in found.items() if text}
+
+
+def _text_of(token: Any) -> str | None:
+    """A token is its text, or a record with its text as `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _add_specials(tokenizer: Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, int]:
+    """Special is what tokenizer.json calls so, and what tokenizer_config.json adds to it."""
+    for text, entry in _declared(config):
+        flags = {key: entry.get(key, False) for key in ("lstrip", "rstrip", "normalized", "special")}
+        if tokenizer.token_to_id(text) is None:
+            tokenizer.add_tokens([AddedToken(text, **flags)])
+    extra = [text for key in EXTRA for text in map(_text_of, _values(config.get(key))) if text]
+    known = tokenizer.get_added_tokens_decoder()
+    specials = {token.content: number for number, token in known.items() if token.special}
+    missing = [text for text in dict.fromkeys([*named.values(), *extra]) if text not in specials]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in missing])
+    return specials | {text: number for text in missing if (number := tokenizer.token_to_id(text)) is not None}
+
+
+def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    entries = config.get("added_tokens_decoder")
+    if isinstance(entries, dict):
+        for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+            if text := _text_of(entry):
+                yield text, entry
+
+
+def _values(found: Any) -> list[Any]:
+    return list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
+
+
+def _eos_ids(folder: Path, named: Mapping[str, str], specials: Mapping[str, int]) -> Iterator[int]:
+    if (eos := named.get("eos_token")) is not None:
+        yield specials[eos]
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / name).get("eos_token_id")
+        for token in ids if isinstance(ids, list) else [ids]:
+            if isinstance(token, int):
+                yield token
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ChatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ChatError(f"{path} holds no JSON object")
+    return content

@@ -1,0 +1,115 @@
+"""`palestra env`: which environments there are, and playing one oneself.
+
+Owns: arguments and printing. Never touches: how environments are found, made and stepped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import fail, one_line_errors, print_json
+
+if TYPE_CHECKING:
+    from palestra.environments import EnvironmentSet
+    from palestra.types.rollouts import Message, Task
+
+
+@click.group()
+def env() -> None:
+    """List environments, play one yourself."""
+
+
+@env.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def list_(as_json: bool) -> None:
+    """List the environments that can be named in a config."""
+    from palestra.environments.registry import names
+
+    found = [_facts(name) for name in names()]
+    if as_json:
+        print_json(found)
+        return
+    width = max(len(one["name"]) for one in found)
+    for one in found:
+        tasks = (
+            f"{one['train_tasks']} tasks, {one['eval_tasks']} held out" if one["train_tasks"] else "needs a task file"
+        )
+        click.echo(f"{one['name'].ljust(width)}  {one['about'] or one['problem']} ({tasks})")
+    click.echo("one of your own: package.module:Class (docs/environments.md)", err=True)
+
+
+@env.command()
+@click.argument("name")
+@click.option("--task", "task_id", metavar="ID", help="Which task.  [any held-out one]")
+@click.option("--tasks", "file", metavar="FILE", help="JSONL to take tasks from.  [the environment's own]")
+@click.option("--max-turns", type=click.IntRange(min=1), help="[the environment's own]")
+def play(name: str, task_id: str | None, file: str | None, max_turns: int | None) -> None:
+    """Play a task in the policy's place: each line you type is one message."""
+    from palestra.config.train import EnvironmentEntry
+    from palestra.environments import EnvironmentFailure, EnvironmentSet
+
+    entry = EnvironmentEntry(name=name, tasks=Path(file) if file else None, max_turns=max_turns)
+    with (
+        one_line_errors(ValueError, EnvironmentFailure),
+        EnvironmentSet([entry], env_threads=1, env_timeout_s=600) as environments,
+    ):
+        task = _find_task(environments, name, task_id, with_eval=file is None)
+        asyncio.run(_play(environments, task))
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """An environment that cannot be loaded is listed with the reason."""
+    from palestra.environments.registry import spec
+
+    facts: dict[str, Any] = {"name": name, "about": "", "train_tasks": 0, "eval_tasks": 0, "problem": None}
+    try:
+        env_class = spec(name).load()
+        tasks: Any = getattr(env_class, "tasks", None)
+        if tasks is not None:
+            facts |= {f"{split}_tasks": len(tasks(split)) for split in ("train", "eval")}
+    except Exception as error:
+        return facts | {"problem": " ".join(f"{type(error).__name__}: {error}".split())}
+    lines = (env_class.__doc__ or "").strip().splitlines()
+    return facts | {"about": lines[0] if lines else env_class.__name__}
+
+
+def _find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, with_eval: bool) -> Task:
+    splits = [
+        tasks for split in ("eval", "train") for _, tasks in environments.tasks(split) if with_eval or split == "train"
+    ]
+    if task_id is None:
+        return random.choice(splits[0])
+    for task in (task for tasks in splits for task in tasks):
+        if task.id == task_id:
+            return task
+    raise fail(f"{name} has no task {task_id!r}; its first is {splits[0][0].id!r}")
+
+
+async def _play(environments: EnvironmentSet, task: Task) -> None:
+    session = environments.open(task)
+    try:
+        messages = await session.init(task.prompt)
+        click.echo(f"task {task.id}, at most {session.max_turns} turns; end with Ctrl-D", err=True)
+        total = 0.0
+        for _ in range(session.max_turns):
+            _show(messages)
+            result = await session.step(click.prompt("assistant", prompt_suffix="> ", default="", show_default=False))
+            messages, total = result.observations, total + (result.reward or 0.0)
+            if result.done:
+                break
+        _show(messages)
+        click.echo(f"reward {total:g}")
+        for key, value in session.metrics().items():
+            click.echo(f"{key} {value:g}")
+    finally:
+        await session.close()
+
+
+def _show(messages: list[Message]) -> None:
+    for message in messages:
+        click.echo(f"{message['role']}: {message['content']}")

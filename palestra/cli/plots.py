@@ -1,0 +1,91 @@
+"""A run as a picture: reward with its spread, and its health.
+
+Owns: which metrics are drawn where. Never touches: how they were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from palestra.training.record_files import RunError, replacing
+
+if TYPE_CHECKING:
+    from palestra.training.run_reader import RunReader
+
+SUFFIXES = (".png", ".svg")
+Row = dict[str, Any]
+
+
+class Panel(Struct, frozen=True):
+    title: str
+    lines: tuple[str, ...]
+    band: tuple[str, str] | None = None
+    """Lower and upper edge of what is shaded."""
+    stacked: bool = False
+
+
+PANELS = (
+    Panel("reward", ("reward/mean", "reward/best_of_group"), ("reward/p10", "reward/p90")),
+    Panel("evaluation", ("eval/success", "eval/reward_mean", "eval/pass_at_4", "eval/pass_at_8")),
+    Panel("loss", ("loss/mean", "eval/loss")),
+    Panel("shares", ("rollouts/truncated_share", "rollouts/zero_variance_share", "stop/env_failed", "stop/timeout")),
+    Panel("length in tokens", ("length/mean", "length/max")),
+    Panel("entropy", ("policy/entropy_estimate",)),
+    Panel("KL", ("kl/sampler_trainer_k3", "kl/base")),
+    Panel("gradient norm", ("optim/grad_norm",)),
+    Panel("seconds of a step", ("time/collect_s", "time/score_s", "time/update_s", "time/sync_s"), stacked=True),
+)
+
+
+def draw(run: RunReader, file: Path) -> list[str]:
+    """The titles of the panels that had something to show."""
+    figures: Any = import_module("matplotlib.figure")
+    rows = run.read_metrics()
+    panels = [panel for panel in PANELS if any(series(rows, name)[0] for name in panel.lines)]
+    if not panels:
+        raise RunError(f"run {run.name} has no metrics to draw yet")
+    columns = min(3, len(panels))
+    height = -(-len(panels) // columns)
+    figure = figures.Figure(figsize=(4.6 * columns, 3.2 * height), layout="constrained")
+    for place, panel in enumerate(panels, 1):
+        draw_panel(figure.add_subplot(height, columns, place), panel, rows)
+    figure.suptitle(run.name, parse_math=False)
+    with replacing(file.absolute()) as stream:
+        figure.savefig(stream, format=file.suffix[1:], dpi=120)
+    return [panel.title for panel in panels]
+
+
+def draw_panel(axes: Any, panel: Panel, rows: Sequence[Row]) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=10)
+    axes.set_xlabel("step", fontsize=8)
+    axes.grid(alpha=0.3)
+    if panel.band:
+        steps, low = series(rows, panel.band[0])
+        high = series(rows, panel.band[1])[1]
+        if steps and len(low) == len(high):
+            axes.fill_between(steps, low, high, alpha=0.2, label="p10 to p90")
+    if panel.stacked:
+        drawn = [name for name in panel.lines if series(rows, name)[0]]
+        steps = [row["step"] for row in rows if any(row.get(name) is not None for name in drawn)]
+        heights = [[row.get(name) or 0.0 for row in rows if row["step"] in set(steps)] for name in drawn]
+        axes.stackplot(steps, heights, labels=[short(name) for name in drawn], alpha=0.7)
+    else:
+        for name in panel.lines:
+            steps, values = series(rows, name)
+            if steps:
+                axes.plot(steps, values, label=short(name), marker="o" if len(steps) < 30 else None, markersize=3)
+    axes.legend(fontsize=7)
+
+
+def series(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
+    points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def short(name: str) -> str:
+    return name.partition("/")[2].replace("_", " ")

@@ -1,0 +1,193 @@
+"""`palestra rollout`: from a number in a chart to the conversations and tokens behind it.
+
+Owns: arguments and printing. Never touches: the files of a run other than by reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import print_json
+from palestra.cli.run_common import find, json_option, number_text, print_table, run_errors, runs_option, safe_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from palestra.training.run_reader import FoundRollout, RunReader
+
+ROLE_STYLES = {"system": "bold magenta", "user": "bold blue", "assistant": "bold green", "tool": "bold yellow"}
+SNIPPET = 48
+
+
+@click.group()
+def rollout() -> None:
+    """List and read the rollouts of training runs."""
+
+
+@rollout.command("list")
+@click.argument("which", metavar="RUN")
+@click.option("--step", type=int, help="Of one step.  [all, newest first]")
+@click.option("--eval", "evals", is_flag=True, help="Those of the evaluations.")
+@click.option("--where", metavar="CONDITION", help='As in "reward<0.2 and stop=\'length\'" or "metrics.parse_error>0".')
+@click.option("--limit", type=click.IntRange(min=0), default=20, show_default=True, help="At most so many; 0: all.")
+@runs_option
+@json_option
+def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
+    """List the rollouts of RUN, a name or a folder."""
+    from palestra.cli.where import WhereError, parse_where
+
+    try:
+        matches = parse_where(where) if where is not None else lambda record: True
+        with run_errors():
+            found = matching(find(which, root), step, evals, matches)
+            records = list(islice(found, limit + 1)) if limit else list(found)
+    except WhereError as error:
+        raise click.BadParameter(str(error), param_hint="--where") from error
+    shown = records[:limit] if limit else records
+    if as_json:
+        print_json([{name: value for name, value in record.items() if name != "messages"} for record in shown])
+        return
+    if not shown:
+        click.echo("no rollouts" + (f" with {where}" if where else ""))
+        return
+    columns = ("id", "step", "environment", "task", "reward", "stop", "turns", "tokens")
+    rows = [[*columns, "last words"]]
+    rows += [[*(number_text(record.get(column)) for column in columns), last_words(record)] for record in shown]
+    print_table(rows)
+    if len(records) > len(shown):
+        click.echo(f"more than {limit}; to see all: --limit 0")
+    click.echo(f"to read one: palestra rollout show {safe_text(shown[0]['id'], keep='')} --run {which}")
+
+
+@rollout.command()
+@click.argument("rollout_id", metavar="ID")
+@click.option("--run", "which", metavar="RUN", help="A name or a folder.  [the newest run that has it]")
+@click.option("--step", type=int, help="Where an id comes in several, as in evaluations.  [the newest]")
+@click.option("--tokens", "with_tokens", is_flag=True, help="Every token, in place of the messages.")
+@click.option(
+    "--color",
+    type=click.Choice(["mask", "logprob", "advantage"]),
+    default="mask",
+    show_default=True,
+    help="What the tokens' colours tell.",
+)
+@runs_option
+@json_option
+def show(
+    rollout_id: str, which: str | None, step: int | None, with_tokens: bool, color: str, root: Path, as_json: bool
+) -> None:
+    """Show the rollout ID, or the beginning of an id: its conversation, or its tokens."""
+    with run_errors():
+        run, found = find_one(rollout_id, which, step, root)
+        tokens = read_tokens(run, found) if with_tokens else None
+        tokenizer = run.read_about()["facts"].get("tokenizer")
+    if as_json:
+        print_json({"run": run.name, "part": found.part, **found.record, **({"tokens_of": tokens} if tokens else {})})
+        return
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    print_head(console, found)
+    if tokens is not None:
+        print_tokens(console, tokens, tokenizer, color)
+    else:
+        print_messages(console, found.record)
+
+
+def matching(
+    run: RunReader, step: int | None, evals: bool, matches: Callable[[dict[str, Any]], bool]
+) -> Iterator[dict[str, Any]]:
+    from palestra.training.run_reader import Part
+
+    part = Part.EVAL if evals else Part.ROLLOUTS
+    for one in [step] if step is not None else reversed(run.steps(part)):
+        yield from (record for record in run.read_rollouts(one, part) if matches(record))
+
+
+def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -> tuple[RunReader, FoundRollout]:
+    """The exact id before those that begin so, newer before older."""
+    from palestra.training.run_reader import RunNotFound, list_runs
+
+    runs = [find(which, root)] if which is not None else list_runs(root)
+    for prefix in (False, True):
+        for run in runs:
+            for found in run.find_rollouts(rollout_id, prefix=prefix):
+                if step is None or found.step == step:
+                    return run, found
+    place = f"run {runs[0].name}" if which is not None else f"any run in {root}"
+    at = f" at step {step}" if step is not None else ""
+    raise RunNotFound(f"no rollout {rollout_id!r} in {place}{at}; to see them: palestra rollout list {which or 'RUN'}")
+
+
+def read_tokens(run: RunReader, found: FoundRollout) -> dict[str, Any]:
+    from palestra.training.run_reader import Part, RunNotFound
+
+    tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
+    if tokens is None:
+        why = "evaluations keep none" if found.part is Part.EVAL else "the run was started with keep_tokens=false"
+        raise RunNotFound(f"there are no tokens of rollout {found.record['id']}: {why}")
+    return tokens
+
+
+def print_head(console: Console, found: FoundRollout) -> None:
+    record = found.record
+    facts = {
+        "rollout": f"{record['id']} of run {found.run}, {found.part} of step {found.step}",
+        "task": f"{record['task']} of {record['environment']}, group {record['group']}",
+        "reward": number_text(record["reward"]),
+        "stop": record["stop"],
+        "size": f"{record['turns']} turns, {record['tokens']} tokens after {record['prompt_tokens']} of prompt, "
+        f"{number_text(record['seconds'])} s, weights {record['version']}, temperature {record['temperature']}",
+        "trained on": {True: "yes", False: "no", None: None}[record.get("used")],
+        "metrics": ", ".join(f"{name} {number_text(value)}" for name, value in record["metrics"].items()),
+        "error": record["error"],
+    }
+    for name, text in facts.items():
+        if text:
+            console.print(f"{name:<12}{safe_text(str(text), keep='')}")
+    console.print()
+
+
+def print_messages(console: Console, record: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    for message in record["messages"]:
+        role = str(message.get("role"))
+        console.print(Text(safe_text(role, keep=""), ROLE_STYLES.get(role, "bold")))
+        console.print(Text(safe_text(content_text(message))))
+        console.print()
+
+
+def print_tokens(console: Console, tokens: dict[str, Any], folder: str | None, color: str) -> None:
+    from palestra.cli.token_view import LEGENDS, Color, colored, load_tokenizer, table_rows, token_cells
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        click.echo(f"no tokenizer to be had in {folder}: ids are shown", err=True)
+    cells = token_cells(tokens, tokenizer)
+    if console.color_system is None or console.no_color:
+        print_table(table_rows(cells))
+        return
+    console.print(LEGENDS[Color(color)])
+    console.print(colored(cells, Color(color)))
+
+
+def content_text(message: dict[str, Any]) -> str:
+    """The words of a message, then whatever else it carries, as tool calls."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in content)
+    rest = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return "\n".join([*([str(content)] if content else []), *(f"{name}: {value}" for name, value in rest.items())])
+
+
+def last_words(record: dict[str, Any]) -> str:
+    said = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
+    text = " ".join(content_text(said[-1]).split()) if said else record.get("error") or ""
+    text = safe_text(text, keep="")
+    return text if len(text) <= SNIPPET else f"…{text[1 - SNIPPET :]}"

@@ -1,0 +1,243 @@
+"""`palestra run`: what runs there are, how they went, beside each other, out to other tools, as a picture.
+
+Owns: arguments and printing. Never touches: the files of a run other than by reading.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import needs_extra, print_json
+from palestra.cli.run_common import (
+    duration_text,
+    find,
+    json_option,
+    number_text,
+    print_table,
+    run_errors,
+    runs_option,
+    safe_text,
+    sparkline,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from palestra.training.run_reader import RunReader
+
+# What one looks at first, as far as a run has it.
+KEY_METRICS = (
+    "reward/mean",
+    "reward/best_of_group",
+    "eval/success",
+    "eval/reward_mean",
+    "loss/mean",
+    "eval/loss",
+    "rollouts/failed",
+    "rollouts/truncated_share",
+    "rollouts/zero_variance_share",
+    "length/mean",
+    "policy/entropy_estimate",
+    "kl/sampler_trainer_k3",
+    "kl/base",
+    "optim/grad_norm",
+    "time/total_s",
+    "throughput/total_tokens_per_s",
+)
+WORTH_TELLING = ("warning", "error", "resume", "end")
+
+
+@click.group()
+def run() -> None:
+    """List, look at, compare, export and plot training runs."""
+
+
+@run.command("list")
+@runs_option
+@json_option
+def list_(root: Path, as_json: bool) -> None:
+    """List the runs, newest first."""
+    with run_errors():
+        from palestra.training.run_reader import list_runs
+
+        rows = [overview(one) for one in list_runs(root)]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        click.echo(f"no runs in {root}; to start one: palestra train CONFIG")
+    else:
+        shown = [["name", "status", "step", "reward", "eval", "model", "started"]]
+        for row in rows:
+            columns = ("name", "status", "last_step", "reward_mean", "eval_success", "model")
+            started = time_text(row["created"]) if row["created"] else "-"
+            shown.append([*(number_text(row[column]) for column in columns), started])
+        print_table(shown)
+
+
+@run.command()
+@click.argument("which", metavar="RUN")
+@runs_option
+@json_option
+def show(which: str, root: Path, as_json: bool) -> None:
+    """Show how RUN, a name or a folder, was started and how it goes."""
+    with run_errors():
+        from palestra.training.run_facts import summarize
+
+        found = find(which, root)
+        about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
+        status, summary = found.status(), {**found.read_summary(), **summarize(metrics, events)}
+    if as_json:
+        print_json({**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events})
+        return
+    facts, config = about["facts"], about["config"]
+    environments = ", ".join(entry["name"] for entry in config.get("environments", []))
+    rows = {
+        "run": f"{found.name} ({about['kind']}), {found.path}",
+        "status": f"{status}, {summary['last_step'] or 0} of {config.get('steps')} steps in "
+        f"{duration_text(summary['seconds'])}",
+        "model": (config.get("model") or {}).get("name"),
+        "environments": environments,
+        "started": f"{time_text(about['created'])} on {facts['host']}, attempts: {summary['attempts']}",
+        "command": facts["command"],
+        "code": facts["git_commit"],
+    }
+    for name, text in rows.items():
+        if text:
+            click.echo(f"{name:<14}{safe_text(str(text), keep='')}")
+    print_course(metrics)
+    for event in [event for event in events if event["event"] in WORTH_TELLING][-5:]:
+        told = event.get("message") or event.get("error") or event.get("status") or ""
+        click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(told), keep='')}".rstrip())
+    if found.steps():
+        click.echo(f"\nrollouts: palestra rollout list {found.name} --step {found.steps()[-1]}")
+
+
+@run.command()
+@click.argument("which", metavar="RUN...", nargs=-1, required=True)
+@click.option("--all", "everything", is_flag=True, help="Every metric, not only the ones looked at first.")
+@runs_option
+@json_option
+def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool) -> None:
+    """Put runs beside each other: where their configs differ, and their last metrics."""
+    with run_errors():
+        runs = [find(one, root) for one in which]
+        configs, lasts = [flat_config(one) for one in runs], [last_values(one) for one in runs]
+    keys = sorted({key for config in configs for key in config})
+    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    known = {name for last in lasts for name in last}
+    names = sorted(known) if everything else [name for name in KEY_METRICS if name in known]
+    if as_json:
+        sides = zip(runs, configs, lasts, strict=True)
+        print_json(
+            [
+                {
+                    "name": one.name,
+                    "config": {key: config.get(key) for key in differing},
+                    "last": {name: last.get(name) for name in names},
+                }
+                for one, config, last in sides
+            ]
+        )
+        return
+    table = [["", *(one.name for one in runs)]]
+    table += [[key, *(number_text(config.get(key)) for config in configs)] for key in differing]
+    table += [[name, *(number_text(last.get(name)) for last in lasts)] for name in ("step", *names)]
+    print_table(table)
+
+
+@run.command()
+@click.argument("which", metavar="RUN")
+@click.option("--to", "form", type=click.Choice(["jsonl", "csv", "parquet"]), default="jsonl", show_default=True)
+@click.option("--what", type=click.Choice(["metrics", "rollouts", "tokens"]), default="metrics", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
+@runs_option
+@json_option
+def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
+    """Write RUN's metrics, rollouts or tokens in a form other tools read."""
+    from palestra.cli.run_export import export_rows
+
+    if form == "parquet" and out is None:
+        raise click.UsageError("parquet is not for the screen: name a file with --out FILE")
+    if as_json and out is None:
+        raise click.UsageError("--json tells about the file written: name one with --out FILE")
+    with run_errors():
+        count = export_rows(find(which, root), what, form, out)
+    if as_json:
+        print_json({"file": str(out), "rows": count})
+    elif out is not None:
+        click.echo(f"{out}: {count} rows of {what}")
+
+
+@run.command()
+@click.argument("which", metavar="RUN")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=".png or .svg  [plot.png in the run]"
+)
+@runs_option
+@json_option
+def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
+    """Draw RUN: reward with its spread, and what tells about its health."""
+    from palestra.cli.plots import SUFFIXES, draw
+
+    if out is not None and out.suffix not in SUFFIXES:
+        raise click.UsageError(f"{out}: pictures are {' or '.join(SUFFIXES)}")
+    with run_errors(), needs_extra("plot"):
+        found = find(which, root)
+        file = out or found.path / "plot.png"
+        panels = draw(found, file)
+    if as_json:
+        print_json({"file": str(file), "panels": panels})
+    else:
+        click.echo(f"{file}: {', '.join(panels)}")
+
+
+def overview(one: RunReader) -> dict[str, Any]:
+    """A run in one row; one that cannot be read says so instead of hiding the others."""
+    from palestra.training.record_files import RunError
+
+    row: dict[str, Any] = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
+    row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None, "eval_success": None}
+    try:
+        about, last = one.read_about(), last_values(one)
+        row |= {
+            "status": str(one.status()),
+            "kind": about["kind"],
+            "model": (about["config"].get("model") or {}).get("name"),
+            "created": about["created"],
+            "last_step": last.get("step"),
+            "steps": about["config"].get("steps"),
+            "reward_mean": last.get("reward/mean"),
+            "eval_success": last.get("eval/success"),
+        }
+    except (RunError, KeyError, AttributeError, TypeError, ValueError) as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+    return row
+
+
+def last_values(one: RunReader) -> dict[str, Any]:
+    """The newest value of each metric: an evaluation is not in every row."""
+    newest: dict[str, Any] = {}
+    for row in one.read_metrics():
+        newest |= {name: value for name, value in row.items() if value is not None}
+    return {name: value for name, value in newest.items() if name not in ("time", "attempt")}
+
+
+def flat_config(one: RunReader) -> dict[str, Any]:
+    from palestra.training.run_facts import flatten
+
+    return {key: value for key, value in flatten(one.read_about()["config"]).items() if key not in ("name", "runs")}
+
+
+def print_course(metrics: list[dict[str, Any]]) -> None:
+    courses = {name: [row[name] for row in metrics if row.get(name) is not None] for name in KEY_METRICS}
+    rows = [
+        [name, number_text(values[0]), number_text(values[-1]), number_text(max(values)), sparkline(values)]
+        for name, values in courses.items()
+        if values
+    ]
+    if rows:
+        click.echo("")
+        print_table([["metric", "first", "last", "highest", ""], *rows])
+        click.echo("")

@@ -1,0 +1,109 @@
+"""What the commands about runs share: finding one, telling it in columns, text that cannot harm a terminal.
+
+Owns: exit code 3, the `--runs` option, escaping. Never touches: the files; `run_reader` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import fail, needs_extra
+
+if TYPE_CHECKING:
+    from palestra.training.run_reader import RunReader
+
+NOT_FOUND = 3
+BARS = "▁▂▃▄▅▆▇█"
+
+runs_option = click.option(
+    "--runs",
+    "root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="Where the runs are.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@contextmanager
+def run_errors() -> Iterator[None]:
+    """What is not there ends in exit code 3, what cannot be read in 1; each in one line."""
+    from palestra.training.record_files import RunError
+    from palestra.training.run_reader import RunNotFound
+
+    try:
+        with needs_extra("train"):
+            yield
+    except RunNotFound as error:
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(NOT_FOUND) from error
+    except RunError as error:
+        raise fail(error) from error
+
+
+def find(which: str, root: Path) -> RunReader:
+    from palestra.training.run_reader import find_run
+
+    return find_run(which, root)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def safe_text(text: str, keep: str = "\n\t") -> str:
+    """Model text and what environments say, as it can be shown: control codes, bidirectional overrides and other
+    characters one does not see become their escapes, so nothing moves the cursor or passes for something else."""
+    return "".join(char if char in keep or is_visible(char) else escaped(char) for char in text)
+
+
+def is_visible(char: str) -> bool:
+    return unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def number_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return safe_text(str(value), keep="")
+    is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
+    return str(int(value)) if is_whole else f"{value:.4g}"
+
+
+def time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def duration_text(seconds: float) -> str:
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{rest} s"
+
+
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """The course of a number in one line; neighbours are averaged where there are more than `width`."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < 2:
+        return ""
+    bins = min(width, len(numbers))
+    cuts = [round(i * len(numbers) / bins) for i in range(bins + 1)]
+    means = [math.fsum(numbers[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)

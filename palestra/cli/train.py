@@ -1,0 +1,114 @@
+"""`palestra train`: run a training loop from a config file.
+
+Owns: finding the config, the run's folder, the display, exit codes. Never touches: training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.output import fail, needs_extra, one_line_errors
+
+if TYPE_CHECKING:
+    from palestra.config.train import RunConfig
+    from palestra.training.runs import RunFolder
+
+DISPLAYS = ("auto", "board", "lines", "json", "none")
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("arguments", nargs=-1, metavar="[CONFIG] [KEY=VALUE]...")
+@click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="On top of CONFIG; may repeat.")
+@click.option("--name", help="Folder of the run, in `runs`. Default: kind and time.")
+@click.option("--resume", metavar="RUN", help="Go on with this run from its newest checkpoint; its config is known.")
+@click.option("--server", metavar="URL", help="A Tinker API. Default: a server of its own, for this run.")
+@click.option("--dry-run", is_flag=True, help="Check all that can be checked, print the config, train nothing.")
+@click.option("--display", type=click.Choice(DISPLAYS), default="auto", help="auto: a board in a terminal, else lines.")
+def train(
+    arguments: tuple[str, ...], files: tuple[str, ...], resume: str | None, dry_run: bool, display: str, **flags: Any
+) -> None:
+    """Train a model by GRPO, SFT or DPO.
+
+    CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic.
+    Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` has them all.
+    """
+    from palestra.config import ConfigError, dump_config
+    from palestra.training.run_reader import RunError
+
+    given = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
+    if len(given) != (0 if resume else 1):
+        raise fail(
+            "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run"
+        )
+    with one_line_errors(ConfigError, RunError, FileNotFoundError):
+        config = load(given, files, overrides, resume)
+    with needs_extra("train"):
+        from palestra.training.launch import SetupError, check
+    with one_line_errors(SetupError, RunError, ValueError):
+        check(config)
+        if dry_run:
+            click.echo(dump_config(config))
+            return
+        folder = open_folder(config, resume)
+    with folder:
+        raise SystemExit(run(config, folder, display))
+
+
+def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume: str | None) -> RunConfig:
+    from palestra.config.bundled import find_config_file
+    from palestra.config.train import load_train_config
+    from palestra.training.run_reader import find_run
+
+    if resume is None:
+        return load_train_config([find_config_file(given[0]), *files], overrides)
+    root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
+    reader = find_run(resume, Path(root))
+    saved = reader.read_about()["config"] | {"name": reader.name, "runs": str(reader.path.parent)}
+    return load_train_config(files, overrides, saved)
+
+
+def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
+    from palestra.training.launch import tokenizer_folder
+    from palestra.training.runs import RunFolder
+
+    facts = {"tokenizer": str(tokenizer_folder(config))}
+    if resume is None:
+        return RunFolder.create(config.runs, config.name, config, facts)
+    return RunFolder.open(config.runs / (config.name or ""), config, facts)
+
+
+def run(config: RunConfig, folder: RunFolder, display: str) -> int:
+    from palestra.cli.board import open_display
+    from palestra.cli.machine import best_device
+    from palestra.training.launch import RUN_ERRORS, train
+
+    device = best_device() if config.model.device == "auto" else config.model.device
+    again = f"to go on: palestra train --resume {folder.path if config.runs.name != 'runs' else folder.name}"
+    try:
+        with open_display(display, folder.name, config) as listener:
+            summary = asyncio.run(train(config, folder, listener, device=device))
+    except KeyboardInterrupt:
+        click.echo(f"stopped; {again}", err=True)
+        return INTERRUPTED
+    except RUN_ERRORS as error:
+        click.echo(f"error: {error}\n{again}", err=True)
+        return 1
+    if display != "json":
+        click.echo(closing_words(folder, summary))
+    return 0
+
+
+def closing_words(folder: RunFolder, summary: dict[str, Any]) -> str:
+    last = summary["last"]
+    figures = [f"{name} {last[name]:.3f}" for name in ("reward/mean", "eval/success", "loss/mean") if name in last]
+    return (
+        f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
+        f"everything is in {folder.path}; to look: palestra run show {folder.name}"
+    )

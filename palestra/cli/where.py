@@ -1,0 +1,148 @@
+"""Conditions on rollouts, as people type them: `reward<0.2 and stop='length'`.
+
+Owns: a small, closed language: names of fields, numbers, text, comparisons, and/or/not. Never touches: Python's `eval`;
+the syntax tree is walked node by node, and what is not listed here is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Record = Mapping[str, Any]
+Value = Callable[[Record], Any]
+
+FIELDS = [
+    "id",
+    "group",
+    "index",
+    "task",
+    "environment",
+    "reward",
+    "stop",
+    "turns",
+    "tokens",
+    "prompt_tokens",
+    "version",
+    "temperature",
+    "seed",
+    "seconds",
+    "sample_s",
+    "env_s",
+    "error",
+    "step",
+    "attempt",
+    "used",
+]
+LONGEST = 1000
+ORDER = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+# Text is skipped, then a lone = is what people mean by ==.
+LONE_EQUALS = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![<>=!])=(?!=)""")
+
+
+class WhereError(ValueError):
+    """What is wrong with a condition, and how it should look."""
+
+
+def parse_where(text: str) -> Callable[[Record], bool]:
+    if len(text) > LONGEST:
+        raise WhereError(f"a condition has at most {LONGEST} characters, this one {len(text)}")
+    try:
+        tree = ast.parse(LONE_EQUALS.sub(lambda found: found[1] or "==", text.strip()), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise WhereError(f"{text!r} is no condition; one looks like: reward<0.2 and stop='length'") from None
+    value = _compile(tree.body)
+    return lambda record: bool(value(record))
+
+
+def _compile(node: ast.AST) -> Value:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=parts):
+            compiled = [_compile(part) for part in parts]
+            return lambda record: all(part(record) for part in compiled)
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            compiled = [_compile(part) for part in parts]
+            return lambda record: any(part(record) for part in compiled)
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            inner = _compile(part)
+            return lambda record: not inner(record)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return lambda record: -number
+        case ast.Compare():
+            return _comparison(node)
+        case ast.Constant(value=None | str() | int() | float() as constant):
+            return lambda record: constant
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            compiled = [_compile(part) for part in parts]
+            return lambda record: [part(record) for part in compiled]
+        case ast.Attribute(value=ast.Name(id="metrics"), attr=name):
+            return _metric(name)
+        case ast.Subscript(value=ast.Name(id="metrics"), slice=ast.Constant(value=str() as name)):
+            return _metric(name)
+        case ast.Name(id=name):
+            return _field(name)
+    raise WhereError(
+        f"{ast.unparse(node)!r} cannot stand in a condition: it is made of fields, numbers, 'text', comparisons, in, "
+        "and, or, not"
+    )
+
+
+def _field(name: str) -> Value:
+    name = "environment" if name == "env" else name
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise WhereError(f"rollouts have no {name!r}; {hint}There are: {', '.join(FIELDS)}, metrics.NAME")
+    return lambda record: record.get(name)
+
+
+def _metric(name: str) -> Value:
+    return lambda record: (record.get("metrics") or {}).get(name)
+
+
+def _comparison(node: ast.Compare) -> Value:
+    parts = [_compile(part) for part in (node.left, *node.comparators)]
+    tests = [_test(op, node) for op in node.ops]
+
+    def holds(record: Record) -> bool:
+        values = [part(record) for part in parts]
+        return all(test(a, b) for test, a, b in zip(tests, values, values[1:], strict=False))
+
+    return holds
+
+
+def _test(op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], bool]:
+    if isinstance(op, ast.Eq):
+        return operator.eq
+    if isinstance(op, ast.NotEq):
+        return operator.ne
+    if isinstance(op, ast.In):
+        return lambda a, b: _contains(a, b, node)
+    if isinstance(op, ast.NotIn):
+        return lambda a, b: not _contains(a, b, node)
+    if type(op) in ORDER:
+        return lambda a, b: _ordered(ORDER[type(op)], a, b, node)
+    raise WhereError(f"{ast.unparse(node)!r}: compare with < <= > >= = != in")
+
+
+def _ordered(test: Callable[[Any, Any], bool], a: Any, b: Any, node: ast.AST) -> bool:
+    """What a rollout does not have, as a failed one its reward, is neither less nor more."""
+    if a is None or b is None:
+        return False
+    try:
+        return test(a, b)
+    except TypeError:
+        raise WhereError(f"{ast.unparse(node)!r} compares {a!r} with {b!r}: a number with text") from None
+
+
+def _contains(a: Any, b: Any, node: ast.AST) -> bool:
+    if (a is None and isinstance(b, str)) or b is None:
+        return False
+    try:
+        return a in b
+    except TypeError:
+        raise WhereError(f"{ast.unparse(node)!r}: what is behind 'in' must be text or a list") from None

@@ -1,0 +1,254 @@
+"""What `palestra train` can be told.
+
+Owns: keys, defaults, bounds of a training run's config. Never touches: environments, models, the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from palestra.config.base import Config, File, Folder
+from palestra.config.bundled import EPHEBE
+from palestra.config.errors import ConfigError
+from palestra.config.load import Layers, merge_layers, validate
+
+Share = Annotated[float, Field(ge=0, le=1)]
+TokenLimit = PositiveInt
+
+
+class AdvantageKind(StrEnum):
+    GRPO = "grpo"
+    """(reward - mean) / std of the group."""
+    MEAN_BASELINE = "mean_baseline"
+    """reward - mean of the group (GRPO without std)."""
+    LEAVE_ONE_OUT = "leave_one_out"
+    """reward - mean of the others."""
+    DR_GRPO = "dr_grpo"
+    """As mean_baseline, and the loss divided by a constant length instead of the batch's tokens."""
+
+
+class TrainModel(Config):
+    name: str = EPHEBE
+    """What the server calls it. Without `server`: a model folder, a Hugging Face id in the local cache, or the bundled
+    `ephebe`."""
+    tokenizer: Folder | None = None
+    """A folder with tokenizer.json and a chat template. Default: the model's own; a server elsewhere needs it."""
+    rank: PositiveInt = 16
+    start_from: str | None = None
+    """A `tinker://…/weights/…` address to begin with."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """For a server this run starts itself."""
+
+
+class EnvironmentEntry(Config):
+    name: str
+    """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`."""
+    weight: PositiveFloat = 1.0
+    """Share of the tasks, beside the other environments."""
+    tasks: File | None = None
+    """JSONL: one task in a line. Default: the environment's own."""
+    eval_tasks: File | None = None
+    config: dict[str, Any] = Field(default={})
+    """`env_config` of the environment."""
+    extras: dict[str, Any] = Field(default={})
+    """Added to each task's own."""
+    max_turns: PositiveInt | None = None
+    """None: the environment's own."""
+
+
+class RolloutConfig(Config):
+    style: Literal["async", "batched"] = "async"
+    """async: each rollout goes at its own speed. batched: all rollouts take their turns together."""
+    group_size: PositiveInt = 8
+    groups_per_step: PositiveInt = 16
+    max_tokens: TokenLimit = 256
+    """Of one turn."""
+    max_context: TokenLimit = 4096
+    """Of prompt and turns together; a rollout without room for another turn ends."""
+    temperature: PositiveFloat = 1.0
+    top_p: Share = 1.0
+    top_k: int = -1
+    timeout_s: PositiveFloat = 600.0
+    """Of a whole rollout."""
+    env_timeout_s: PositiveFloat = 60.0
+    """Of one call into an environment."""
+    concurrency: PositiveInt = 256
+    """Rollouts at once."""
+    env_threads: PositiveInt = 16
+    """For environments without async methods."""
+
+
+class DataConfig(Config):
+    max_sequence_length: TokenLimit = 4096
+    overlong: Literal["mask", "keep"] = "mask"
+    """mask: a rollout whose last turn was cut teaches nothing (DAPO's filter). keep: it counts as it was graded."""
+    zero_variance: Literal["refill", "drop", "keep"] = "refill"
+    """Groups whose rewards are all equal teach nothing: play others instead, drop them, or keep them."""
+    max_refills: NonNegativeInt = 2
+    """Rounds of playing others, each for the groups that are missing."""
+
+
+class PenaltyConfig(Config):
+    length: NonNegativeFloat = 0.0
+    """Taken off the reward, rising linearly over the last `length_window` tokens before `max_context` (DAPO's soft
+    punishment)."""
+    length_window: PositiveInt = 256
+    format: NonNegativeFloat = 0.0
+    """Taken off where the environment reports `parse_error` in its metrics."""
+    cut: NonNegativeFloat = 0.0
+    """Taken off where the last turn was cut."""
+    kl: NonNegativeFloat = 0.0
+    """Times the logprob ratio to the base model, taken off each token's advantage."""
+
+
+class AlgorithmConfig(Config):
+    advantage: AdvantageKind = AdvantageKind.GRPO
+    loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] = "importance_sampling"
+    loss_config: dict[str, float] = Field(default={})
+    """For the loss, as clip_low_threshold and clip_high_threshold of ppo."""
+    normalize: Literal["tokens", "sequences", "none"] = "tokens"
+    """Losses are sums: divide the advantages by the batch's tokens, by each sequence's and then their number, or not at
+    all."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps in one training step."""
+    shuffle_rewards: bool = False
+    """For the control experiment: rewards are dealt out at random within a batch, and nothing may be learned."""
+
+
+class OptimizerConfig(Config):
+    lr: PositiveFloat = 1e-4
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip: NonNegativeFloat = 1.0
+    """Of the global norm; 0 is off."""
+    warmup_steps: NonNegativeInt = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """To zero at the last step."""
+
+
+class EvalConfig(Config):
+    every: NonNegativeInt = 10
+    """Steps; 0: never. A run is also looked at before its first and after its last step."""
+    tasks: PositiveInt = 100
+    """At most so many of each environment."""
+    samples: PositiveInt = 1
+    """For each task; pass@k is reported up to it."""
+    temperature: NonNegativeFloat = 1.0
+    success: float = 1.0
+    """A rollout with at least this reward counts as a success."""
+
+
+class EarlyStop(Config):
+    metric: str = "eval/success"
+    at_least: float | None = None
+    """Stop when it gets there."""
+    patience: PositiveInt | None = None
+    """Stop when it has not risen for so many evaluations."""
+
+
+class CheckpointConfig(Config):
+    every: PositiveInt = 5
+    """Steps. The last step is kept in any case."""
+    keep: PositiveInt = 3
+    """The newest so many; older ones are deleted from the server."""
+
+
+class AsyncConfig(Config):
+    enabled: bool = False
+    max_staleness: NonNegativeInt = 1
+    """In weight versions, between the weights a group was begun with and those it trains."""
+    in_flight: Literal["finish", "drop"] = "finish"
+    """What becomes of rollouts that are being played when new weights arrive: they end on the old ones, or are dropped
+    as soon as they are too old."""
+
+
+class TrackerConfig(Config):
+    kind: Literal["wandb", "mlflow", "tensorboard"]
+    options: dict[str, Any] = Field(default={})
+    """As the tracker's own init takes them."""
+
+
+class RunConfig(Config):
+    """What every kind of run has."""
+
+    name: str | None = None
+    """Folder in `runs`. Default: kind, time."""
+    runs: Folder = Path("runs")
+    seed: int = 0
+    steps: PositiveInt = 50
+    server: str | None = None
+    """Address of a Tinker API. None: a server of its own, for this run, in the run's folder."""
+    server_patience_s: PositiveFloat = 120.0
+    """A server that cannot be reached for so long ends the run; it can be resumed."""
+    model: TrainModel = TrainModel()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: list[TrackerConfig] = Field(default=[])
+
+
+class GrpoConfig(RunConfig):
+    kind: Literal["grpo"] = "grpo"
+    environments: list[EnvironmentEntry] = Field(min_length=1)
+    rollout: RolloutConfig = RolloutConfig()
+    data: DataConfig = DataConfig()
+    penalty: PenaltyConfig = PenaltyConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    eval: EvalConfig = EvalConfig()
+    early_stop: EarlyStop | None = None
+    asynchronous: AsyncConfig = AsyncConfig()
+    keep_tokens: bool = True
+    """Write every rollout's tokens and logprobs beside its text."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> GrpoConfig:
+        if self.rollout.group_size == 1:
+            raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
+        return self
+
+
+class SftConfig(RunConfig):
+    kind: Literal["sft"]
+    data: File
+    """JSONL: `messages` (and `tools`) in each line."""
+    eval_data: File | None = None
+    batch_size: PositiveInt = 32
+    max_sequence_length: TokenLimit = 4096
+    train_on: Literal["all_assistant", "last_assistant"] = "all_assistant"
+    eval_every: NonNegativeInt = 10
+
+
+class DpoConfig(RunConfig):
+    kind: Literal["dpo"]
+    data: File
+    """JSONL: `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
+    batch_size: PositiveInt = 16
+    """Pairs."""
+    beta: PositiveFloat = 0.1
+    max_sequence_length: TokenLimit = 4096
+
+
+KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo": DpoConfig}
+
+
+def load_train_config(
+    files: Iterable[str | Path], overrides: Iterable[str], saved: dict[str, Any] | None = None
+) -> RunConfig:
+    """Of the kind it says it is; grpo where it says nothing. `saved`: of a run to go on with, below all files."""
+    layers = Layers()
+    if saved is not None:
+        layers.merge(saved, "the run's own config")
+    merge_layers(layers, files, overrides)
+    kind = layers.data.get("kind", "grpo")
+    if kind not in KINDS:
+        near = difflib.get_close_matches(str(kind), KINDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(KINDS)}"
+        raise ConfigError([f"unknown kind {kind!r} of training run; {hint}"])
+    return validate(KINDS[kind], layers)

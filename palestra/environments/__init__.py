@@ -1,0 +1,38 @@
+"""Text environments: the interface, the registry, tasks and their order. Nothing here needs more than msgspec."""
+
+from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout, TaskFileError, UnknownEnvironment
+from palestra.environments.order import TaskOrder
+from palestra.environments.registry import EnvSpec, deregister, make, register, registry, spec
+from palestra.environments.session import EnvSession, StepResult
+from palestra.environments.sets import EnvironmentSet
+from palestra.environments.tasks import read_tasks
+from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType, Env, MessageType
+from palestra.environments.tools import ToolGroup, tool
+
+__all__ = [
+    "BaseTextEnv",
+    "BaseTextEnvStepOutput",
+    "ConversationType",
+    "Env",
+    "EnvSession",
+    "EnvSpec",
+    "EnvironmentFailure",
+    "EnvironmentSet",
+    "EnvironmentTimeout",
+    "MessageType",
+    "StepResult",
+    "TaskFileError",
+    "TaskOrder",
+    "ToolGroup",
+    "UnknownEnvironment",
+    "deregister",
+    "make",
+    "read_tasks",
+    "register",
+    "registry",
+    "spec",
+    "tool",
+]
+
+register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
+register("stockroom", "palestra.environments.bundled.stockroom:Stockroom")

@@ -1,0 +1,1 @@
+"""Environments that come with Palestra: small enough for the bundled model, and needing nothing but Python."""

@@ -1,0 +1,19 @@
+"""What can go wrong between us and an environment."""
+
+from __future__ import annotations
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised, hung, or answered something that is no answer. Says nothing about the policy."""
+
+
+class EnvironmentTimeout(EnvironmentFailure):
+    """A call into an environment took longer than it may."""
+
+
+class UnknownEnvironment(ValueError):
+    """No environment goes by this name here."""
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be read; says the file and the line."""

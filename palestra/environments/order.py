@@ -1,0 +1,69 @@
+"""Which task comes when, for ever: a function of the seed and a number.
+
+Owns: shuffling each environment's tasks anew each time they have all been used, mixing environments by weight. Never
+touches: what has been played; to go on after a restart is to ask for the next number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from palestra.types.rollouts import Task
+
+PATTERN = 5040  # picks until the mix repeats; a multiple of 1 to 10, so that common shares come out exactly
+KEPT_SHUFFLES = 2  # of each environment: this round's and the last one's, for those who look back a little
+
+
+class TaskOrder:
+    """`order[i]` for any i from 0. Each environment is spread evenly: any stretch holds about its share."""
+
+    def __init__(self, weighted: Sequence[tuple[float, Sequence[Task]]], seed: int) -> None:
+        if not weighted or any(weight <= 0 or not tasks for weight, tasks in weighted):
+            raise ValueError("an order of tasks needs environments, each with tasks and a weight above 0")
+        self._decks = [_Deck(tasks, f"{seed}/{place}") for place, (_, tasks) in enumerate(weighted)]
+        counts = _counts([weight for weight, _ in weighted])
+        self._pattern = _pattern(counts)
+
+    def __getitem__(self, index: int) -> Task:
+        if index < 0:
+            raise IndexError(f"tasks are numbered from 0, not {index}")
+        rounds, place = divmod(index, len(self._pattern))
+        deck, nth, each_round = self._pattern[place]
+        return self._decks[deck][rounds * each_round + nth]
+
+
+class _Deck:
+    """One environment's tasks, shuffled anew for each pass through them."""
+
+    def __init__(self, tasks: Sequence[Task], seed: str) -> None:
+        self._tasks = tasks
+        self._seed = seed
+        self._shuffles: dict[int, list[int]] = {}
+
+    def __getitem__(self, index: int) -> Task:
+        epoch, place = divmod(index, len(self._tasks))
+        if epoch not in self._shuffles:
+            if len(self._shuffles) >= KEPT_SHUFFLES:
+                del self._shuffles[next(iter(self._shuffles))]
+            cards = list(range(len(self._tasks)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(cards)
+            self._shuffles[epoch] = cards
+        return self._tasks[self._shuffles[epoch][place]]
+
+
+def _counts(weights: list[float]) -> list[int]:
+    """How many of PATTERN picks each gets: the nearest whole numbers with that sum, and never none."""
+    total = sum(weights)
+    exact = [weight / total * PATTERN for weight in weights]
+    counts = [max(1, int(share)) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: max(0, PATTERN - sum(counts))]:
+        counts[i] += 1
+    return counts
+
+
+def _pattern(counts: list[int]) -> list[tuple[int, int, int]]:
+    """(environment, how many of it came before in the pattern, how many there are in all), evenly spread."""
+    picks = [((nth + 0.5) / count, deck, nth) for deck, count in enumerate(counts) for nth in range(count)]
+    return [(deck, nth, counts[deck]) for _, deck, nth in sorted(picks)]

@@ -1,0 +1,151 @@
+"""Environments by name.
+
+Owns: the table of names, finding and making environments. Never touches: tasks, episodes.
+
+A name is one that was registered, or `package.module:Class`, or `skyrl_gym:ID` for an environment that an installed
+skyrl-gym knows. What is made is not asked for its base class, only for `step` and `init`.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palestra.environments.errors import UnknownEnvironment
+
+SKYRL = "skyrl_gym:"
+
+
+class EnvConfig(dict[str, Any]):
+    """`env_config` as environments read it: some by key, some by attribute, maps within maps too."""
+
+    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+        found = (content or {}).items()
+        super().__init__({key: EnvConfig(value) if isinstance(value, Mapping) else value for key, value in found})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        hint = "" if name.startswith("_") else f"; to set it: environments[].config.{name}"
+        raise AttributeError(f"env_config has no {name!r}{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    id: str
+    entry_point: Callable[..., Any] | str
+    """What makes the environment, or where that is: `package.module:Class`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., Any]:
+        """The class, or what stands for it. Raises UnknownEnvironment where there is none."""
+        return self.entry_point if callable(self.entry_point) else _import(self.entry_point, self.id)
+
+    def make(self, **kwargs: Any) -> Any:
+        creator = self.load()
+        arguments = {**copy.deepcopy(dict(self.kwargs)), **kwargs}
+        try:
+            env = creator(**arguments)
+        except TypeError as error:
+            given = ", ".join(arguments)
+            raise TypeError(f"environment {self.id!r}, made with the arguments {given}: {error}") from error
+        for name in ("init", "step"):
+            if not hasattr(env, name) and not hasattr(env, f"{name}_async"):
+                raise TypeError(f"environment {self.id!r} is a {type(env).__name__}, which has no {name}")
+        if hasattr(env, "__dict__"):
+            env.spec = self
+        return env
+
+
+registry: dict[str, EnvSpec] = {}
+
+
+def register(id: str, entry_point: Callable[..., Any] | str, kwargs: Mapping[str, Any] | None = None) -> None:  # noqa: A002
+    """Makes an environment known as `id`, made with `kwargs` besides `env_config` and `extras`."""
+    if id in registry:
+        raise ValueError(f"an environment {id!r} is registered already; to replace it: deregister({id!r})")
+    if not id or ":" in id:
+        raise ValueError(f"an environment cannot be called {id!r}: a name with ':' says where its class is")
+    if not callable(entry_point) and (not isinstance(entry_point, str) or ":" not in entry_point):
+        raise ValueError(f"entry point of {id!r}: a class, or text like package.module:Class, not {entry_point!r}")
+    registry[id] = EnvSpec(id, entry_point, dict(kwargs or {}))
+
+
+def deregister(id: str) -> None:  # noqa: A002
+    if id not in registry:
+        raise _unknown(id)
+    del registry[id]
+
+
+def spec(id: str) -> EnvSpec:  # noqa: A002
+    """Raises UnknownEnvironment, with the nearest name."""
+    if id in registry:
+        return registry[id]
+    if id.startswith(SKYRL):
+        return _skyrl_spec(id)
+    if ":" in id:
+        return EnvSpec(id, id)
+    raise _unknown(id)
+
+
+def make(id: str, **kwargs: Any) -> Any:  # noqa: A002
+    """An environment; `env_config` and `extras` are what most take."""
+    return spec(id).make(**kwargs)
+
+
+def names() -> list[str]:
+    """All that can be made without naming a class: the registered, and those of an installed skyrl-gym."""
+    try:
+        theirs = importlib.import_module("skyrl_gym").registry
+    except ModuleNotFoundError:
+        theirs = []
+    return [*sorted(registry), *(SKYRL + name for name in sorted(theirs))]
+
+
+def _skyrl_spec(env_id: str) -> EnvSpec:
+    try:
+        known = importlib.import_module("skyrl_gym").registry
+    except ModuleNotFoundError as error:
+        raise UnknownEnvironment(
+            f"environment {env_id!r} needs {error.name}; to install: pip install skyrl-gym"
+        ) from None
+    found = known.get(env_id.removeprefix(SKYRL))
+    if found is None:
+        raise _unknown(env_id)
+    return EnvSpec(env_id, found.entry_point, found.kwargs)
+
+
+def _import(path: str, env_id: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    where = f"environment {env_id!r}"
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # a script beside the config; a command's own path does not begin here
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UnknownEnvironment(
+            f"{where}: no module {error.name!r} here\n  its folder should be the current one, or in PYTHONPATH"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise UnknownEnvironment(f"{where}: {module_name!r} is no module name ({error})") from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        near = _did_you_mean(attribute, [name for name, value in vars(module).items() if isinstance(value, type)])
+        raise UnknownEnvironment(f"{where}: no class {attribute!r} in {module.__file__}{near}")
+    return found
+
+
+def _unknown(env_id: str) -> UnknownEnvironment:
+    near = _did_you_mean(env_id, names())
+    return UnknownEnvironment(f"unknown environment {env_id!r}{near}\n  see all: palestra env list")
+
+
+def _did_you_mean(name: str, known: list[str]) -> str:
+    near = [one for one in known if one.endswith(f":{name}")] or difflib.get_close_matches(name, known, n=1)
+    return f"\n  did you mean: {near[0]}?" if near else ""

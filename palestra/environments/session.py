@@ -1,0 +1,116 @@
+"""An async handle on one environment, ours or anybody's: it answers in time and in shape, or it has failed.
+
+Owns: one episode's calls, and what may still be called. Never touches: tokens, models, what a reward is worth.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.environments.answers import StepResult, conversation_of, numbers_of, step_result_of
+from palestra.environments.calls import Caller, words
+from palestra.environments.errors import EnvironmentFailure
+from palestra.types.rollouts import Message
+
+__all__ = ["Deferred", "EnvSession", "StepResult"]
+
+log = logging.getLogger(__name__)
+
+
+class Deferred(Struct, frozen=True):
+    """An environment still to be made, by `EnvSession.init`: constructors may fail and be slow."""
+
+    make: Callable[[], Any]
+    name: str
+    is_async: bool = False
+    """Made in the event loop's thread, as environments with async methods may expect; else in the pool."""
+
+
+class EnvSession:
+    """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is left."""
+
+    def __init__(self, env: Any, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
+        """`env` is an environment or a Deferred one; without `max_turns` it is the environment's own."""
+        self._env = env
+        self._name = env.name if isinstance(env, Deferred) else type(env).__name__
+        self._caller = Caller(pool, timeout_s)
+        self._max_turns = max_turns
+        self._ended: str | None = None
+        """Why there is nothing more to step."""
+        self._is_closed = False
+
+    @property
+    def max_turns(self) -> int:
+        """A Deferred environment's own is known after `init`."""
+        if self._max_turns is not None:
+            return self._max_turns
+        own = getattr(self._env, "max_turns", 1)
+        return own if isinstance(own, int) and own > 0 else 1
+
+    async def init(self, prompt: list[Message]) -> list[Message]:
+        """The conversation to begin with. Raises EnvironmentFailure."""
+        with self._failure_is_final():
+            if isinstance(self._env, Deferred):
+                self._env = await self._make(self._env)
+            return conversation_of(await self._call("init", [dict(message) for message in prompt]))
+
+    async def step(self, action: str) -> StepResult:
+        """Raises EnvironmentFailure, also for a wrong shape or a reward that is no finite number."""
+        if self._ended:
+            raise EnvironmentFailure(f"{self._name}: {self._ended}, no more steps")
+        with self._failure_is_final():
+            result = step_result_of(await self._call("step", action))
+        if result.done:
+            self._ended = "the episode is over"
+        return result
+
+    async def close(self) -> None:
+        """Lets the environment clean up. Never raises; the second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ended = self._ended or "it is closed"
+        if isinstance(self._env, Deferred) or self._method("close") is None:
+            return
+        try:
+            await self._call("close")
+        except EnvironmentFailure as error:
+            log.warning("an environment did not close: %s", error)
+
+    def metrics(self) -> dict[str, float]:
+        """What the environment says about the episode, as far as it is numbers."""
+        get_metrics = getattr(self._env, "get_metrics", dict)
+        try:
+            return numbers_of(get_metrics())
+        except Exception as error:
+            log.warning("no metrics: %s.get_metrics raised %s", self._name, words(error))
+            return {}
+
+    async def _make(self, deferred: Deferred) -> Any:
+        async def in_this_thread() -> Any:
+            return deferred.make()
+
+        return await self._caller.call(f"making {self._name}", in_this_thread if deferred.is_async else deferred.make)
+
+    async def _call(self, name: str, *args: Any) -> Any:
+        method = self._method(name)
+        if method is None:
+            raise EnvironmentFailure(f"{self._name} has neither {name} nor {name}_async: it is no text environment")
+        return await self._caller.call(f"{self._name}.{name}", method, *args)
+
+    def _method(self, name: str) -> Callable[..., Any] | None:
+        return getattr(self._env, f"{name}_async", None) or getattr(self._env, name, None)
+
+    @contextmanager
+    def _failure_is_final(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # also when cancelled: the environment may be in the middle of something
+            self._ended = "it has failed before"
+            raise

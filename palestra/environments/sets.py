@@ -1,0 +1,118 @@
+"""The environments of a run: their tasks, and an episode of any of them.
+
+Owns: which environments there are, the threads they are called in. Never touches: the order of tasks, who plays.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from palestra.environments.answers import numbers_of
+from palestra.environments.calls import words
+from palestra.environments.errors import TaskFileError, UnknownEnvironment
+from palestra.environments.registry import EnvConfig, EnvSpec, spec
+from palestra.environments.session import Deferred, EnvSession
+from palestra.environments.tasks import LabelledTasks, Row, read_tasks, tasks_of_rows
+from palestra.environments.text import mean_of_numbers
+from palestra.environments.threads import CallThreads
+from palestra.types.rollouts import Task
+
+if TYPE_CHECKING:
+    from palestra.config.train import EnvironmentEntry
+
+log = logging.getLogger(__name__)
+
+Split = Literal["train", "eval"]
+
+
+class EntryTasks(NamedTuple):
+    entry: EnvironmentEntry
+    tasks: Sequence[Task]
+
+
+class _Known(NamedTuple):
+    entry: EnvironmentEntry
+    spec: EnvSpec
+    env_class: Callable[..., Any]
+
+
+class EnvironmentSet:
+    """Close it to let go of its threads; one that hangs in an environment is not waited for."""
+
+    def __init__(self, entries: Sequence[EnvironmentEntry], *, env_threads: int, env_timeout_s: float) -> None:
+        """Raises UnknownEnvironment."""
+        self._known: dict[str, _Known] = {}
+        for place, entry in enumerate(entries):
+            if entry.name in self._known:
+                raise ValueError(
+                    f"environments[{place}]: {entry.name!r} is there twice; put its tasks into one file, "
+                    "or register the environment under a second name"
+                )
+            self._known[entry.name] = _find(entry, place)
+        self._timeout_s = env_timeout_s
+        self._threads = CallThreads(env_threads)
+
+    def tasks(self, split: Split) -> list[EntryTasks]:
+        """Of each environment that has some. Raises TaskFileError, also for one without tasks to train on."""
+        found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
+        for entry, tasks in found:
+            if not tasks and split == "train":
+                raise TaskFileError(
+                    f"environment {entry.name!r} brings no tasks of its own; name a JSONL file: environments[].tasks"
+                )
+        return [one for one in found if one.tasks]
+
+    def open(self, task: Task) -> EnvSession:
+        """An episode of this task. What goes wrong with its environment comes out of the session's `init`."""
+        known = self._known[task.environment]
+        extras = copy.deepcopy({**task.extras, **known.entry.extras})  # rollouts of one task share the record
+        if known.entry.max_turns is not None:
+            extras["max_turns"] = known.entry.max_turns
+        config = EnvConfig(copy.deepcopy(known.entry.config))
+        make = partial(known.spec.make, env_config=config, extras=extras)
+        deferred = Deferred(make, name=task.environment, is_async=hasattr(known.env_class, "init_async"))
+        return EnvSession(deferred, self._threads, self._timeout_s, known.entry.max_turns)
+
+    def aggregate(self, environment: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Many episodes' metrics as one, by the environment's own rule."""
+        aggregate = getattr(self._known[environment].env_class, "aggregate_metrics", mean_of_numbers)
+        try:
+            return numbers_of(aggregate([dict(one) for one in metrics]))
+        except Exception as error:
+            log.warning("%s.aggregate_metrics raised %s: means are taken instead", environment, words(error))
+            return mean_of_numbers(metrics)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _find(entry: EnvironmentEntry, place: int) -> _Known:
+    try:
+        found = spec(entry.name)
+        return _Known(entry, found, found.load())
+    except UnknownEnvironment as error:
+        raise UnknownEnvironment(f"environments[{place}].name: {error}") from error
+
+
+def _tasks(known: _Known, split: Split) -> Sequence[Task]:
+    entry = known.entry
+    file = entry.tasks if split == "train" else entry.eval_tasks
+    if file is not None:
+        return read_tasks(file, entry.name)
+    own = getattr(known.env_class, "tasks", None)
+    if not callable(own):
+        return []
+    tasks: Any = own(split)
+    if tasks and isinstance(tasks[0], Mapping):
+        return tasks_of_rows([Row(f"{entry.name} {split}[{i}]", row) for i, row in enumerate(tasks)], entry.name)
+    return LabelledTasks(tasks, entry.name)

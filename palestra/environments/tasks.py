@@ -1,0 +1,146 @@
+"""Task files: JSONL, one task in a line.
+
+Owns: reading rows, ids for those without, saying which line is wrong. Never touches: environments.
+
+A row is `{"prompt": text or messages, "id": optional, ...}`, and all the rest are the task's extras. A row with
+`env_class` is one of SkyRL's datasets, whose extras are all but `prompt` and `env_class`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import msgspec
+
+from palestra.environments.answers import shown
+from palestra.environments.errors import TaskFileError
+from palestra.types.rollouts import Message, Task
+
+ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million files
+
+
+class Row(msgspec.Struct, frozen=True):
+    where: str
+    """The file and the line, for messages."""
+    content: Mapping[str, Any]
+
+
+def read_tasks(file: Path, environment: str) -> list[Task]:
+    """Raises TaskFileError."""
+    file = file.expanduser()
+    if file.suffix == ".parquet":
+        example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
+        raise TaskFileError(f"{file}: tasks are read from JSONL; to make that of it: {example}")
+    tasks = tasks_of_rows(_rows(file), environment)
+    if not tasks:
+        raise TaskFileError(f"{file}: no tasks in it; it should hold one JSON object with a prompt in each line")
+    return tasks
+
+
+def tasks_of_rows(rows: Iterable[Row], environment: str) -> list[Task]:
+    tasks: list[Task] = []
+    seen: dict[str, str] = {}
+    env_class: str | None = None
+    for row in rows:
+        task = _task(row, environment)
+        if task.id in seen and "id" in row.content:
+            raise TaskFileError(f"{row.where}: the id {task.id!r} is taken already, at {seen[task.id]}")
+        if task.id in seen:
+            task = msgspec.structs.replace(task, id=_free_id(task.id, seen))
+        seen[task.id] = row.where
+        named = row.content.get("env_class", env_class)
+        if env_class is not None and named != env_class:
+            raise TaskFileError(
+                f"{row.where}: a task for env_class {named!r}, while those before are for {env_class!r}; "
+                "give each environment a file of its own"
+            )
+        env_class = named
+        tasks.append(task)
+    return tasks
+
+
+class LabelledTasks(Sequence[Task]):
+    """An environment's own tasks, under the name it has in this run. As lazy as what it stands on."""
+
+    def __init__(self, tasks: Sequence[Task], environment: str) -> None:
+        self._tasks = tasks
+        self._environment = environment
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return LabelledTasks(self._tasks[index], self._environment)
+        return msgspec.structs.replace(self._tasks[index], environment=self._environment)
+
+
+def _rows(file: Path) -> Iterable[Row]:
+    try:
+        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except OSError as error:
+        raise TaskFileError(f"{file}: cannot be read as a task file ({error.strerror})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            content = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise TaskFileError(f"{where}: not valid JSON ({error})") from None
+        if not isinstance(content, dict):
+            raise TaskFileError(f"{where}: should be a JSON object with a prompt, is {shown(content)}")
+        yield Row(where, content)
+
+
+def _task(row: Row, environment: str) -> Task:
+    content = row.content
+    left_out = {"prompt", "env_class"} if "env_class" in content else {"prompt", "id"}
+    return Task(
+        id=_id(row),
+        environment=environment,
+        prompt=_prompt(row),
+        extras={key: value for key, value in content.items() if key not in left_out},
+    )
+
+
+def _prompt(row: Row) -> list[Message]:
+    if "prompt" not in row.content:
+        raise TaskFileError(f"{row.where}: no 'prompt' (it has {', '.join(row.content) or 'nothing'})")
+    prompt = row.content["prompt"]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, Sequence) or not prompt or not all(map(_is_message, prompt)):
+        raise TaskFileError(
+            f"{row.where}: 'prompt' should be text, or messages with role and content, is {shown(prompt)}"
+        )
+    return [dict(message) for message in prompt]
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, Mapping) and isinstance(found.get("role"), str) and "content" in found
+
+
+def _id(row: Row) -> str:
+    if "id" not in row.content:
+        canonical = msgspec.json.encode(row.content, order="sorted")
+        return hashlib.blake2b(canonical, digest_size=ID_BYTES).hexdigest()
+    found = row.content["id"]
+    if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+        raise TaskFileError(f"{row.where}: 'id' should be text or a whole number, is {shown(found)}")
+    return str(found)
+
+
+def _free_id(row_id: str, seen: Mapping[str, Any]) -> str:
+    """For a row that is there more than once: the same number each time the file is read."""
+    copy = 2
+    while f"{row_id}-{copy}" in seen:
+        copy += 1
+    return f"{row_id}-{copy}"

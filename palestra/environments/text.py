@@ -1,0 +1,119 @@
+"""The base class of text environments, with the names and the behaviour of skyrl_gym's.
+
+Owns: the interface and its defaults. Never touches: who calls it.
+
+An environment written for skyrl_gym runs here as it is, or with its imports changed to `palestra.environments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar
+
+from palestra.environments.tools import ToolGroup
+
+MessageType = dict[str, str]
+ConversationType = list[MessageType]
+
+ObsType = TypeVar("ObsType")
+ActType = TypeVar("ActType")
+
+
+class BaseTextEnvStepOutput(TypedDict):
+    observations: ConversationType
+    """New messages, for the policy to read before its next turn."""
+    reward: float | None
+    """Of this step. None: it could not be graded, and the rollout will not count."""
+    done: bool
+    metadata: dict[str, Any]
+    postprocessed_action: NotRequired[str | None]
+    """What the action should have read. Kept in the metadata; what the policy said stays what is trained."""
+
+
+class Env(Generic[ObsType, ActType]):
+    """Something that takes actions. A `with` block closes it."""
+
+    def init(self, *args: Any) -> tuple[ObsType, dict[str, Any]]:
+        raise NotImplementedError(f"{type(self).__name__} has no init")
+
+    def step(self, action: ActType) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def close(self) -> None:
+        """Called once or more."""
+
+    def __str__(self) -> str:
+        return f"Env({type(self).__name__})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> bool:
+        self.close()
+        return False
+
+
+class BaseTextEnv(Env[ConversationType, str]):
+    """One episode of a task: text in, text out.
+
+    Made with `env_config` (the same for all tasks) and `extras` (this task's). Subclasses with a constructor of their
+    own may call this one without arguments, as in skyrl_gym. `init_async`, `step_async` and `close_async` are used
+    instead of their twins where a subclass has them; the others are called in threads.
+    """
+
+    max_turns: int = 1
+    """`extras["max_turns"]` where given."""
+
+    def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.env_config = env_config
+        self.extras: dict[str, Any] = dict(extras or {})
+        self.turns = 0
+        self.max_turns = int(self.extras.get("max_turns", type(self).max_turns))
+        self.tool_groups: list[ToolGroup] = []
+        self.tool_to_toolgroup: dict[str, str] = {}
+
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The conversation the policy sees first, and metadata."""
+        return prompt, {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        raise NotImplementedError(f"{type(self).__name__} has no step")
+
+    def get_metrics(self) -> dict[str, Any]:
+        """About the episode so far."""
+        return {}
+
+    @staticmethod
+    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+        """Over many episodes."""
+        return mean_of_numbers(metrics)
+
+    def init_tool_groups(self, tool_groups: Sequence[ToolGroup] = ()) -> None:
+        self.tool_groups = list(tool_groups)
+        self.tool_to_toolgroup = {}
+        for group in self.tool_groups:
+            mapping = group.get_tool_to_group_mapping()
+            if twice := mapping.keys() & self.tool_to_toolgroup.keys():
+                name = min(twice)
+                raise ValueError(
+                    f"two tools are called {name!r}: in {self.tool_to_toolgroup[name]!r} and {group.name!r}"
+                )
+            self.tool_to_toolgroup.update(mapping)
+
+    def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
+        for group in self.tool_groups:
+            if group.name == tool_group_name:
+                return group.execute_tool(tool_name, *tool_input)
+        known = ", ".join(repr(group.name) for group in self.tool_groups) or "none"
+        raise ValueError(f"no tool group {tool_group_name!r} in {type(self).__name__} (it has {known})")
+
+
+def mean_of_numbers(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each metric over the episodes that have it; booleans count as 0 and 1, anything but numbers is left out."""
+    values: dict[str, list[float]] = {}
+    for one in metrics:
+        for key, value in one.items():
+            if isinstance(value, int | float):
+                values.setdefault(key, []).append(float(value))
+    return {key: sum(found) / len(found) for key, found in values.items()}

@@ -1,0 +1,201 @@
+"""From groups of rollouts to rows the trainer takes.
+
+Owns: who is in a batch, masks, truncation, advantages per token and their scale, minibatches. Never touches: the
+engine, files, clocks; the same groups and config give the same batch, in whatever order the groups came in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from palestra.config.train import AdvantageKind, GrpoConfig
+from palestra.training.advantages import are_equal, group_advantages, is_usable
+from palestra.training.shaping import add_kl_penalty, shaped_reward, total_length
+from palestra.types.rollouts import Group, Rollout, TrainSequence
+
+
+class Drop(StrEnum):
+    """Why a rollout is not in the batch. From `OVERLONG` on its reward is still in its group's baseline."""
+
+    FAILED = "failed"
+    UNGRADED = "ungraded"
+    """No reward, or one that cannot be calculated with."""
+    ZERO_VARIANCE = "zero_variance"
+    """Its group's rewards are all equal."""
+    OVERLONG = "overlong"
+    """Its last turn was cut."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """Within `max_sequence_length` nothing of what was sampled has room behind the prompt."""
+    EMPTY = "empty"
+    """Nothing was sampled."""
+    BROKEN = "broken"
+    """No prompt, or logprobs that are missing or no numbers."""
+
+
+class Batch(Struct, kw_only=True):
+    minibatches: list[list[TrainSequence]]
+    """One optimizer step each; none is empty."""
+    dropped: dict[Drop, int] = field(default_factory=dict)
+    """Rollouts."""
+    zero_variance_groups: int = 0
+    """Among those given, kept or not."""
+    truncated: int = 0
+    """Rollouts in the batch that lost their end to `max_sequence_length`."""
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [sequence for minibatch in self.minibatches for sequence in minibatch]
+
+
+def build_batch(
+    groups: Sequence[Group], config: GrpoConfig, base_logprobs: Mapping[str, Sequence[float]] | None = None
+) -> Batch:
+    """`base_logprobs`: for each rollout that could be used, of all its tokens under the base model (the first is 0)."""
+    if config.penalty.kl and base_logprobs is None:
+        raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
+    chosen = _choose(groups, config)
+    limit = config.data.max_sequence_length
+    sequences = [to_sequence(rollout, advantage, limit) for rollout, advantage in chosen.used]
+    if config.penalty.kl and base_logprobs is not None:
+        add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
+    minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
+    for minibatch in minibatches:
+        normalize(minibatch, config)
+    return Batch(
+        minibatches=minibatches,
+        dropped=dict(chosen.dropped),
+        zero_variance_groups=chosen.zero_variance_groups,
+        truncated=sum(total_length(rollout) > limit for rollout, _ in chosen.used),
+    )
+
+
+def trainable_rollouts(groups: Sequence[Group], config: GrpoConfig) -> list[Rollout]:
+    """Those `build_batch` will use: the ones worth asking the base model about."""
+    return [rollout for rollout, _ in _choose(groups, config).used]
+
+
+def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
+    """Its graded rollouts, penalties included, are all equal: nothing to learn. So is a group where none is graded."""
+    return are_equal(list(_rewards(group, config).values()))
+
+
+def to_sequence(rollout: Rollout, advantage: float, limit: int) -> TrainSequence:
+    """The first `limit` tokens of prompt and turns; what the policy did not draw has mask, logprob, advantage 0."""
+    tokens, mask = list(rollout.prompt), [False] * len(rollout.prompt)
+    logprobs = [0.0] * len(rollout.prompt)
+    for turn in rollout.turns:
+        tokens += turn.observation + turn.tokens
+        mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
+        logprobs += [0.0] * len(turn.observation) + turn.logprobs
+    mask = mask[:limit]
+    return TrainSequence(
+        tokens=tokens[:limit],
+        mask=mask,
+        logprobs=logprobs[:limit],
+        advantages=[advantage if sampled else 0.0 for sampled in mask],
+        rollout=rollout.id,
+    )
+
+
+def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[list[TrainSequence]]:
+    """Whole sequences, dealt out at random so that groups mix; sizes differ by one at most."""
+    order = list(sequences)
+    if parts > 1:
+        random.Random(f"minibatches/{salt}").shuffle(order)
+    dealt = [order[first::parts] for first in range(parts)]
+    return [minibatch for minibatch in dealt if minibatch]
+
+
+def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
+    """The engine adds up losses over tokens; scaled advantages turn the sum into the mean that is meant."""
+    count = len(minibatch)
+    sampled = [sum(sequence.mask) for sequence in minibatch]
+    match config.algorithm.normalize:
+        case "none":
+            return
+        case "sequences":
+            divisors = [length * count for length in sampled]
+        case "tokens" if config.algorithm.advantage is AdvantageKind.DR_GRPO:
+            divisors = [config.rollout.max_tokens * count] * count
+        case "tokens":
+            divisors = [sum(sampled)] * count
+    for sequence, divisor in zip(minibatch, divisors, strict=True):
+        sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
+
+
+class _Choice(Struct):
+    salt: str
+    """For what is random about this batch."""
+    used: list[tuple[Rollout, float]] = []
+    """With their advantages."""
+    dropped: Counter[Drop] = field(default_factory=Counter)
+    zero_variance_groups: int = 0
+
+
+def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
+    ordered = sorted(groups, key=lambda group: (group.step, group.id))
+    chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
+    rewards_G = [_rewards(group, config) for group in ordered]
+    if config.algorithm.shuffle_rewards:
+        rewards_G = _shuffled(rewards_G, chosen.salt)
+    for group, rewards in zip(ordered, rewards_G, strict=True):
+        values = list(rewards.values())
+        advantages = dict(zip(rewards, group_advantages(values, config.algorithm.advantage), strict=True))
+        if are_equal(values):
+            chosen.zero_variance_groups += 1
+            advantages = advantages if config.data.zero_variance == "keep" else {}
+        for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
+            reason = _why_not(rollout, advantages, config)
+            if reason is None:
+                chosen.used.append((rollout, advantages[rollout.id]))
+            else:
+                chosen.dropped[reason] += 1
+    return chosen
+
+
+def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
+    """By rollout, of those that count in the baseline."""
+    return {
+        rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
+        for rollout in group.rollouts
+        if rollout.is_graded and is_usable(rollout.reward)
+    }
+
+
+def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float]]:
+    """The same rewards, each to a random rollout of the batch."""
+    deck = [reward for rewards in groups for reward in rewards.values()]
+    random.Random(f"rewards/{salt}").shuffle(deck)
+    dealt = iter(deck)
+    return [dict(zip(rewards, dealt, strict=False)) for rewards in groups]
+
+
+def _why_not(rollout: Rollout, advantages: Mapping[str, float], config: GrpoConfig) -> Drop | None:
+    if rollout.stop.is_failure:
+        return Drop.FAILED
+    if not is_usable(rollout.reward):
+        return Drop.UNGRADED
+    if rollout.id not in advantages:
+        return Drop.ZERO_VARIANCE
+    if rollout.is_cut and config.data.overlong == "mask":
+        return Drop.OVERLONG
+    if not rollout.response_length:
+        return Drop.EMPTY
+    if not rollout.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in rollout.turns):
+        return Drop.BROKEN
+    before = len(rollout.prompt)
+    for turn in rollout.turns:
+        before += len(turn.observation)
+        if turn.tokens:
+            break
+    return Drop.PROMPT_TOO_LONG if before >= config.data.max_sequence_length else None
+
+
+def _has_logprobs(tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
+    return len(tokens) == len(logprobs) and all(map(math.isfinite, logprobs))

@@ -1,0 +1,171 @@
+"""The GRPO loop: play, compare, learn, publish, again.
+
+Owns: the order of the steps of a run, and what is written when. Never touches: how any of it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from msgspec import Struct
+
+from palestra.config.train import EarlyStop, GrpoConfig
+from palestra.training.batches import Batch, build_batch, trainable_rollouts
+from palestra.training.collecting import Collector
+from palestra.training.evaluation import Evaluator
+from palestra.training.health import step_metrics
+from palestra.training.listener import Stage, StageClock
+from palestra.training.policy import Sampler, Update
+from palestra.training.requests import RequestMaker
+from palestra.training.run_reader import RunStatus
+from palestra.training.schedule import adam_at
+from palestra.training.session import Session
+from palestra.training.sources import RolloutSource
+from palestra.training.state import RunState
+from palestra.training.streaming import StreamingCollector
+from palestra.types.rollouts import Group, Rollout
+
+BASE_SAMPLE = 16
+"""Rollouts of a step that the base model is asked about when only the report wants to know."""
+
+
+class Parts(Struct):
+    """What a run is made of, beside its session; `grpo_run` puts it together."""
+
+    source: RolloutSource
+    requests: RequestMaker
+    evaluator: Evaluator | None
+
+
+class GroupCollector(Protocol):
+    @property
+    def pending(self) -> list[int]:
+        """Positions in the order of tasks that were begun and not used."""
+        ...
+
+    async def collect(self, step: int, sampler: Sampler) -> list[Group]: ...
+
+
+class GrpoLoop:
+    def __init__(self, config: GrpoConfig, session: Session, parts: Parts) -> None:
+        self._config, self._session, self._parts = config, session, parts
+        self._policy, self._state, self._listener = session.policy, session.state, session.listener
+        self._base: Sampler | None = None
+
+    async def run(self) -> RunStatus:
+        async with AsyncExitStack() as stack:
+            collector = await self._open_collector(stack)
+            sampler = await self._policy.publish(self._state.step)
+            if self._state.step == 0 and await self._evaluate(sampler):
+                return RunStatus.STOPPED
+            while self._state.step < self._config.steps:
+                sampler = await self._step(collector, sampler)
+                if self._is_due(self._config.eval.every) and await self._evaluate(sampler):
+                    return RunStatus.STOPPED
+        return RunStatus.DONE
+
+    async def _open_collector(self, stack: AsyncExitStack) -> GroupCollector:
+        source, requests = self._parts.source, self._parts.requests
+        if not self._config.asynchronous.enabled:
+            return Collector(self._config, source, requests, self._listener)
+        streaming = StreamingCollector(
+            self._config, source, requests, self._listener, self._state.step, self._state.pending
+        )
+        return await stack.enter_async_context(streaming)
+
+    async def _step(self, collector: GroupCollector, sampler: Sampler) -> Sampler:
+        version, clock = self._state.step, StageClock()
+        with clock.of(Stage.COLLECT):
+            groups = await collector.collect(version, sampler)
+        with clock.of(Stage.SCORE):
+            base_logprobs = await self._score(groups)
+            batch = build_batch(groups, self._config, base_logprobs)
+        with clock.of(Stage.UPDATE):
+            updates = await self._update(batch, version)
+        with clock.of(Stage.SYNC):
+            sampler = await self._policy.publish(version + 1)
+        self._state.step = version + 1
+        self._state.position, self._state.pending = self._parts.requests.position, collector.pending
+        metrics = step_metrics(
+            groups,
+            batch,
+            updates,
+            config=self._config,
+            version=version,
+            seconds={**clock.seconds, "total": clock.total},
+            base_logprobs=base_logprobs,
+        )
+        await self._record(groups, batch, metrics)
+        return sampler
+
+    async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
+        """The base model's opinion: of all that is trained when a penalty needs it, else of a few, for the report."""
+        rollouts = trainable_rollouts(groups, self._config)
+        if not self._config.penalty.kl:
+            rollouts = rollouts[:: max(1, len(rollouts) // BASE_SAMPLE)][:BASE_SAMPLE]
+        if not rollouts:
+            return {}
+        self._base = self._base or await self._policy.base()
+        limit = self._config.data.max_sequence_length
+        scores = await asyncio.gather(*(self._base.score(all_tokens(rollout)[:limit]) for rollout in rollouts))
+        return {rollout.id: score for rollout, score in zip(rollouts, scores, strict=True)}
+
+    async def _update(self, batch: Batch, step: int) -> list[Update]:
+        algorithm = self._config.algorithm
+        adam = adam_at(self._config.optimizer, step, self._config.steps)
+        updates: list[Update] = []
+        for minibatch in batch.minibatches:
+            updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
+            self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
+        if not updates:
+            self._listener.note("nothing to learn in this step: no group had different rewards")
+        return updates
+
+    async def _record(self, groups: list[Group], batch: Batch, metrics: dict[str, float]) -> None:
+        """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
+        done, session = self._state.step, self._session
+        session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None)
+        session.run.write_metrics(done, metrics)
+        await session.track(done, metrics)
+        if self._is_due(self._config.checkpoint.every):
+            await session.save()
+        self._listener.step(done, metrics)
+
+    async def _evaluate(self, sampler: Sampler) -> bool:
+        """True: the run is good enough, or has stopped getting better."""
+        if self._parts.evaluator is None:
+            return False
+        done = self._state.step
+        groups, metrics = await self._parts.evaluator.evaluate(done, sampler)
+        self._session.run.write_eval(done, groups, metrics)
+        await self._session.track(done, metrics)
+        self._listener.evaluated(done, metrics)
+        rule = self._config.early_stop
+        if rule is None or not should_stop(rule, metrics, self._state):
+            return False
+        if not self._is_due(self._config.checkpoint.every):
+            await self._session.save()
+        return True
+
+    def _is_due(self, every: int) -> bool:
+        done = self._state.step
+        return done == self._config.steps or (every > 0 and done % every == 0)
+
+
+def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:
+    value = metrics.get(rule.metric)
+    if value is None:
+        return False
+    if state.best is None or value > state.best:
+        state.best, state.evaluations_since_best = value, 0
+    else:
+        state.evaluations_since_best += 1
+    if rule.at_least is not None and value >= rule.at_least:
+        return True
+    return rule.patience is not None and state.evaluations_since_best >= rule.patience
+
+
+def all_tokens(rollout: Rollout) -> list[int]:
+    return [*rollout.prompt, *(token for turn in rollout.turns for token in [*turn.observation, *turn.tokens])]

@@ -1,0 +1,62 @@
+"""Work that ends when what it stands on is gone.
+
+Owns: watching beside the work, ending it with a reason. Never touches: the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from palestra.training.policy import PolicyError
+
+LOOK_EVERY_S = 5.0
+
+
+@contextmanager
+def guarded(watch: Coroutine[Any, Any, str]) -> Iterator[None]:
+    """When `watch` returns, whatever the current task is doing inside ends in a PolicyError with its words."""
+    task = asyncio.current_task()
+    assert task is not None
+    watching = asyncio.create_task(watch, name="guard")
+
+    def end(_: asyncio.Task[str]) -> None:
+        task.cancel()
+
+    watching.add_done_callback(end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not watching.done():
+            raise
+        task.uncancel()
+        raise PolicyError(watching.result()) from None
+    finally:
+        watching.remove_done_callback(end)
+        watching.cancel()
+
+
+async def until_unreachable(url: str, patience_s: float) -> str:
+    """The SDK tries again for very long, which is right while a server is restarted. This says when to stop."""
+    loop = asyncio.get_running_loop()
+    last_seen = loop.time()
+    while loop.time() - last_seen < patience_s:
+        await asyncio.sleep(min(LOOK_EVERY_S, patience_s / 2))
+        if await _is_reachable(url):
+            last_seen = loop.time()
+    return f"{url} has not answered for {patience_s:.0f} s; see to the server"
+
+
+async def _is_reachable(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(LOOK_EVERY_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

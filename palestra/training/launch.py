@@ -1,0 +1,136 @@
+"""Puts a run together from its config, and takes it apart again.
+
+Owns: what is opened in which order, what is recorded about the end. Never touches: the steps of a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from palestra.chat import ChatError, ChatTokenizer
+from palestra.config.bundled import bundled_model
+from palestra.config.hub import find_in_cache, is_hub_id
+from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
+from palestra.training.collecting import TrainingError
+from palestra.training.conversations import DataError
+from palestra.training.dpo import check_dpo, run_dpo
+from palestra.training.grpo_run import open_environments, run_grpo
+from palestra.training.guard import guarded, until_unreachable
+from palestra.training.listener import Listener
+from palestra.training.own_server import own_server
+from palestra.training.policy import PolicyError, SamplingError, Start
+from palestra.training.run_reader import RunError, RunStatus
+from palestra.training.runs import EventKind, RunFolder
+from palestra.training.session import Session
+from palestra.training.sft import check_sft, run_sft
+from palestra.training.state import Checkpoints, RunState, StateError
+from palestra.training.tinker_policy import TinkerPolicy
+from palestra.training.trackers import open_trackers
+
+
+class SetupError(ValueError):
+    """The run cannot begin: what is missing, and what to type."""
+
+
+RUN_ERRORS = (SetupError, ChatError, DataError, PolicyError, SamplingError, StateError, TrainingError, RunError)
+"""What a run may end with that is not a bug of ours."""
+
+
+async def train(config: RunConfig, run: RunFolder, listener: Listener, *, device: str) -> dict[str, Any]:
+    """From the newest checkpoint in the run's folder, or from the beginning; returns the summary. What ends the run
+    before its time is recorded, then raised."""
+    try:
+        async with open_session(config, run, listener, device=device) as session:
+            status = await loop_of(config, session)
+    except BaseException as error:
+        stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+        run.event(EventKind.ERROR, error=f"{type(error).__name__}: {error}")
+        run.finish(RunStatus.STOPPED if stopped else RunStatus.FAILED, error=str(error) or type(error).__name__)
+        raise
+    return run.finish(status)
+
+
+def check(config: RunConfig) -> None:
+    """All that can be wrong before anything is started or written. Raises ValueError."""
+    tokenizer = ChatTokenizer.load(tokenizer_folder(config))
+    if config.server is None:
+        check_model(model_folder(config.model))
+    match config:
+        case GrpoConfig():
+            with open_environments(config) as environments:
+                environments.tasks("train")
+                environments.tasks("eval")
+        case SftConfig():
+            check_sft(config, tokenizer)
+        case DpoConfig():
+            check_dpo(config, tokenizer)
+
+
+def check_model(folder: Path) -> None:
+    """For a server of our own: there, and not larger than the memory. Its worker would be killed without a word."""
+    if not (folder / "config.json").is_file():
+        raise SetupError(f"model.name: {folder} is not a model folder; to make a small one: palestra model random DIR")
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    memory = psutil.virtual_memory().available
+    if weights > memory:
+        sizes = f"take {weights / 2**30:.1f} GiB, and {memory / 2**30:.1f} GiB of memory are free"
+        raise SetupError(
+            f"model.name: the weights in {folder} {sizes}; take a smaller model, or another server: --server URL"
+        )
+
+
+def loop_of(config: RunConfig, session: Session) -> Coroutine[Any, Any, RunStatus]:
+    match config:
+        case GrpoConfig():
+            return run_grpo(config, session)
+        case SftConfig():
+            return run_sft(config, session)
+        case DpoConfig():
+            return run_dpo(config, session)
+        case _:
+            raise SetupError(f"no loop for a config of kind {type(config).__name__}")
+
+
+@asynccontextmanager
+async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *, device: str) -> AsyncIterator[Session]:
+    tokenizer = ChatTokenizer.load(tokenizer_folder(config))
+    async with AsyncExitStack() as stack:
+        url, name = config.server, config.model.name
+        if url is None:
+            folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
+            url = await stack.enter_async_context(own_server(folder, name, run.path / "engine", log, device=device))
+        else:
+            stack.enter_context(guarded(until_unreachable(url, config.server_patience_s)))
+        checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
+        state = checkpoints.newest()
+        start = Start(rank=config.model.rank, seed=config.seed, address=config.model.start_from, with_optimizer=False)
+        if state is not None:
+            start = Start(rank=config.model.rank, seed=config.seed, address=state.address)
+            listener.note(f"going on after step {state.step}")
+        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start))
+        trackers = open_trackers(config.trackers, run)
+        stack.callback(trackers.finish, RunStatus.DONE)
+        yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers)
+
+
+def model_folder(model: TrainModel) -> Path:
+    if (bundled := bundled_model(model.name)) is not None:
+        return bundled
+    return find_in_cache(model.name) if is_hub_id(model.name) else Path(model.name).expanduser().absolute()
+
+
+def tokenizer_folder(config: RunConfig) -> Path:
+    if config.model.tokenizer is not None:
+        return config.model.tokenizer
+    try:
+        return model_folder(config.model)
+    except ValueError as error:
+        raise SetupError(
+            f"no tokenizer for {config.model.name}: {error}; or name a folder that has it: model.tokenizer=DIR"
+        ) from None

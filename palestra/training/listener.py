@@ -1,0 +1,69 @@
+"""Who is told how a run goes: a board in a terminal, lines in a log, nobody.
+
+Owns: the protocol and the clock of a step's stages. Never touches: terminals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Protocol
+
+
+class Stage(StrEnum):
+    COLLECT = "collect"
+    SCORE = "score"
+    UPDATE = "update"
+    SYNC = "sync"
+    EVAL = "eval"
+    SAVE = "save"
+
+
+class Listener(Protocol):
+    def stage(self, stage: Stage, done: int, total: int) -> None:
+        """Work within a step has got so far."""
+        ...
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        """A step is over."""
+        ...
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        ...
+
+
+class Silence:
+    """Tells nobody."""
+
+    def stage(self, stage: Stage, done: int, total: int) -> None: ...
+
+    def step(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class StageClock:
+    """Seconds in each stage of one step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Stage, float] = {}
+        self._begin = time.monotonic()
+
+    @contextmanager
+    def of(self, stage: Stage) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - begin
+
+    @property
+    def total(self) -> float:
+        return time.monotonic() - self._begin

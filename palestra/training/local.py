@@ -1,0 +1,51 @@
+"""Rollouts played in this process, each at its own speed.
+
+Owns: how many are played at once, which style of playing a config means. Never touches: how one is played (`player`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from palestra.chat import ChatTokenizer
+from palestra.config.train import GrpoConfig
+from palestra.training.batched import BatchedRollouts
+from palestra.training.crowd import Crowd
+from palestra.training.player import Environments, RolloutSettings, Table, play_rollout
+from palestra.training.policy import Sampler
+from palestra.training.sources import RolloutSource
+from palestra.types.rollouts import Group, GroupRequest, Rollout
+
+
+class LocalRollouts:
+    """May be asked for more while it plays: `concurrency` holds for all together."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._crowd = Crowd()
+        self._slots = asyncio.Semaphore(table.settings.concurrency)
+
+    def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+        async def play_one(request: GroupRequest, index: int) -> Rollout:
+            async with self._slots:
+                return await play_rollout(self._table, request, index, sampler)
+
+        return self._crowd.play(requests, play_one)
+
+    async def close(self) -> None:
+        await self._crowd.close()
+
+
+STYLES = {"async": LocalRollouts, "batched": BatchedRollouts}
+
+
+def open_source(
+    config: GrpoConfig,
+    tokenizer: ChatTokenizer,
+    environments: Environments,
+    settings: RolloutSettings | None = None,
+) -> RolloutSource:
+    """Without `settings`: those of training. Evaluation gives `RolloutSettings.of(config.rollout, temperature)`."""
+    table = Table(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
+    return STYLES[config.rollout.style](table)

@@ -1,0 +1,269 @@
+"""One rollout, from the environment's first message to its record: token in, token out.
+
+Owns: the turns of one rollout, its room and time, what each failure is called. Never touches: other rollouts, who
+trains on it. A history is never encoded again: each prompt is the last one, the turn as sampled, the observation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
+
+from palestra.chat import ChatError, ChatTokenizer
+from palestra.config.train import RolloutConfig
+from palestra.environments.errors import EnvironmentFailure
+from palestra.environments.session import EnvSession, StepResult
+from palestra.training.policy import Sampler, SamplingError
+from palestra.training.seeds import derive_seed
+from palestra.types import SampledSequence, SamplingParams, StopReason
+from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task, Turn
+
+T = TypeVar("T")
+
+ERROR_LENGTH = 500  # of an error in a record: a line to read, not a page
+
+
+class RolloutSettings(Struct, frozen=True, kw_only=True):
+    """What differs between training and evaluation."""
+
+    max_tokens: int
+    max_context: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    timeout_s: float = 600.0
+    concurrency: int = 256
+
+    @classmethod
+    def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:
+        return cls(
+            max_tokens=config.max_tokens,
+            max_context=config.max_context,
+            temperature=config.temperature if temperature is None else temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            timeout_s=config.timeout_s,
+            concurrency=config.concurrency,
+        )
+
+
+class Environments(Protocol):
+    """The one thing a player asks of the run's environments."""
+
+    def open(self, task: Task) -> EnvSession: ...
+
+
+class TurnTaking(Protocol):
+    """Where a player may have to wait for others, before it samples and before it steps."""
+
+    async def wait(self) -> None: ...
+
+
+class Table(Struct, frozen=True):
+    """What all players of a run share."""
+
+    tokenizer: ChatTokenizer
+    environments: Environments
+    settings: RolloutSettings
+
+
+async def play_rollout(
+    table: Table, request: GroupRequest, index: int, sampler: Sampler, turns: TurnTaking | None = None
+) -> Rollout:
+    """Always a record, whatever happens to the environment or a sample. All in the caller's task: an environment may
+    have to be closed in the task that opened it."""
+    player = Player(table, request, index)
+    try:
+        await player.begin()
+        while not player.is_over:
+            if turns:
+                await turns.wait()
+            await player.draw(sampler)
+            if turns and not player.is_over:
+                await turns.wait()
+            await player.step()
+        return player.record()
+    finally:
+        await player.close()
+
+
+class _Ended(Exception):
+    """The rollout cannot go on."""
+
+    def __init__(self, stop: RolloutStop, error: object = None) -> None:
+        self.stop = stop
+        self.error = None if error is None else " ".join(str(error).split())[:ERROR_LENGTH]
+
+
+class Player:
+    """`begin`, then `draw` and `step` in turns until it is over. None of them raises because of what it plays with."""
+
+    def __init__(self, table: Table, request: GroupRequest, index: int) -> None:
+        self._tokenizer = table.tokenizer
+        self._settings = table.settings
+        self._task = request.task
+        self._session = table.environments.open(request.task)
+        self._context: list[int] = []
+        """Everything so far: the next prompt."""
+        self._observation: list[int] = []
+        """The end of the context that the next turn answers to."""
+        self._is_ungraded = False
+        self._spent_s = 0.0
+        self._end: _Ended | None = None
+        self._rollout = Rollout(
+            id=f"{request.id}-{index}",
+            group=request.id,
+            index=index,
+            task=request.task.id,
+            environment=request.task.environment,
+            seed=request.seeds[index],
+            stop=RolloutStop.DONE,
+            temperature=table.settings.temperature,
+            prompt=[],
+            turns=[],
+            messages=[],
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None
+
+    async def begin(self) -> None:
+        try:
+            messages = await self._timed(self._session.init(self._task.prompt))
+            self._rollout.messages = list(messages)
+            self._rollout.prompt = self._tokenizer.encode_chat(messages)
+            self._context = list(self._rollout.prompt)
+            self._check_room()
+        except (EnvironmentFailure, ChatError) as error:
+            self._end = _Ended(RolloutStop.ENV_INIT_FAILED, error)
+        except _Ended as end:
+            self._end = end
+
+    async def draw(self, sampler: Sampler) -> None:
+        """One turn of the policy."""
+        if self.is_over:
+            return
+        version, before_s = sampler.version, self._spent_s
+        try:
+            sequences = await self._timed(sampler.sample(self._context, self._params()))
+            sequence = _checked(sequences)
+        except SamplingError as error:
+            self._end = _Ended(RolloutStop.SAMPLING_FAILED, error)
+        except _Ended as end:
+            self._end = end
+        else:
+            self._add_turn(sequence, version, self._spent_s - before_s)
+
+    async def step(self) -> None:
+        """The environment's answer to the last turn."""
+        if self.is_over:
+            return
+        turn, before_s = self._rollout.turns[-1], self._spent_s
+        try:
+            result = await self._timed(self._session.step(turn.text))
+            turn.env_s = self._spent_s - before_s
+            self._take(result, turn)
+        except (EnvironmentFailure, ChatError) as error:
+            self._end = _Ended(RolloutStop.ENV_FAILED, error)
+        except _Ended as end:
+            self._end = end
+
+    def record(self) -> Rollout:
+        assert self._end is not None
+        rollout = self._rollout
+        rollout.stop, rollout.error = self._end.stop, self._end.error
+        rollout.metrics = self._session.metrics()
+        rollout.seconds = self._spent_s
+        if rollout.turns and not rollout.stop.is_failure and not self._is_ungraded:
+            rollout.reward = sum(turn.reward for turn in rollout.turns)
+        return rollout
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _params(self) -> SamplingParams:
+        settings = self._settings
+        return SamplingParams(
+            max_tokens=min(settings.max_tokens, settings.max_context - len(self._context)),
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            seed=derive_seed(self._rollout.seed, len(self._rollout.turns)),
+            stop_token_ids=self._tokenizer.stop_ids,
+        )
+
+    def _add_turn(self, sequence: SampledSequence, version: int, sample_s: float) -> None:
+        text = self._tokenizer.decode(sequence.tokens)
+        turn = Turn(
+            observation=self._observation,
+            tokens=sequence.tokens,
+            logprobs=sequence.logprobs,
+            stop=sequence.stop_reason,
+            version=version,
+            text=text,
+            sample_s=sample_s,
+        )
+        self._rollout.turns.append(turn)
+        self._rollout.messages.append({"role": "assistant", "content": text})
+        self._context += sequence.tokens
+        if turn.stop is StopReason.ABORT:
+            self._end = _Ended(RolloutStop.SAMPLING_FAILED, "the engine gave up the sample before it ended")
+
+    def _take(self, result: StepResult, turn: Turn) -> None:
+        """What the environment said, and with it the next prompt; raises _Ended where there is none."""
+        self._rollout.messages += result.observations
+        turn.reward = result.reward or 0.0
+        self._is_ungraded |= result.reward is None
+        if stop := self._stop_after(result, turn):
+            raise _Ended(stop)
+        observation = self._tokenizer.observation(result.observations)
+        if not turn.tokens or turn.tokens[-1] not in self._tokenizer.stop_ids:
+            observation = [self._tokenizer.turn_end, *observation]  # a stop string ended the turn: nobody drew its end
+        self._observation = observation
+        self._context += observation
+        self._check_room()
+
+    def _stop_after(self, result: StepResult, turn: Turn) -> RolloutStop | None:
+        """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut,
+        where the environment was done with it anyway."""
+        if result.done:
+            ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
+            return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
+        if turn.stop is StopReason.LENGTH:
+            return RolloutStop.LENGTH
+        if len(self._rollout.turns) >= self._session.max_turns:
+            return RolloutStop.MAX_TURNS
+        return None
+
+    def _check_room(self) -> None:
+        if len(self._context) >= self._settings.max_context:
+            raise _Ended(RolloutStop.CONTEXT)
+
+    async def _timed(self, work: Awaitable[T]) -> T:
+        """Within what is left of the rollout's time. Only its own work counts: a batch does not time out for one."""
+        began_s = time.perf_counter()
+        limit = asyncio.timeout(self._settings.timeout_s - self._spent_s)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            message = f"it did not end within {self._settings.timeout_s:g} s (rollout.timeout_s)"
+            raise _Ended(RolloutStop.TIMEOUT, message) from None
+        finally:
+            self._spent_s += time.perf_counter() - began_s
+
+
+def _checked(sequences: list[SampledSequence]) -> SampledSequence:
+    if len(sequences) != 1:
+        raise SamplingError(f"asked for 1 sequence, got {len(sequences)}")
+    (sequence,) = sequences
+    if len(sequence.tokens) != len(sequence.logprobs):
+        raise SamplingError(f"got {len(sequence.tokens)} tokens with {len(sequence.logprobs)} logprobs")
+    return sequence

@@ -1,0 +1,27 @@
+"""Which groups a run plays, in which order, with which seeds.
+
+Owns: the place in the order of tasks; it is all that resuming needs. Never touches: playing.
+"""
+
+from __future__ import annotations
+
+from palestra.environments.order import TaskOrder
+from palestra.training.seeds import derive_seed
+from palestra.types.rollouts import GroupRequest
+
+
+class RequestMaker:
+    def __init__(self, order: TaskOrder, seed: int, group_size: int, position: int = 0) -> None:
+        self._order, self._seed, self._group_size = order, seed, group_size
+        self.position = position
+        """Of the next new task."""
+
+    def next(self, step: int) -> GroupRequest:
+        self.position += 1
+        return self.at(self.position - 1, step)
+
+    def at(self, position: int, step: int) -> GroupRequest:
+        """A task may come twice in one step where tasks are few: the position keeps its two groups apart."""
+        task = self._order[position]
+        seeds = (derive_seed(self._seed, step, task.id, position, index) for index in range(self._group_size))
+        return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds))

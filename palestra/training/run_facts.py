@@ -1,0 +1,82 @@
+"""What a run notes about where and how it was started, and what is said about it when it ends.
+
+Owns: facts for config.json, the figures of summary.json. Never touches: files.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import distributions
+from typing import Any
+
+from palestra.config.redaction import redact
+
+# Of these a summary names the best step: what one asks about a run first. Higher is better.
+HEADLINES = ("reward/mean", "eval/success", "eval/reward_mean")
+
+
+def gather_facts() -> dict[str, Any]:
+    return {
+        "command": redact(shlex.join(sys.argv)),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "git_commit": git_commit(),
+        "packages": installed_packages(),
+    }
+
+
+@cache
+def installed_packages() -> dict[str, str]:
+    """All there are, by name: what turns out to matter is known only later. Looked up once, it takes a tenth of a
+    second."""
+    return dict(sorted((found.name, found.version) for found in distributions() if found.name))
+
+
+def git_commit() -> str | None:
+    """Of the current folder; `-dirty` when files differ from it. None outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def summarize(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`metrics` in order of steps, as a reader gives them."""
+    best = {}
+    for name in HEADLINES:
+        rows = [row for row in metrics if isinstance(row.get(name), int | float)]
+        if rows:
+            row = max(rows, key=lambda row: row[name])
+            best[name] = {"value": row[name], "step": row["step"]}
+    return {
+        "steps": len(metrics),
+        "last_step": metrics[-1]["step"] if metrics else None,
+        "attempts": max((row.get("attempt", 1) for row in events), default=1),
+        "seconds": running_time(metrics, events),
+        "best": best,
+        "first": dict(metrics[0]) if metrics else {},
+        "last": dict(metrics[-1]) if metrics else {},
+    }
+
+
+def running_time(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> float:
+    """From the first to the last sign of each attempt; what lies between attempts is not counted."""
+    times: dict[int, list[float]] = {}
+    for row in (*metrics, *events):
+        times.setdefault(row.get("attempt", 1), []).append(row["time"])
+    return sum(max(signs) - min(signs) for signs in times.values())
+
+
+def flatten(content: Any, at: str = "") -> dict[str, Any]:
+    """Nested maps and lists as `a.b.0.c`; empty ones stay as they are."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    flat = {key: value for name, inner in entries for key, value in flatten(inner, f"{at}.{name}".lstrip(".")).items()}
+    return flat or {at: content}

@@ -1,0 +1,35 @@
+"""What every kind of training loop is given, open and ready.
+
+Owns: keeping the run's state. Never touches: how the parts are made (`launch` does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import Struct
+
+from palestra.chat import ChatTokenizer
+from palestra.training.listener import Listener
+from palestra.training.policy import Policy
+from palestra.training.runs import EventKind, RunFolder
+from palestra.training.state import Checkpoints, RunState
+from palestra.training.trackers import Trackers
+
+
+class Session(Struct):
+    policy: Policy
+    tokenizer: ChatTokenizer
+    run: RunFolder
+    checkpoints: Checkpoints
+    state: RunState
+    listener: Listener
+    trackers: Trackers
+
+    async def track(self, step: int, metrics: dict[str, float]) -> None:
+        """Trackers may talk to a network: not in the loop's own thread."""
+        await asyncio.to_thread(self.trackers.log, step, metrics)
+
+    async def save(self) -> None:
+        await self.checkpoints.save(self.state, self.policy)
+        self.run.event(EventKind.CHECKPOINT, step=self.state.step, address=self.state.address)

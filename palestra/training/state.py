@@ -1,0 +1,72 @@
+"""What a run needs to go on from where it was.
+
+Owns: the pointer files in `checkpoints/`, keeping the newest. Never touches: weights, which the server keeps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from palestra.training.policy import Policy, PolicyError
+from palestra.training.runs import write_json
+
+
+class StateError(ValueError):
+    """A checkpoint cannot be read; says which."""
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    step: int = 0
+    """Steps done; also the version of the weights."""
+    position: int = 0
+    """In the order of tasks or data."""
+    pending: list[int] = []
+    """Positions before it that were begun and not used (asynchronous runs)."""
+    address: str = ""
+    """Of weights and optimizer on the server."""
+    best: float | None = None
+    """Of the metric that may end the run early."""
+    evaluations_since_best: int = 0
+
+
+class Checkpoints:
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    async def save(self, state: RunState, policy: Policy) -> str:
+        """Weights first, then the pointer: a kill in between leaves the older pointer, which still holds."""
+        state.address = await policy.save(f"step_{state.step:06d}")
+        write_json(self._folder / f"step_{state.step:06d}.json", msgspec.to_builtins(state))
+        for old in self._files()[: -self._keep]:
+            address = read_state(old).address
+            old.unlink()
+            try:
+                await policy.delete(address)
+            except PolicyError:
+                pass  # another server's, or gone already: nothing of ours points to it any more
+        return state.address
+
+    def newest(self) -> RunState | None:
+        files = self._files()
+        return read_state(files[-1]) if files else None
+
+    def at(self, step: int) -> RunState:
+        file = self._folder / f"step_{step:06d}.json"
+        if not file.exists():
+            have = ", ".join(str(int(one.stem.removeprefix("step_"))) for one in self._files()) or "none"
+            raise StateError(f"no checkpoint of step {step} in {self._folder}; there are: {have}")
+        return read_state(file)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("step_*.json"))
+
+
+def read_state(file: Path) -> RunState:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StateError(
+            f"{file} cannot be read as a checkpoint ({error}); remove it to resume from an older one"
+        ) from None

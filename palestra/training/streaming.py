@@ -1,0 +1,177 @@
+"""Groups for an asynchronous run: played all the time, on weights of bounded age.
+
+Owns: how many may be under way, which are too old, what was begun but not used. Never touches: how a group is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+
+from msgspec import Struct
+
+from palestra.config.train import GrpoConfig
+from palestra.training.batches import is_zero_variance
+from palestra.training.collecting import raise_if_all_failed
+from palestra.training.listener import Listener, Stage
+from palestra.training.policy import Sampler
+from palestra.training.requests import RequestMaker
+from palestra.training.sources import RolloutSource
+from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
+
+HOPELESS = 4
+"""Steps' worth of groups in a row without one graded rollout, and the run ends."""
+
+
+class Begun(Struct):
+    request: GroupRequest
+    position: int
+    version: int
+    """Of the weights it is played on."""
+    group: Group | None = None
+
+
+class StreamingCollector:
+    """`async with`: playing goes on between the calls of `collect`.
+
+    With s = max_staleness and G groups a step, at most (version + s + 1) * G useful groups are begun before version + 1
+    exists. So a group waits for at most s steps if it is used in the order it was begun.
+    """
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        source: RolloutSource,
+        requests: RequestMaker,
+        listener: Listener,
+        version: int = 0,
+        pending: Iterable[int] = (),
+    ) -> None:
+        """`version`: of the weights to begin with."""
+        self._config, self._source, self._requests, self._listener = config, source, requests, listener
+        self._again = list(pending)
+        """Positions begun before a resume and not used."""
+        self._begun: dict[int, Begun] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._used = version * config.rollout.groups_per_step
+        self._sampler: Sampler | None = None
+        self._changed = asyncio.Event()
+        self._barren: list[Group] = []
+        self._failure: BaseException | None = None
+
+    @property
+    def pending(self) -> list[int]:
+        """Positions of tasks whose groups are not used yet: a resumed run begins with them."""
+        return [*sorted(self._begun), *self._again]
+
+    async def __aenter__(self) -> StreamingCollector:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _use(self, sampler: Sampler) -> None:
+        """New weights: what begins now is played on them."""
+        self._sampler = sampler
+        if self._config.asynchronous.in_flight == "drop":
+            for position, begun in list(self._begun.items()):
+                if begun.group is None and self._age(begun) > self._config.asynchronous.max_staleness:
+                    self._tasks[position].cancel()
+        self._fill()
+
+    async def collect(self, step: int, sampler: Sampler) -> list[Group]:
+        """Groups enough for a step, and beside them those that came to nothing since the last one."""
+        self._use(sampler)
+        wanted = self._config.rollout.groups_per_step
+        aside: list[Group] = []
+        while True:
+            aside += self._set_aside()
+            ready = [begun for _, begun in sorted(self._begun.items()) if begun.group is not None]
+            self._listener.stage(Stage.COLLECT, min(len(ready), wanted), wanted)
+            if self._failure is not None:
+                raise self._failure
+            if len(ready) >= wanted:
+                return aside + self._take(ready[:wanted], step)
+            self._fill()
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _take(self, ready: list[Begun], step: int) -> list[Group]:
+        self._used += len(ready)
+        for begun in ready:
+            del self._begun[begun.position]
+        self._barren.clear()
+        groups = [begun.group for begun in ready if begun.group is not None]
+        for group in groups:
+            group.step = step
+        return groups
+
+    def _set_aside(self) -> list[Group]:
+        """Finished groups that teach nothing or are too old leave room for others."""
+        aside: list[Group] = []
+        for position, begun in sorted(self._begun.items()):
+            if begun.group is None:
+                continue
+            if self._age(begun) > self._config.asynchronous.max_staleness:
+                for rollout in begun.group.rollouts:
+                    rollout.stop = RolloutStop.STALE
+            elif self._config.data.zero_variance == "keep" or not is_zero_variance(begun.group, self._config):
+                continue
+            aside.append(begun.group)
+            del self._begun[position]
+        self._barren += aside
+        if len(self._barren) >= HOPELESS * self._config.rollout.groups_per_step:
+            raise_if_all_failed(self._barren)
+        return aside
+
+    def _age(self, begun: Begun) -> int:
+        return self._sampler.version - begun.version if self._sampler else 0
+
+    def _fill(self) -> None:
+        sampler = self._sampler
+        if sampler is None:
+            return
+        size, stale = self._config.rollout.groups_per_step, self._config.asynchronous.max_staleness
+        while self._used + len(self._begun) < (sampler.version + stale + 1) * size:
+            if self._again:
+                position = self._again.pop(0)
+                request = self._requests.at(position, sampler.version)
+            else:
+                request, position = self._requests.next(sampler.version), self._requests.position - 1
+            self._begun[position] = begun = Begun(request, position, sampler.version)
+            task = asyncio.create_task(self._play(begun, sampler), name=f"group-{position}")
+            self._tasks[position] = task
+            task.add_done_callback(lambda _, position=position: self._tasks.pop(position, None))
+
+    async def _play(self, begun: Begun, sampler: Sampler) -> None:
+        try:
+            async for group in self._source.play([begun.request], sampler):
+                begun.group = group
+        except asyncio.CancelledError:
+            begun.group = stale_group(begun.request)
+        except BaseException as error:
+            self._failure = error
+        self._changed.set()
+
+
+def stale_group(request: GroupRequest) -> Group:
+    """What is recorded of a group that was dropped while it was played."""
+    rollouts = [
+        Rollout(
+            id=f"{request.id}-{index}",
+            group=request.id,
+            index=index,
+            task=request.task.id,
+            environment=request.task.environment,
+            seed=seed,
+            stop=RolloutStop.STALE,
+            error="dropped: new weights made it too old",
+        )
+        for index, seed in enumerate(request.seeds)
+    ]
+    return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)

@@ -1,0 +1,164 @@
+"""The policy behind a Tinker API: our server's, or any other.
+
+Owns: every call of the `tinker` SDK in the training loops. Never touches: what is trained, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TypedDict
+
+import tinker
+from tinker import types
+
+from palestra.training.policy import PolicyError, SamplingError, Start, Update
+from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
+from palestra.types.rollouts import TrainSequence
+
+os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine tells nobody
+
+GOODBYE_S = 5.0
+LOCAL_KEY = "tml-local"
+"""On loopback any key will do; elsewhere TINKER_API_KEY is the user's."""
+
+
+class Server(TypedDict):
+    """What every client of the SDK is opened with."""
+
+    base_url: str | None
+    api_key: str
+
+
+@contextmanager
+def translated(kind: type[Exception], what: str) -> Iterator[None]:
+    try:
+        yield
+    except tinker.TinkerError as error:
+        raise kind(f"{what}: {error}") from error
+
+
+class TinkerSampler:
+    def __init__(self, client: tinker.SamplingClient, version: int) -> None:
+        self._client, self.version = client, version
+
+    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+        wanted = types.SamplingParams(
+            max_tokens=params.max_tokens,
+            seed=params.seed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
+        )
+        with translated(SamplingError, "sampling failed"):
+            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, wanted)
+        return [
+            SampledSequence(
+                tokens=list(one.tokens), logprobs=list(one.logprobs or []), stop_reason=StopReason(one.stop_reason)
+            )
+            for one in answer.sequences
+        ]
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        with translated(SamplingError, "scoring failed"):
+            scores = await self._client.compute_logprobs_async(types.ModelInput.from_ints(list(tokens)))
+        return [score or 0.0 for score in scores]
+
+
+class TinkerPolicy:
+    """One LoRA model in training. `open` makes it."""
+
+    def __init__(self, service: tinker.ServiceClient, model: tinker.TrainingClient, base_model: str, server: Server):
+        self._service, self._model, self._base_model, self._server = service, model, base_model, server
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str | None, base_model: str, start: Start) -> AsyncIterator[TinkerPolicy]:
+        """`url`: None is hosted Tinker, or what TINKER_BASE_URL says."""
+        server = Server(base_url=url, api_key=os.environ.get("TINKER_API_KEY", LOCAL_KEY))
+        with translated(PolicyError, f"{url or 'Tinker'} does not give us {base_model} to train"):
+            service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
+            model = await create_model(service, base_model, start)
+        status = "errored"
+        try:
+            yield cls(service, model, base_model, server)
+            status = "success"
+        finally:
+            with suppress(tinker.TinkerError, TimeoutError):  # a server that is gone needs no goodbye
+                async with asyncio.timeout(GOODBYE_S):
+                    await service.close(status)
+
+    async def update(
+        self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
+    ) -> Update:
+        data = [to_datum(sequence, loss) for sequence in batch]
+        with translated(PolicyError, "the training step failed"):
+            # Both are sent before either is awaited: the engine goes from one to the next without us.
+            passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
+            stepped = await self._model.optim_step_async(to_adam(adam))
+            output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
+        return Update(metrics={**output.metrics, **(step.metrics or {})}, logprobs=logprobs_of(output))
+
+    async def forward(self, batch: Sequence[TrainSequence]) -> Update:
+        data = [to_datum(sequence, "cross_entropy") for sequence in batch]
+        with translated(PolicyError, "the forward pass failed"):
+            output = await (await self._model.forward_async(data, "cross_entropy")).result_async()
+        return Update(metrics=dict(output.metrics), logprobs=logprobs_of(output))
+
+    async def publish(self, version: int) -> TinkerSampler:
+        with translated(PolicyError, "the new weights could not be published"):
+            return TinkerSampler(await self._model.save_weights_and_get_sampling_client_async(), version)
+
+    async def base(self) -> TinkerSampler:
+        with translated(PolicyError, f"{self._base_model} cannot be sampled"):
+            return TinkerSampler(await self._service.create_sampling_client_async(base_model=self._base_model), 0)
+
+    async def frozen(self, address: str) -> TinkerSampler:
+        with translated(PolicyError, f"{address} cannot be sampled"):
+            # Saved states can be trained, not sampled: a model that is never trained is made of it, and published.
+            model = await self._service.create_training_client_from_state_async(address)
+            return TinkerSampler(await model.save_weights_and_get_sampling_client_async(), 0)
+
+    async def save(self, name: str) -> str:
+        with translated(PolicyError, f"the checkpoint {name} could not be written"):
+            return (await (await self._model.save_state_async(name)).result_async()).path
+
+    async def delete(self, address: str) -> None:
+        with translated(PolicyError, f"{address} could not be deleted"):
+            await tinker.RestClient(**self._server).delete_checkpoint_from_tinker_path_async(address)
+
+
+async def create_model(service: tinker.ServiceClient, base_model: str, start: Start) -> tinker.TrainingClient:
+    if start.address is None:
+        return await service.create_lora_training_client_async(base_model=base_model, rank=start.rank, seed=start.seed)
+    if start.with_optimizer:
+        return await service.create_training_client_from_state_with_optimizer_async(start.address)
+    return await service.create_training_client_from_state_async(start.address)
+
+
+def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
+    """Position i of a datum speaks about predicting token i + 1."""
+    inputs: dict[str, list[int] | list[float]] = {"target_tokens": sequence.tokens[1:]}
+    if loss == "cross_entropy":
+        inputs["weights"] = sequence.advantages[1:]
+    else:
+        inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
+    return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def logprobs_of(output: types.ForwardBackwardOutput) -> list[list[float]]:
+    return [one["logprobs"].tolist() for one in output.loss_fn_outputs]
+
+
+def to_adam(adam: AdamParams) -> types.AdamParams:
+    return types.AdamParams(
+        learning_rate=adam.learning_rate,
+        beta1=adam.beta1,
+        beta2=adam.beta2,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        grad_clip_norm=adam.grad_clip_norm,
+    )

@@ -1,0 +1,144 @@
+"""What is played and what comes back: tasks, turns, rollouts, groups. Plain records."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+from palestra.types.sampling import StopReason
+
+Message = dict[str, Any]
+"""`role` and `content`, as chat templates take them."""
+
+
+class RolloutStop(StrEnum):
+    """Why a rollout ended."""
+
+    DONE = "done"
+    """The environment said so."""
+    MAX_TURNS = "max_turns"
+    LENGTH = "length"
+    """The last turn was cut at its token limit."""
+    CONTEXT = "context"
+    """No room for another turn."""
+    TIMEOUT = "timeout"
+    ENV_INIT_FAILED = "env_init_failed"
+    ENV_FAILED = "env_failed"
+    """The environment raised, hung, or gave a reward that is no number."""
+    SAMPLING_FAILED = "sampling_failed"
+    STALE = "stale"
+    """Dropped: its weights are older than the run allows."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Nothing can be said about the policy: such a rollout has no reward and is in no baseline."""
+        return self in FAILURES
+
+
+FAILURES = {
+    RolloutStop.TIMEOUT,
+    RolloutStop.ENV_INIT_FAILED,
+    RolloutStop.ENV_FAILED,
+    RolloutStop.SAMPLING_FAILED,
+    RolloutStop.STALE,
+}
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    id: str
+    """Unique in its environment; part of every seed."""
+    environment: str
+    prompt: list[Message]
+    extras: dict[str, Any] = {}
+    """What the environment needs besides: the answer, a key, a difficulty."""
+
+
+class Turn(Struct, kw_only=True):
+    observation: list[int]
+    """Tokens the environment added before this turn, the turn's header included. Empty in the first."""
+    tokens: list[int]
+    """As sampled, the end-of-turn token included where it was drawn."""
+    logprobs: list[float]
+    """Of `tokens`, under the policy that drew them."""
+    stop: StopReason
+    version: int
+    """Of the weights that drew them."""
+    reward: float = 0.0
+    text: str = ""
+    """`tokens` without special ones: what the environment got."""
+    sample_s: float = 0.0
+    env_s: float = 0.0
+
+
+class Rollout(Struct, kw_only=True):
+    id: str
+    group: str
+    index: int
+    """In its group."""
+    task: str
+    environment: str
+    seed: int
+    stop: RolloutStop
+    temperature: float = 1.0
+    prompt: list[int] = []
+    turns: list[Turn] = []
+    messages: list[Message] = []
+    """The conversation as the environment saw it, for people to read."""
+    reward: float | None = None
+    """None where the stop is a failure, or nobody could grade it."""
+    metrics: dict[str, float] = {}
+    """The environment's own."""
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_graded(self) -> bool:
+        return self.reward is not None and not self.stop.is_failure
+
+    @property
+    def response_length(self) -> int:
+        """In sampled tokens."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def is_cut(self) -> bool:
+        """The last generated turn has no end: its quality is unknown (DAPO's overlong)."""
+        return bool(self.turns) and self.turns[-1].stop is not StopReason.STOP
+
+    @property
+    def oldest_version(self) -> int:
+        return min((turn.version for turn in self.turns), default=0)
+
+
+class Group(Struct, kw_only=True):
+    """Rollouts of one task, compared with each other."""
+
+    id: str
+    task: Task
+    step: int
+    rollouts: list[Rollout] = field(default_factory=list)
+
+
+class GroupRequest(Struct, frozen=True, kw_only=True):
+    """A group to be played."""
+
+    id: str
+    task: Task
+    step: int
+    seeds: tuple[int, ...]
+    """One for each rollout wanted."""
+
+
+class TrainSequence(Struct, kw_only=True):
+    """One row of a training batch: position i of the lists speaks about `tokens[i]`."""
+
+    tokens: list[int]
+    mask: list[bool]
+    """True where the loss may look: sampled by the policy."""
+    logprobs: list[float]
+    """0 where not sampled."""
+    advantages: list[float]
+    """0 where masked."""
+    rollout: str = ""

@@ -1,0 +1,73 @@
+"""Tokenizer folders: the one that `palestra model random` writes, and it with other families' tokens and templates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from palestra.chat import ChatTokenizer
+from palestra.model.random_tokenizer import write_tokenizer
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+STYLES: dict[str, dict[str, Any]] = {
+    "chatml": {},
+    "thinking": {},
+    "headers": {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True},
+        "added": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    },
+    "brackets": {"bos_token": "<s>", "eos_token": "</s>", "added": ["<s>", "</s>", "[INST]", "[/INST]"]},
+}
+"""Keys of tokenizer_config.json that differ, and special tokens to add."""
+
+
+@pytest.fixture(scope="session")
+def bare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, vocab_size=512, max_positions=4096)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def style_folder(bare_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(style: str) -> Path:
+        if style not in made:
+            made[style] = _write(style, bare_folder, tmp_path_factory.mktemp(style))
+        return made[style]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(style_folder: Callable[[str], Path]) -> Callable[[str], ChatTokenizer]:
+    loaded: dict[str, ChatTokenizer] = {}
+
+    def get(style: str) -> ChatTokenizer:
+        if style not in loaded:
+            loaded[style] = ChatTokenizer.load(style_folder(style))
+        return loaded[style]
+
+    return get
+
+
+def _write(style: str, bare: Path, folder: Path) -> Path:
+    shutil.copytree(bare, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | STYLES[style]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in config.pop("added", [])])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if style != "chatml":
+        config["chat_template"] = (TEMPLATES / f"{style}.jinja").read_text()
+        (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

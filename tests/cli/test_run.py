@@ -1,0 +1,193 @@
+"""`palestra run`: what the files of a run say, in words, beside each other, in other forms and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from palestra.cli.run import run
+from palestra.cli.run_common import duration_text, number_text, safe_text, sparkline
+from palestra.training.batches import build_batch
+from palestra.training.run_reader import RunStatus
+from palestra.training.runs import EventKind, RunFolder
+from tests.training.records import make_config, make_group
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(run, [*map(str, args)], prog_name="palestra run")
+
+
+def answer(*args: object):
+    result = call(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(autouse=True)
+def _two_runs(tmp_path, monkeypatch):
+    """`slow` was killed by its tracker's sins, `fast` is done."""
+    monkeypatch.chdir(tmp_path)
+    for name, lr in (("slow", 1e-5), ("fast", 1e-4)):
+        config = make_config(optimizer={"lr": lr}, steps=10)
+        with RunFolder.create("runs", name, config) as folder:
+            for step in range(1, 5):
+                groups = [make_group(f"g{step}", [1.0, 0.0], metrics={"parse_error": 0.0})]
+                folder.write_rollouts(step, groups, build_batch(groups, config).sequences)
+                figures = {"reward/mean": step * lr * 1e3, "reward/p10": 0.0, "reward/p90": 1.0}
+                folder.write_metrics(
+                    step, {**figures, "time/collect_s": 1.0, "time/update_s": 2.0, "odd": float("nan")}
+                )
+            folder.write_metrics(4, {"eval/success": 0.5})
+            if name == "fast":
+                folder.finish(RunStatus.DONE)
+            else:
+                folder.event(EventKind.WARNING, message="disk \x1b[31malmost full")
+
+
+def test_runs_are_listed_with_how_they_stand():
+    slow, fast = sorted(answer("list"), key=lambda one: -len(one["name"] + one["status"]))
+    assert {slow["name"], fast["name"]} == {"slow", "fast"}
+    by_name = {one["name"]: one for one in (slow, fast)}
+    assert (by_name["fast"]["status"], by_name["slow"]["status"]) == ("done", "killed")
+    assert by_name["fast"]["last_step"] == 4
+    assert by_name["fast"]["reward_mean"] == pytest.approx(0.4)
+    shown = call("list").stdout
+    assert shown.splitlines()[0].split() == ["name", "status", "step", "reward", "eval", "model", "started"]
+    assert "fast" in shown
+
+
+def test_a_damaged_run_does_not_hide_the_others():
+    Path("runs/slow/config.json").write_text("{")
+    assert {one["name"]: one["status"] for one in answer("list")} == {"slow": "damaged", "fast": "done"}
+    assert "damaged" in call("list").stdout
+
+
+def test_no_runs_say_how_to_start_one():
+    assert "to start one: palestra train" in call("list", "--runs", "elsewhere").stdout
+    assert answer("list", "--runs", "elsewhere") == []
+
+
+def test_a_run_is_shown_with_its_course_and_its_warnings():
+    shown = call("show", "slow")
+    assert shown.exit_code == 0, shown.output
+    for text in (
+        "killed, 4 of 10 steps",
+        "reward/mean",
+        "▁",
+        "disk \\x1b[31malmost full",
+        "rollout list slow --step 4",
+    ):
+        assert text in shown.stdout
+    assert "\x1b" not in shown.stdout
+    told = answer("show", "runs/fast")
+    assert told["summary"]["best"]["reward/mean"]["step"] == 4
+    assert (told["summary"]["status"], told["config"]["optimizer"]["lr"]) == ("done", 1e-4)
+
+
+def test_a_run_that_has_just_begun_can_be_shown():
+    RunFolder.create("runs", "new", make_config()).close()
+    assert call("show", "new").exit_code == 0
+    assert call("compare", "new", "fast").exit_code == 0
+
+
+def test_runs_are_compared_where_they_differ():
+    one, other = answer("compare", "slow", "fast")
+    assert (one["config"], other["config"]) == ({"optimizer.lr": 1e-5}, {"optimizer.lr": 1e-4})
+    assert one["last"]["eval/success"] == 0.5
+    shown = call("compare", "slow", "fast").stdout
+    assert "optimizer.lr" in shown
+    assert "group_size" not in shown
+    assert "time/collect_s" in call("compare", "slow", "fast", "--all").stdout
+
+
+def test_metrics_and_rollouts_are_exported():
+    rows = [json.loads(line) for line in call("export", "fast").stdout.splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    table = list(csv.DictReader(io.StringIO(call("export", "fast", "--to", "csv").stdout)))
+    assert table[3]["eval/success"] == "0.5"
+    assert table[0]["eval/success"] == ""
+    told = answer("export", "fast", "--what", "rollouts", "--to", "csv", "--out", "r.csv")
+    assert told == {"file": "r.csv", "rows": 8}
+    exported = list(csv.DictReader(io.StringIO(Path("r.csv").read_text(encoding="utf-8"))))
+    assert exported[0]["metrics.parse_error"] == "0.0"
+    assert json.loads(exported[0]["messages"]) == []
+    tokens = [json.loads(line) for line in call("export", "fast", "--what", "tokens").stdout.splitlines()]
+    assert tokens[0]["prompt"] == [1, 2]
+
+
+def test_parquet_needs_a_file_and_pyarrow():
+    assert call("export", "fast", "--to", "parquet").exit_code == 2
+    result = call("export", "fast", "--to", "parquet", "--out", "m.parquet")
+    if importlib.util.find_spec("pyarrow") is None:
+        assert result.exit_code == 1
+        assert "pip install pyarrow" in result.stderr
+        assert not Path("m.parquet").exists()
+    else:
+        assert result.exit_code == 0, result.output
+        assert Path("m.parquet").read_bytes()[:4] == b"PAR1"
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_run_is_drawn(suffix):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    told = answer("plot", "fast", "--out", f"x.{suffix}")
+    assert told["panels"] == ["reward", "evaluation", "seconds of a step"]
+    begin = Path(f"x.{suffix}").read_bytes()[:20]
+    assert begin.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    RunFolder.create("runs", "new", make_config()).close()
+    assert "no metrics to draw yet" in call("plot", "new").stderr
+
+
+def test_drawing_without_matplotlib_says_what_to_install():
+    if importlib.util.find_spec("matplotlib") is not None:
+        pytest.skip("matplotlib is installed")
+    result = call("plot", "fast")
+    assert result.exit_code == 1
+    assert result.stderr == "error: this command needs matplotlib; to install it: pip install 'palestra[plot]'\n"
+
+
+@pytest.mark.parametrize("command", ["show", "compare", "export", "plot"])
+def test_a_mistyped_run_gets_the_nearest_name_and_exit_code_3(command):
+    if command == "plot":
+        pytest.importorskip("palestra.cli.plots")
+    result = call(command, "fats")
+    assert result.exit_code == 3
+    assert "no run 'fats' in runs (did you mean 'fast'?); to see all: palestra run list" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_wrong_usage_is_exit_code_2():
+    assert call("plot", "fast", "--out", "x.gif").exit_code == 2
+    assert call("export", "fast", "--to", "xml").exit_code == 2
+    assert call("export", "fast", "--json").exit_code == 2
+    assert call("compare").exit_code == 2
+
+
+def test_importing_the_commands_loads_nothing_heavy():
+    script = (
+        "import sys\nimport palestra.cli.run, palestra.cli.rollout\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'matplotlib', 'tokenizers', 'zstandard', 'palestra.training'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_small_words():
+    assert safe_text("a\x1b[2Jb\u202ec\x07\nd\u00a0é") == "a\\x1b[2Jb\\u202ec\\x07\nd\u00a0é"
+    assert safe_text("a\nb", keep="") == "a\\nb"
+    assert [number_text(x) for x in (None, 3, 3.0, 0.123456, 1e-7, float("inf"), True)] == [
+        *("-", "3", "3", "0.1235", "1e-07", "inf", "True")
+    ]
+    assert sparkline([0, 1, None, 2]) == "▁▅█"
+    assert sparkline([1.0]) == ""
+    assert sparkline([5.0] * 100) == "▁" * 40
+    assert [duration_text(x) for x in (5, 65, 3725)] == ["5 s", "1 min 5 s", "1 h 2 min"]

@@ -1,0 +1,114 @@
+"""Runs that train for real: the bundled model, a real server, the official SDK."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from palestra.training.run_reader import Part, RunStatus
+
+LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 6, "tasks": 96}, "steps": 6}
+HEALTH = [
+    *("reward/mean", "reward/p10", "reward/p90", "kl/sampler_trainer", "kl/base", "mismatch/logprob_abs_max"),
+    *("policy/entropy_estimate", "policy/clip_fraction", "optim/grad_norm", "staleness/max"),
+    *("rollouts/truncated_share", "rollouts/zero_variance_share", "rollouts/failed"),
+    *("time/collect_s", "time/score_s", "time/update_s", "time/sync_s"),
+    *("throughput/collect_tokens_per_s", "throughput/update_tokens_per_s"),
+]
+CHANCE = 2 * math.sqrt(0.25 / 96)  # two standard errors of an evaluation
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("environment", ["arithmetic", pytest.param("stockroom", marks=pytest.mark.slow)])
+def test_reward_rises(run_training, environment, asynchronous):
+    run = run_training(
+        "learns", environments=[{"name": environment}], asynchronous={"enabled": asynchronous}, **LEARNING
+    )
+    evals = [row["eval/success"] for row in run.read_metrics() if "eval/success" in row]
+    assert len(evals) == 2
+    assert evals[1] > evals[0] + CHANCE
+    assert run.status() is RunStatus.DONE
+
+
+def test_a_step_reports_its_health(run_training):
+    run = run_training("healthy", steps=2, algorithm={"loss": "ppo"})
+    first, second = run.read_metrics()
+    for name in HEALTH:
+        assert math.isfinite(second[name]), name
+    # float32, temperature 1, on policy: what was sampled is what is trained.
+    assert first["mismatch/logprob_abs_max"] < 1e-4
+    assert second["mismatch/logprob_abs_max"] < 1e-4
+    assert first["kl/base"] == pytest.approx(0, abs=1e-4)
+    assert abs(second["kl/base"]) > 1e-4
+
+
+def test_trained_tokens_are_the_sampled_ones(run_training):
+    """The run's token files hold whole conversations by the template; only sampled tokens have advantages."""
+    from palestra.chat import ChatTokenizer
+    from palestra.config.bundled import BUNDLED, EPHEBE
+
+    run = run_training("tokens", steps=1)
+    tokenizer = ChatTokenizer.load(BUNDLED / EPHEBE)
+    records = {record["id"]: record for record in run.read_rollouts(1)}
+    used = [record for record in run.read_tokens(1) if record["advantages"]]
+    assert used
+    for record in used:
+        tokens, sampled = list(record["prompt"]), [False] * len(record["prompt"])
+        for turn in record["turns"]:
+            tokens += turn["observation"] + turn["tokens"]
+            sampled += [False] * len(turn["observation"]) + [True] * len(turn["tokens"])
+        assert [bool(advantage) for advantage in record["advantages"]] == sampled
+        messages = records[record["id"]]["messages"]
+        whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
+        assert tokens == whole[: len(tokens)]
+
+
+def test_environments_are_mixed_by_weight(run_training):
+    entries = [{"name": "stockroom", "weight": 3}, {"name": "arithmetic", "weight": 1}]
+    run = run_training("mixed", environments=entries, steps=2, data={"zero_variance": "keep"})
+    counts = [row["env/stockroom/rollouts"] for row in run.read_metrics()]
+    assert counts == [12, 12]
+    assert [row["env/arithmetic/rollouts"] for row in run.read_metrics()] == [4, 4]
+
+
+def test_both_styles_of_playing_give_the_same_curve(run_training):
+    one, other = (run_training(style, steps=2, rollout={"style": style}) for style in ("async", "batched"))
+    assert rewards(one) == rewards(other)
+
+
+def test_groups_that_teach_nothing_are_played_again_or_dropped(run_training):
+    entry = {"name": "stockroom", "extras": {"max_turns": 1}}  # one turn: nobody can know
+    run = run_training("barren", environments=[entry], steps=1, data={"zero_variance": "refill", "max_refills": 2})
+    (row,) = run.read_metrics()
+    assert row["rollouts/total"] == 3 * 16
+    assert row["batch/sequences"] == 0
+    assert row["batch/dropped_zero_variance"] == 3 * 16
+
+
+def test_shuffled_rewards_are_the_same_rewards(run_training):
+    run = run_training("shuffled", steps=1, algorithm={"shuffle_rewards": True})
+    (row,) = run.read_metrics()
+    assert 0 < row["reward/mean"] < 1
+
+
+def test_a_run_stops_when_it_is_good_enough(run_training):
+    run = run_training("early", steps=5, eval={"every": 1, "tasks": 8}, early_stop={"at_least": 0.0})
+    assert run.status() is RunStatus.STOPPED
+    assert run.steps(Part.EVAL) == [0]
+
+
+def test_kl_penalty_scores_every_rollout(run_training):
+    run = run_training("kl", steps=2, penalty={"kl": 0.1})
+    assert all(math.isfinite(row["kl/base"]) for row in run.read_metrics())
+
+
+def test_async_groups_are_no_older_than_allowed(run_training):
+    run = run_training("stale", steps=5, asynchronous={"enabled": True, "max_staleness": 1, "in_flight": "drop"})
+    ages = [row["staleness/max"] for row in run.read_metrics()]
+    assert max(ages) <= 1
+    assert ages[-1] == 1  # it did play ahead
+
+
+def rewards(run) -> list[float]:
+    return [row["reward/mean"] for row in run.read_metrics()]

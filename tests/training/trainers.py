@@ -1,0 +1,53 @@
+"""`palestra train` as a child process, small enough for tests."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SMALL = {
+    "environments": [{"name": "stockroom"}],
+    "rollout": {"group_size": 4, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
+    "optimizer": {"lr": 2e-3},
+    "steps": 5,
+    "eval": {"every": 0},
+    "checkpoint": {"every": 2},
+}
+"""A GRPO run of about a second for each step."""
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Maps are merged, anything else replaced."""
+    both = base.keys() & changes.keys()
+    inner = {key: merged(base[key], changes[key]) for key in both if isinstance(changes[key], dict)}
+    return {**base, **changes, **inner}
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "palestra.cli", "train", *arguments, "--display", "lines"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=110)
+    assert process.returncode == 0, said
+    return said
+
+
+def wait_for_steps(folder: Path, name: str, steps: int, process: subprocess.Popen[str]) -> None:
+    file, deadline = folder / "runs" / name / "metrics.jsonl", time.monotonic() + 100
+    while not file.exists() or len(file.read_bytes().splitlines()) < steps:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
