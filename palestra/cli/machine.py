@@ -5,7 +5,6 @@ Owns: looking. Never touches: judging and printing, which is `doctor`.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -17,6 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from palestra import __version__
+from palestra.config.cores import usable_cores
 
 # What the matrix kernels of torch profit from.
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
@@ -95,7 +95,7 @@ def look_at_machine() -> Machine:
         palestra=__version__,
         platform=platform.platform(),
         cpu=_cpu_name(),
-        cores=_usable_cores(),
+        cores=usable_cores(),
         cpu_features=_cpu_features(),
         memory_bytes=min(memory.total, limit),
         memory_available_bytes=min(memory.available, limit),
@@ -163,11 +163,6 @@ def _package(requirement: Requirement) -> Package:
     except metadata.PackageNotFoundError:
         installed = None
     return Package(requirement.name, str(requirement.specifier), installed)
-
-
-def _usable_cores() -> int:
-    # In a container or under taskset the process may use fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _memory_limit() -> int:

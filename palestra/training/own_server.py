@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from palestra.config.cores import usable_cores
 from palestra.training.guard import guarded
 from palestra.training.policy import PolicyError
 
@@ -26,6 +27,10 @@ async def own_server(model: str, name: str, state: Path, log: Path, *, device: s
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
     command += ["--state", str(state), "--device", device, "--with-parent"]
+    if device == "cpu":
+        # One core is left to the trainer and its environments. On two cores the demo takes as long with one thread as
+        # with two, and on a busy machine a fraction of it: two threads wait for each other at every product.
+        command.append(f"models.0.threads={max(1, usable_cores() - 1)}")
     with log.open("ab") as out:
         process = await asyncio.create_subprocess_exec(
             *command,
