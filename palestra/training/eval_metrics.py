@@ -8,7 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from palestra.training.health import Metrics, average, environment_metrics, is_counted, metric_name
+from palestra.training.health import (
+    Aggregate,
+    Metrics,
+    average,
+    environment_metrics,
+    is_counted,
+    mean_by_name,
+    metric_name,
+)
 from palestra.types.rollouts import Group, Rollout
 
 
@@ -19,7 +27,13 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
-def eval_metrics(groups: Sequence[Group], ks: Sequence[int], success: float, prefix: str = "eval") -> Metrics:
+def eval_metrics(
+    groups: Sequence[Group],
+    ks: Sequence[int],
+    success: float,
+    aggregate: Aggregate = mean_by_name,
+    prefix: str = "eval",
+) -> Metrics:
     """A rollout succeeds with a reward of `success` or more. What could not be graded counts neither way, but in
     `failed_share`; a task with fewer than k graded samples is not in pass@k."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -43,7 +57,7 @@ def eval_metrics(groups: Sequence[Group], ks: Sequence[int], success: float, pre
     for name in sorted({rollout.environment for rollout in graded}):
         own = [float(_succeeds(one, success)) for one in graded if one.environment == name]
         found[f"{prefix}/{metric_name(name)}/success"] = average(own)
-    return {**environment_metrics(rollouts, prefix), **found}
+    return {**environment_metrics(rollouts, aggregate, prefix), **found}
 
 
 def standard_error(shares: Sequence[float]) -> float:

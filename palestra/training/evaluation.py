@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from palestra.config.train import EvalConfig
 from palestra.training.eval_metrics import eval_metrics
+from palestra.training.health import Aggregate, mean_by_name
 from palestra.training.listener import Listener, Stage
 from palestra.training.policy import Sampler
 from palestra.training.seeds import derive_seed
@@ -18,9 +19,16 @@ from palestra.types.rollouts import Group, GroupRequest, Task
 
 class Evaluator:
     def __init__(
-        self, config: EvalConfig, tasks: Sequence[Task], source: RolloutSource, seed: int, listener: Listener
+        self,
+        config: EvalConfig,
+        tasks: Sequence[Task],
+        source: RolloutSource,
+        seed: int,
+        listener: Listener,
+        aggregate: Aggregate = mean_by_name,
     ) -> None:
         self._config, self._tasks, self._source, self._seed, self._listener = config, tasks, source, seed, listener
+        self._aggregate = aggregate
 
     async def evaluate(self, step: int, sampler: Sampler) -> tuple[list[Group], dict[str, float]]:
         requests = [self._request(task, step) for task in self._tasks]
@@ -30,7 +38,7 @@ class Evaluator:
             self._listener.stage(Stage.EVAL, len(groups), len(requests))
         ordered = [groups[request.id] for request in requests]
         ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self._config.samples]
-        return ordered, eval_metrics(ordered, ks, self._config.success)
+        return ordered, eval_metrics(ordered, ks, self._config.success, self._aggregate)
 
     def _request(self, task: Task, step: int) -> GroupRequest:
         seeds = (derive_seed(self._seed, "eval", task.environment, task.id, i) for i in range(self._config.samples))

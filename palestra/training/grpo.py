@@ -15,7 +15,7 @@ from palestra.config.train import EarlyStop, GrpoConfig
 from palestra.training.batches import Batch, build_batch, trainable_rollouts
 from palestra.training.collecting import Collector
 from palestra.training.evaluation import Evaluator
-from palestra.training.health import step_metrics
+from palestra.training.health import Aggregate, step_metrics
 from palestra.training.listener import Stage, StageClock
 from palestra.training.policy import Sampler, Update
 from palestra.training.requests import RequestMaker
@@ -37,6 +37,7 @@ class Parts(Struct):
     source: RolloutSource
     requests: RequestMaker
     evaluator: Evaluator | None
+    aggregate: Aggregate
 
 
 class GroupCollector(Protocol):
@@ -82,6 +83,7 @@ class GrpoLoop:
         with clock.of(Stage.SCORE):
             base_logprobs = await self._score(groups)
             batch = build_batch(groups, self._config, base_logprobs)
+            await self._meet_temperature(batch)
         with clock.of(Stage.UPDATE):
             updates = await self._update(batch, version)
         with clock.of(Stage.SYNC):
@@ -96,6 +98,7 @@ class GrpoLoop:
             version=version,
             seconds={**clock.seconds, "total": clock.total},
             base_logprobs=base_logprobs,
+            aggregate=self._parts.aggregate,
         )
         await self._record(groups, batch, metrics)
         return sampler
@@ -111,6 +114,17 @@ class GrpoLoop:
         limit = self._config.data.max_sequence_length
         scores = await asyncio.gather(*(self._base.score(all_tokens(rollout)[:limit]) for rollout in rollouts))
         return {rollout.id: score for rollout, score in zip(rollouts, scores, strict=True)}
+
+    async def _meet_temperature(self, batch: Batch) -> None:
+        """Tinker's logprobs are those at the sampling temperature, its losses compare with those at 1. Where the two
+        differ the ratio would be wrong for every token, so the trainer's own logprobs take the sampler's place."""
+        if self._config.rollout.temperature == 1.0:
+            return
+        for minibatch in batch.minibatches:
+            scored = await self._policy.forward(minibatch)
+            for sequence, logprobs in zip(minibatch, scored.logprobs, strict=True):
+                own = zip(sequence.mask, [0.0, *logprobs], strict=True)
+                sequence.logprobs = [logprob if sampled else 0.0 for sampled, logprob in own]
 
     async def _update(self, batch: Batch, step: int) -> list[Update]:
         algorithm = self._config.algorithm

@@ -32,9 +32,11 @@ async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
         requests = RequestMaker(order, config.seed, config.rollout.group_size, session.state.position)
         evaluator = None
         if config.eval.every and (tasks := eval_tasks(config, environments)):
-            evaluator = Evaluator(config.eval, tasks, eval_source, config.seed, session.listener)
+            evaluator = Evaluator(
+                config.eval, tasks, eval_source, config.seed, session.listener, environments.aggregate
+            )
         try:
-            return await GrpoLoop(config, session, Parts(source, requests, evaluator)).run()
+            return await GrpoLoop(config, session, Parts(source, requests, evaluator, environments.aggregate)).run()
         finally:
             await source.close()
             await eval_source.close()

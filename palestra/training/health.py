@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palestra.config.train import GrpoConfig
+from palestra.environments.text import mean_of_numbers
 from palestra.training.advantages import is_usable, mean_and_std
 from palestra.training.batches import Batch, Drop, is_zero_variance
 from palestra.training.policy import Update
@@ -18,10 +19,16 @@ from palestra.training.shaping import base_divergence, shaped_reward
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 
 Metrics = dict[str, float]
+Aggregate = Callable[[str, Sequence[Mapping[str, float]]], Metrics]
+"""From an environment's name and what it reported of each rollout."""
 
 # As the engine has them: where a ratio counts as clipped unless the run's loss_config says otherwise.
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
 LARGEST_LOG_RATIO = 50.0  # exp of more says no more than "far apart", and may overflow
+
+
+def mean_by_name(_: str, reported: Sequence[Mapping[str, float]]) -> Metrics:
+    return mean_of_numbers(reported)
 
 
 def step_metrics(
@@ -33,6 +40,7 @@ def step_metrics(
     version: int,
     seconds: Mapping[str, float],
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
+    aggregate: Aggregate = mean_by_name,
 ) -> Metrics:
     """Of one training step. `groups`: all that were played for it. `updates`: one for each minibatch. `version`: of the
     weights the batch trained. `seconds`: by stage, as `collect`, `score`, `update`, `sync`, `total`."""
@@ -40,7 +48,7 @@ def step_metrics(
     return {
         **reward_metrics(groups, config),
         **rollout_metrics(groups, config),
-        **environment_metrics(rollouts),
+        **environment_metrics(rollouts, aggregate),
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
         **policy_metrics(batch, updates, config),
@@ -99,18 +107,16 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     return found
 
 
-def environment_metrics(rollouts: Sequence[Rollout], prefix: str = "env") -> Metrics:
-    """Each environment's mean reward, and the means of what it reports itself."""
+def environment_metrics(
+    rollouts: Sequence[Rollout], aggregate: Aggregate = mean_by_name, prefix: str = "env"
+) -> Metrics:
+    """Each environment's mean reward, and what it reports itself, put together by its own rule."""
     found: Metrics = {}
     for name in sorted({rollout.environment for rollout in rollouts}):
         own = [rollout for rollout in rollouts if rollout.environment == name]
         area = f"{prefix}/{metric_name(name)}"
-        reported: dict[str, list[float]] = {}
-        for rollout in own:
-            for key, value in rollout.metrics.items():
-                if is_usable(value):
-                    reported.setdefault(metric_name(key), []).append(float(value))
-        found |= {f"{area}/{key}": average(values) for key, values in sorted(reported.items())}
+        reported = [{k: v for k, v in rollout.metrics.items() if is_usable(v)} for rollout in own if rollout.metrics]
+        found |= {f"{area}/{metric_name(key)}": value for key, value in sorted(aggregate(name, reported).items())}
         if rewards := [_reward(rollout) for rollout in own if is_counted(rollout)]:
             found[f"{area}/reward"] = average(rewards)
         found[f"{area}/rollouts"] = float(len(own))

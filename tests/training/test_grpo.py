@@ -112,3 +112,13 @@ def test_async_groups_are_no_older_than_allowed(run_training):
 
 def rewards(run) -> list[float]:
     return [row["reward/mean"] for row in run.read_metrics()]
+
+
+def test_at_another_temperature_the_ratio_still_starts_at_one(run_training):
+    """The sampler's logprobs are at its temperature: taken as they are, every ratio would be off."""
+    run = run_training("hot", steps=1, rollout={"temperature": 1.3})
+    (row,) = run.read_metrics()
+    assert row["policy/ratio_min"] == pytest.approx(1, abs=1e-4)
+    assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+    used = next(record for record in run.read_tokens(1) if record["advantages"])
+    assert sum(map(sum, (turn["logprobs"] for turn in used["turns"]))) < 0  # the record keeps what was drawn with

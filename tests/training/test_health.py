@@ -177,7 +177,7 @@ def test_evaluations_count_tasks_and_leave_out_what_failed():
     assert "eval/pass_at_4" not in found
     assert found["eval/failed_share"] == 0.5
     assert found["eval/math/success"] == pytest.approx(2 / 3)
-    assert eval_metrics([], [1], 1.0, "test") == {"test/tasks": 0.0, "test/rollouts": 0.0}
+    assert eval_metrics([], [1], 1.0, prefix="test") == {"test/tasks": 0.0, "test/rollouts": 0.0}
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(0, 1))

@@ -1,0 +1,66 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from palestra.cli.board import Board, open_display, sparkline
+from palestra.config.train import GrpoConfig
+from palestra.training.listener import Stage
+
+CONFIG = GrpoConfig.model_validate({"environments": [{"name": "stockroom"}], "steps": 10})
+STEP = {
+    "reward/mean": 0.5,
+    "reward/p10": 0.0,
+    "reward/p90": 1.0,
+    "time/total_s": 2.0,
+    "time/collect_s": 1.5,
+    "throughput/total_tokens_per_s": 1234.0,
+}
+
+
+def shown(board: Board) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
+    board = Board("mine [bold]", CONFIG)
+    board.stage(Stage.COLLECT, 8, 16)
+    board.step(4, STEP)
+    board.evaluated(4, {"eval/success": 0.75})
+    board.note("[red]careful")
+    said = shown(board)
+    for text in ("mine [bold]", "step 4 of 10", "left", "collect", "1.5 s last time", "0.500", "p10 0.00", "p90 1.00"):
+        assert text in said
+    assert "0.750 @4" in said
+    assert "tokens/s 1,234" in said
+    assert "[red]careful" in said  # notes are text, not markup
+
+
+def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
+    board = Board("mine", CONFIG)
+    board.step(9, STEP)
+    assert "about 0:02 left" in shown(board)
+
+
+def test_lines_and_json_where_there_is_no_terminal(capsys):
+    with open_display("auto", "mine", CONFIG) as listener:
+        listener.step(1, STEP)
+        listener.evaluated(1, {"eval/success": 0.75})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 1/10  reward 0.500")
+    assert lines[1] == "eval after step 1  eval 0.750"
+    with open_display("json", "mine", CONFIG) as listener:
+        listener.step(1, STEP)
+    assert json.loads(capsys.readouterr().out) == {"step": 1, **STEP}
+
+
+@pytest.mark.parametrize(("values", "drawn"), [((0.0, 0.5, 1.0), "▁▅█"), ((2.0,), "█"), ((-1.0, 1.0), "▁█")])
+def test_a_sparkline_spans_zero_to_one_or_more(values, drawn):
+    assert sparkline(values) == drawn
