@@ -52,13 +52,6 @@ class Checkpoints:
         files = self._files()
         return read_state(files[-1]) if files else None
 
-    def at(self, step: int) -> RunState:
-        file = self._folder / f"step_{step:06d}.json"
-        if not file.exists():
-            have = ", ".join(str(int(one.stem.removeprefix("step_"))) for one in self._files()) or "none"
-            raise StateError(f"no checkpoint of step {step} in {self._folder}; there are: {have}")
-        return read_state(file)
-
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("step_*.json"))
 

@@ -1,0 +1,57 @@
+"""Pointer files to what the server keeps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from palestra.training.policy import PolicyError
+from palestra.training.state import Checkpoints, RunState, StateError
+
+
+class Shelf:
+    """Keeps names, as a server keeps weights."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+
+    async def save(self, name: str) -> str:
+        self.kept.append(f"tinker://x/weights/{name}")
+        return self.kept[-1]
+
+    async def delete(self, address: str) -> None:
+        if address not in self.kept:
+            raise PolicyError("no such checkpoint")
+        self.kept.remove(address)
+
+
+def save(checkpoints: Checkpoints, shelf: Shelf, *steps: int) -> None:
+    for step in steps:
+        asyncio.run(checkpoints.save(RunState(step=step, position=step * 10), shelf))  # type: ignore[arg-type]
+
+
+def test_the_newest_few_are_kept_on_both_sides(tmp_path):
+    checkpoints, shelf = Checkpoints(tmp_path, keep=2), Shelf()
+    assert checkpoints.newest() is None
+    save(checkpoints, shelf, 5, 10, 15)
+    assert shelf.kept == ["tinker://x/weights/step_000010", "tinker://x/weights/step_000015"]
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert (newest.step, newest.position, newest.address) == (15, 150, shelf.kept[-1])
+
+
+def test_a_server_that_forgot_an_old_one_is_no_reason_to_stop(tmp_path):
+    checkpoints, shelf = Checkpoints(tmp_path, keep=1), Shelf()
+    save(checkpoints, shelf, 5)
+    shelf.kept.clear()
+    save(checkpoints, shelf, 10)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.step == 10
+
+
+def test_a_damaged_pointer_says_what_to_do(tmp_path):
+    (tmp_path / "step_000005.json").write_text('{"step": ')
+    with pytest.raises(StateError, match=r"step_000005\.json cannot be read.*remove it to resume from an older one"):
+        Checkpoints(tmp_path, keep=1).newest()
