@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from palestra.chat.errors import ChatError
-from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call
+from palestra.chat.tool_calls import ParsedCall, ParsedCalls, ParseFailure, parse_tool_call, parse_tool_calls
 
 if TYPE_CHECKING:
     from palestra.chat.tokenizer import ChatTokenizer
 
-__all__ = ["ChatError", "ChatTokenizer", "ParseFailure", "ParsedCall", "parse_tool_call"]
+__all__ = ["ChatError", "ChatTokenizer", "ParseFailure", "ParsedCall", "ParsedCalls", "parse_tool_call", "parse_tool_calls"]
 
 
 def __getattr__(name: str) -> Any:

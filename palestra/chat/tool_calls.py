@@ -1,6 +1,6 @@
-"""Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+"""Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; and what it only thought.
 
-Owns: finding the call, and saying why a try at one is none. Never touches: which tools exist, what becomes of a call.
+Owns: finding calls, and saying why a try at one is none. Never touches: which tools exist, what becomes of a call.
 """
 
 from __future__ import annotations
@@ -26,6 +26,20 @@ class ParseFailure(Struct, frozen=True, kw_only=True):
     """One line, for the model to read."""
 
 
+class Spoken(Struct, frozen=True, kw_only=True):
+    """What a model wrote, taken apart."""
+
+    reasoning: str | None
+    """Its thinking, block after block; None where it wrote none."""
+    said: str
+
+
+class ParsedCalls(Struct, frozen=True, kw_only=True):
+    text: str
+    """What stands around the calls, with those that could not be read."""
+    calls: list[ParsedCall]
+
+
 def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
     """The first call in `text`; None where it does not try to make one. What it only thought about does not count."""
     said = without_thinking(text)
@@ -34,25 +48,74 @@ def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
         start = said.find(tag)
         if start < 0:
             continue
-        found = _read_call(said, start + len(tag), tag)
+        found = _read_block(said, start + len(tag), tag).call
         if isinstance(found, ParsedCall):
             return found
         failure = failure or found
     return failure
 
 
+def parse_tool_calls(text: str) -> ParsedCalls:
+    """Every call in `text`, thinking included: split that off first. Within a block that cannot be read nothing is
+    looked for: what stands in there may be an argument."""
+    calls: list[ParsedCall] = []
+    around: list[str] = []
+    place = 0
+    while (tag := _next_tag(text, place)) is not None:
+        start = text.find(tag, place)
+        closing = tag.replace("<", "</")
+        found = _read_block(text, start + len(tag), tag)
+        if isinstance(found.call, ParsedCall):
+            calls.append(found.call)
+            around.append(text[place:start])
+            after = len(text) - len(text[found.end :].lstrip())
+            place = after + len(closing) if text.startswith(closing, after) else found.end
+        else:
+            end = text.find(closing, start)
+            after = len(text) if end < 0 else end + len(closing)
+            around.append(text[place:after])
+            place = after
+    return ParsedCalls(text="".join([*around, text[place:]]), calls=calls)
+
+
 def without_thinking(text: str) -> str:
-    """`text` after its closed think blocks. One that a tool call stands before is part of an argument, and stays;
+    """`text` after its closed think blocks."""
+    return split_thinking(text).said
+
+
+def split_thinking(text: str) -> Spoken:
+    """Closed think blocks apart from the rest. One that a tool call stands before is part of an argument, and stays;
     an end without a beginning closes a block that the chat template opened."""
+    thoughts: list[str] = []
     orphan = text.find(END_THINK)
     if orphan >= 0 and THINK not in text[:orphan] and not _is_quoted(text, orphan):
+        thoughts.append(text[:orphan])
         text = text[orphan + len(END_THINK) :]
     while (start := text.find(THINK)) >= 0:
         end = text.find(END_THINK, start)
         if end < 0 or any(0 <= text.find(tag) < start for tag in TAGS):
             break
+        thoughts.append(text[start + len(THINK) : end])
         text = text[:start] + text[end + len(END_THINK) :]
-    return text
+    reasoning = "\n".join(thought.strip() for thought in thoughts) if thoughts else None
+    return Spoken(reasoning=reasoning, said=text)
+
+
+def split_open_thinking(text: str) -> Spoken:
+    """As `split_thinking`; a block at the beginning that nothing closes ends at the first tool call, or never."""
+    spoken = split_thinking(text)
+    if not spoken.said.lstrip().startswith(THINK):
+        return spoken
+    tag = _next_tag(spoken.said, 0)
+    end = len(spoken.said) if tag is None else spoken.said.find(tag)
+    thought = spoken.said[:end].lstrip().removeprefix(THINK).strip()
+    earlier = "" if spoken.reasoning is None else f"{spoken.reasoning}\n"
+    return Spoken(reasoning=earlier + thought, said=spoken.said[end:])
+
+
+def _next_tag(text: str, start: int) -> str | None:
+    found = {tag: place for tag in TAGS if (place := text.find(tag, start)) >= 0}
+    return min(found, key=lambda tag: found[tag], default=None)
 
 
 def _is_quoted(text: str, place: int) -> bool:
@@ -69,18 +132,24 @@ def _end_of_json(text: str, start: int) -> int:
         return 0
 
 
-def _read_call(text: str, start: int, tag: str) -> ParsedCall | ParseFailure:
+class _Block(Struct, frozen=True):
+    call: ParsedCall | ParseFailure
+    end: int = 0
+    """Of its JSON."""
+
+
+def _read_block(text: str, start: int, tag: str) -> _Block:
     try:
         call, end = _decode(text, start)
     except json.JSONDecodeError as error:
         at = f" at {text[error.pos : error.pos + SHOWN]!r}" if error.pos < len(text) else " at the end of the text"
-        return ParseFailure(reason=f"what follows {tag} is not valid JSON: {error.msg}{at}")
+        return _Block(ParseFailure(reason=f"what follows {tag} is not valid JSON: {error.msg}{at}"))
     except (ValueError, RecursionError) as error:
-        return ParseFailure(reason=f"what follows {tag} cannot be read: {_one_line(error)}")
+        return _Block(ParseFailure(reason=f"what follows {tag} cannot be read: {_one_line(error)}"))
     rest = text[end:].lstrip()
     if rest and not rest.startswith("<"):
-        return ParseFailure(reason=f"text follows the JSON object in {tag}: {rest[:SHOWN]!r}")
-    return _checked(call, tag)
+        return _Block(ParseFailure(reason=f"text follows the JSON object in {tag}: {rest[:SHOWN]!r}"))
+    return _Block(_checked(call, tag), end)
 
 
 def _checked(call: Any, tag: str) -> ParsedCall | ParseFailure:

@@ -25,7 +25,7 @@ def test_the_kind_decides_what_is_expected():
     assert isinstance(load_train_config([], ["kind=dpo", "data=x.jsonl"]), DpoConfig)
     with pytest.raises(ConfigError, match="data is missing"):
         load_train_config([], ["kind=sft"])
-    with pytest.raises(ConfigError, match="unknown kind 'gpro'.*did you mean grpo"):
+    with pytest.raises(ConfigError, match=r"unknown kind .gpro.*did you mean grpo"):
         load_train_config([], ["kind=gpro"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from palestra.training.run_reader import Part, RunStatus
 
-LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 6, "tasks": 96}, "steps": 6}
+LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
 HEALTH = [
     *("reward/mean", "reward/p10", "reward/p90", "kl/sampler_trainer", "kl/base", "mismatch/logprob_abs_max"),
     *("policy/entropy_estimate", "policy/clip_fraction", "optim/grad_norm", "staleness/max"),
