@@ -10,7 +10,15 @@ from palestra.chat.tool_calls import ParsedCall, ParsedCalls, ParseFailure, pars
 if TYPE_CHECKING:
     from palestra.chat.tokenizer import ChatTokenizer
 
-__all__ = ["ChatError", "ChatTokenizer", "ParseFailure", "ParsedCall", "ParsedCalls", "parse_tool_call", "parse_tool_calls"]
+__all__ = [
+    "ChatError",
+    "ChatTokenizer",
+    "ParseFailure",
+    "ParsedCall",
+    "ParsedCalls",
+    "parse_tool_call",
+    "parse_tool_calls",
+]
 
 
 def __getattr__(name: str) -> Any:

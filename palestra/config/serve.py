@@ -77,6 +77,12 @@ class Limits(Config):
     part."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
+    max_conversations: PositiveInt = 10_000
+    """Held in memory so that they go on token for token; the least recently used ones beyond it are let go."""
+    max_conversation_tokens: PositiveInt = 64 << 20
+    """Of all of them together: four bytes each."""
+    max_turns: PositiveInt = 200_000
+    """Of the model's answers kept in traces, for each owner; the oldest traces beyond it are deleted."""
 
 
 class ServeConfig(Config):
@@ -100,6 +106,10 @@ class ServeConfig(Config):
     keep_deleted_s: NonNegativeFloat = 600.0
     """How long the files of a deleted checkpoint stay: somebody may be reading them. Longer, if a crash would need
     them again."""
+    keep_conversations_s: NonNegativeFloat = 86400.0
+    """How long a conversation can pause and still go on token for token."""
+    keep_traces_s: NonNegativeFloat = 7 * 86400.0
+    """How long a trace stays after its last answer."""
     session_timeout_s: float = 300.0
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0

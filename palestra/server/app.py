@@ -21,6 +21,8 @@ from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
 from palestra.server.logs import RequestLog
 from palestra.server.metrics import CONTENT_TYPE
+from palestra.server.openai import routes as openai_routes
+from palestra.server.openai.service import OpenAIService
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
@@ -45,12 +47,17 @@ def create_app(hub: Hub) -> FastAPI:
     )
     config = hub.config
     app.state.hub, app.state.tinker = hub, TinkerService(hub)
+    app.state.openai = OpenAIService(hub, app.state.tinker)
     app.state.doorkeeper = Doorkeeper(
         hub.store, is_loopback=config.is_loopback, require_key=config.require_key == "always"
     )
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (routes_service, routes_training, routes_sampling, routes_futures, routes_rest):
         app.include_router(routes.router)
+    for number, prefix in enumerate(openai_routes.PREFIXES):
+        app.include_router(openai_routes.router, prefix=prefix, include_in_schema=number == 0)
+    for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
+        app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)

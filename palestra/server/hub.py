@@ -39,6 +39,7 @@ from palestra.store import sessions as session_rows
 from palestra.store.purge import purge
 from palestra.store.records import ModelStatus
 from palestra.store.settings import setting_once
+from palestra.store.traces import Purge, purge_traces
 from palestra.types.engine import (
     BaseModel,
     DropSamplers,
@@ -261,6 +262,11 @@ class Hub:
             await self._guarded(self._sweep_checkpoints())
             before = time.time() - self.config.keep_runs_s
             await self._guarded(self.store.write(lambda c, before=before: purge(c, before)))
+            await self._guarded(self._sweep_traces())
+
+    async def _sweep_traces(self) -> None:
+        old = Purge(before=time.time() - self.config.keep_traces_s, max_turns=self.config.limits.max_turns)
+        await self.store.write(lambda c: purge_traces(c, old))
 
     async def _sweep_checkpoints(self) -> None:
         await self.checkpoints.sweep(self.training.folders_to_load())

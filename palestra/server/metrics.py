@@ -83,6 +83,9 @@ class Metrics:
         self._restarts = counter("palestra_worker_restarts", "Workers started again", [*model, "reason"])
         self._up = gauge("palestra_worker_up", "1 while the worker is there and has said hello", model)
         self._lost = counter("palestra_samples_lost", "Samples answered with 410: send again", model)
+        self._conversations = counter(
+            "palestra_conversation_calls", "How prompts of chats were found", [*model, "match"]
+        )
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
         self._worker_gauges = {field: gauge(*about, model) for field, about in WORKER_GAUGES.items()}
         self._last_stats: dict[str, Stats | None] = {}
@@ -113,6 +116,9 @@ class Metrics:
 
     def sample_lost(self, base_model: str, count: int = 1) -> None:
         self._lost.labels(base_model).inc(count)
+
+    def conversation(self, base_model: str, match: str) -> None:
+        self._conversations.labels(base_model, match).inc()
 
     # Workers
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -132,6 +133,30 @@ keys = Table(
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
     UniqueConstraint("key_id"),
+)
+
+traces = Table(
+    "traces",
+    metadata,
+    Column("trace_id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False, index=True),
+    Column("turns", Integer, nullable=False),
+    Index(None, "owner", "updated_at"),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("trace_id", Text, ForeignKey("traces.trace_id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("parent", Integer),
+    Column("parent_sample", Integer),
+    Column("read", LargeBinary, nullable=False),
+    Column("samples", LargeBinary, nullable=False),
+    Column("facts", LargeBinary, nullable=False),
 )
 
 settings = Table(

@@ -114,6 +114,7 @@ def busy_metrics() -> Metrics:
     metrics.submitted("sample", base_model="m")
     metrics.finished("sample", 0.1, 0.09, base_model="m")
     metrics.sample_lost("m")
+    metrics.conversation("m", "new")
     metrics.worker_hello("m")
     metrics.worker_stats("m", Stats(tokens_trained=1))
     metrics.worker_restarted("m", "died")

@@ -1,0 +1,119 @@
+"""Messages and tools of a request, as chat templates read them.
+
+Owns: what is accepted, and saying where something is wrong. Never touches: tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from palestra.server.openai.errors import ApiError, invalid
+from palestra.server.tinker.errors import shown
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""And what templates call them: few know `developer`."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of content parts, and the key their text is under."""
+MAX_NAME = 128
+
+
+def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not given:
+        raise invalid("messages", "messages: it is empty; send at least one")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+
+
+def read_tools(given: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)] if given else None
+
+
+def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
+    role = ROLES.get(role) if isinstance(role := given.get("role"), str) else None
+    if role is None:
+        raise _wrong(where, f"role is {shown(given.get('role'))}; it must be one of {', '.join(ROLES)}")
+    calls = _calls(given.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
+    content = given.get("content")
+    if content is None and role != "assistant":
+        raise _wrong(where, "content is missing")
+    message: dict[str, Any] = {"role": role, "content": _text(content, f"{where}.content")}
+    if calls:
+        message["tool_calls"] = calls
+    for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        if (value := given.get(key)) is not None:
+            if not isinstance(value, str):
+                raise _wrong(where, f"{key} is {shown(value)}; it must be a string")
+            message[key] = value
+    if "reasoning" in message:
+        message.setdefault("reasoning_content", message.pop("reasoning"))
+    return message
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(where, "it must be a string, or a list of text parts")
+    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise _wrong(where, f"a part of type {shown(kind)}: this model reads text only", code="unsupported")
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise _wrong(where, f"{TEXT_PARTS[kind]} is {shown(text)}; it must be a string")
+    return text
+
+
+def _calls(given: Any, where: str) -> list[dict[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise _wrong(where, "it must be a list")
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(given)]
+
+
+def _call(given: Any, where: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …, "arguments": …}}')
+    call = {"type": "function", "function": {"name": function["name"], "arguments": _arguments(function, where)}}
+    return {"id": given["id"], **call} if isinstance(given.get("id"), str) else call
+
+
+def _arguments(function: dict[str, Any], where: str) -> Any:
+    """Templates want them parsed; text that is no JSON object stays the text it is."""
+    given = function.get("arguments")
+    if given is None or isinstance(given, dict):
+        return given or {}
+    if not isinstance(given, str):
+        raise _wrong(where, f"arguments are {shown(given)}; they must be JSON in a string")
+    try:
+        parsed = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return parsed if isinstance(parsed, dict) else given
+
+
+def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Handed on as it is: the template shows it to the model word for word."""
+    function = given.get("function")
+    if given.get("type") != "function" or not isinstance(function, dict):
+        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise _wrong(where, f"function.name is {shown(name)}; it must be a string of 1 to {MAX_NAME} characters")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise _wrong(where, "function.parameters must be a JSON schema")
+    if function.get("strict"):
+        raise _wrong(where, "function.strict is not supported here yet", code="unsupported")
+    return given
+
+
+def _wrong(where: str, detail: str, *, code: str | None = None) -> ApiError:
+    return invalid(where, f"{where}: {detail}", code=code)

@@ -1,0 +1,135 @@
+"""Traces for those who made them: kept before an answer is given, read back, exported.
+
+Owns: what of a call is kept, JSON of it. Never touches: conversations in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from palestra.chat.conversations import Held
+from palestra.chat.trajectories import ModelCall, SampledTokens, trajectories
+from palestra.server.auth import Caller
+from palestra.server.openai.errors import ApiError
+from palestra.server.tinker.errors import shown
+from palestra.store import Store
+from palestra.store import traces as rows
+from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample
+from palestra.types.sampling import SampledSequence
+
+EXPORTED_AT_ONCE = 16  # traces in memory while an export is written
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt and what was sampled from it."""
+
+    prompt: Sequence[int]
+    read: Sequence[int]
+    """What of the prompt its parent does not have."""
+    parent: Held | None
+    sequences: Sequence[SampledSequence]
+    facts: TurnFacts
+
+
+class Traces:
+    def __init__(self, store: Store):
+        self._store = store
+
+    async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
+        """On disk when it returns. All in one trace: the parent's, or a new one."""
+        parent, now = calls[0].parent, time.time()
+        trace_id = rows.new_trace_id() if parent is None else parent.place.trace_id
+        trace = Trace(trace_id=trace_id, owner=caller.owner, model=model, created_at=now, updated_at=now)
+
+        def write(conn: Connection) -> list[TurnKey]:
+            return [rows.append_turn(conn, trace, _turn(call), call.read) for call in calls]
+
+        return await self._store.write(write)
+
+    async def page(self, caller: Caller, limit: int, offset: int) -> dict[str, Any]:
+        found = await self._store.read(lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset))
+        return {"object": "list", "data": [_about(trace) for trace in found.items], "total": found.total}
+
+    async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+        trace, turns = await self._read(caller, trace_id)
+        return _whole(trace, turns)
+
+    async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+        _, turns = await self._read(caller, trace_id)
+        found = trajectories([_call(turn) for turn in turns])
+        return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
+
+    async def export(self, caller: Caller, limit: int, offset: int) -> AsyncIterator[bytes]:
+        """A line for each trace. One that is purged meanwhile is left out."""
+        for start in range(offset, offset + limit, EXPORTED_AT_ONCE):
+            size = min(EXPORTED_AT_ONCE, offset + limit - start)
+            page = await self._store.read(
+                lambda c, start=start, size=size: rows.list_traces(c, caller.owner, limit=size, offset=start)
+            )
+            for trace in page.items:
+                turns = await self._store.read(lambda c, name=trace.trace_id: rows.turns_of(c, name))
+                if turns:
+                    yield msgspec.json.encode(_whole(trace, turns)) + b"\n"
+            if len(page.items) < size:
+                return
+
+    async def lines(self, caller: Caller, trace_id: str) -> bytes:
+        """A line for each turn."""
+        trace, turns = await self._read(caller, trace_id)
+        return b"".join(msgspec.json.encode({"trace_id": trace.trace_id} | _told(turn)) + b"\n" for turn in turns)
+
+    async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[Turn]]:
+        def read(conn: Connection) -> tuple[Trace | None, list[Turn]]:
+            trace = rows.get_trace(conn, trace_id, caller.owner)
+            return trace, rows.turns_of(conn, trace_id) if trace is not None else []
+
+        trace, turns = await self._store.read(read)
+        if trace is None:
+            raise ApiError(404, f"no such trace: {shown(trace_id)}", param="trace_id", code="not_found")
+        return trace, turns
+
+
+def _turn(call: Call) -> Turn:
+    place = None if call.parent is None else call.parent.place
+    return Turn(
+        prompt=list(call.prompt),
+        samples=[
+            TurnSample(tokens=s.tokens, logprobs=s.logprobs, stop_reason=s.stop_reason.value) for s in call.sequences
+        ],
+        facts=call.facts,
+        parent=None if place is None else place.turn,
+        parent_sample=None if place is None else place.sample,
+    )
+
+
+def _call(turn: Turn) -> ModelCall:
+    samples = [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]
+    return ModelCall(prompt=turn.prompt, samples=samples)
+
+
+def _about(trace: Trace) -> dict[str, Any]:
+    """Without its owner, who is the one that asks."""
+    return {
+        "id": trace.trace_id,
+        "object": "trace",
+        "model": trace.model,
+        "created_at": trace.created_at,
+        "updated_at": trace.updated_at,
+        "turn_count": trace.turns,
+    }
+
+
+def _whole(trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
+    return _about(trace) | {"turns": [_told(turn) for turn in turns]}
+
+
+def _told(turn: Turn) -> dict[str, Any]:
+    told = msgspec.to_builtins(turn)
+    return {"number": told.pop("number"), **told.pop("facts"), **told}

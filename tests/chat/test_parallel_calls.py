@@ -1,0 +1,73 @@
+"""All calls of an answer are found; what cannot be read stays text; thinking is told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palestra.chat import ParsedCall, parse_tool_call, parse_tool_calls
+from palestra.chat.tool_calls import split_open_thinking
+
+F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
+
+
+def names(text: str) -> list[str]:
+    return [call.name for call in parse_tool_calls(text).calls]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "around"),
+    [
+        (f"<tool_call>{F}</tool_call><tool_call>{G}</tool_call>", ["f", "g"], ""),
+        (f"a <tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call> b", ["f", "g"], "a \n b"),
+        (f"<tool_call>{F}<tool_call>{G}", ["f", "g"], ""),
+        (f"<function_call>{F}</function_call><tool_call>{G}</tool_call>", ["f", "g"], ""),
+        (f"<tool_call>oops</tool_call><tool_call>{G}</tool_call>", ["g"], "<tool_call>oops</tool_call>"),
+        (f"<tool_call>oops {G}", [], f"<tool_call>oops {G}"),
+        ("no call", [], "no call"),
+        ("", [], ""),
+    ],
+)
+def test_every_call_is_found_and_the_rest_stays(text: str, calls: list[str], around: str) -> None:
+    assert names(text) == calls
+    assert parse_tool_calls(text).text == around
+
+
+arguments = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.text())))
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), arguments), min_size=1, max_size=4))
+def test_calls_survive_whatever_their_arguments_hold(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    wanted = [ParsedCall(name=name, arguments=given) for name, given in calls]
+    bodies = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
+    found = parse_tool_calls("".join(f"<tool_call>{body}</tool_call>" for body in bodies))
+    assert found.calls == wanted
+    assert found.text == ""
+
+
+@given(st.text(alphabet="<>/{}\"'tool_callthinkname: x1\n,"))
+def test_the_first_of_several_is_the_one_that_a_single_parser_finds(text: str) -> None:
+    first = parse_tool_call(f"<tool_call>{F}</tool_call>{text}")
+    if isinstance(first, ParsedCall) and "think" not in text:
+        assert parse_tool_calls(f"<tool_call>{F}</tool_call>{text}").calls[0] == first
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "said"),
+    [
+        ("<think>\nhm\n</think>\n\nyes", "hm", "\n\nyes"),
+        ("hm</think>yes", "hm", "yes"),
+        ("<think>a</think><think>b</think>c", "a\nb", "c"),
+        ("<think>never closed", "never closed", ""),
+        (f"<think>hm <tool_call>{F}", "hm", f"<tool_call>{F}"),
+        ("plain", None, "plain"),
+        ("a < think", None, "a < think"),
+    ],
+)
+def test_thinking_is_told_apart(text: str, reasoning: str | None, said: str) -> None:
+    spoken = split_open_thinking(text)
+    assert (spoken.reasoning, spoken.said) == (reasoning, said)

@@ -1,0 +1,81 @@
+"""`palestra serve` with the bundled model, and clients of OpenAI's SDK.
+
+def test_x(chat): ...                  a function: messages in, a completion out, by the shared server
+def test_y(ephebe): ...                the shared server; `ephebe.openai()` is a client of it
+def test_y(narrow): ...                another, with small limits
+def test_z(make_ephebe): ...           one of its own, to be killed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from palestra.config.bundled import bundled_model
+from tests.server.conftest import Server
+
+MODEL = "ephebe"
+
+
+class Ephebe(Server):
+    name = MODEL
+
+    def openai(self, key: str = "tml-test", **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
+
+
+def _make(folder: Path, *overrides: str, **settings: Any) -> Ephebe:
+    model = bundled_model(MODEL)
+    assert model is not None
+    return Ephebe(folder, model, *overrides, **settings)
+
+
+@pytest.fixture(scope="session")
+def ephebe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
+    with _make(tmp_path_factory.mktemp("ephebe")) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
+    """One with room for little, which is swept often."""
+    little = ("limits.max_turns=2", "limits.max_pending_samples=1", "keep_results_s=0")
+    with _make(tmp_path_factory.mktemp("narrow"), *little) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def make_ephebe(tmp_path: Path) -> Iterator[Callable[..., Ephebe]]:
+    made: list[Ephebe] = []
+
+    def make(*overrides: str, **settings: Any) -> Ephebe:
+        made.append(_make(tmp_path / f"ephebe{len(made)}", *overrides, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.end()
+
+
+@pytest.fixture(scope="session")
+def client(ephebe: Ephebe) -> Iterator[openai.OpenAI]:
+    with ephebe.openai() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def chat(client: openai.OpenAI) -> Callable[..., Any]:
+    """`chat("Hello", max_tokens=5)`, or with a list of messages; `extra_body` for vLLM's fields."""
+
+    def ask(messages: str | list[Any], **options: Any) -> Any:
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return client.chat.completions.create(**{"model": MODEL, "messages": given, "max_tokens": 32} | options)
+
+    return ask

@@ -1,0 +1,136 @@
+"""What is wrong is said by name, in OpenAI's envelope, with a status its SDK does not retry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.openai.conftest import MODEL, Ephebe
+
+HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
+
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "empty"),
+    ({"messages": "Hi"}, "messages", "array"),
+    ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0]", "one of system"),
+    ({"messages": [{"role": ["user"], "content": "Hi"}]}, "messages[0]", "one of system"),
+    ({"messages": [{"role": "user"}]}, "messages[0]", "content is missing"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "text parts"),
+    ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text only"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "function"),
+    ({"tools": [{"type": "retrieval"}]}, "tools[0]", "function"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]", "name"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"tools": [TOOL], "tool_choice": TOOL}, "tool_choice", "not supported"),
+    ({"stream": True}, "stream", "not supported here yet"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "not supported"),
+    ({"continue_final_message": True}, "continue_final_message", "not supported"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"functions": [{"name": "f"}]}, "functions", "not supported"),
+    ({"n": 0}, "n", "greater than or equal to 1"),
+    ({"n": "2"}, "n", "integer"),
+    ({"temperature": -1}, "temperature", "greater"),
+    ({"top_p": 0}, "top_p", "greater"),
+    ({"stop": [""]}, "stop", "empty"),
+    ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias", "below"),
+    ({"max_tokens": 0}, "max_tokens", "greater"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "one of them"),
+    ({"max_tokens": 5000}, "max_tokens", "maximum context length"),
+    ({"presence_penalty": 3}, "presence_penalty", "less"),
+    ({"logprobs_mode": "odd"}, "logprobs_mode", "raw"),
+]
+
+
+@pytest.mark.parametrize(("given", "param", "words"), BAD_CHATS, ids=lambda v: str(v)[:40])
+def test_a_bad_chat_is_refused_by_name(ephebe: Ephebe, given: dict[str, Any], param: str, words: str) -> None:
+    answer = ephebe.http().post("/v1/chat/completions", json={"model": MODEL, "messages": HI, "max_tokens": 1} | given)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [99999]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": [[1]] * 1025}, "prompt"),
+    ],
+)
+def test_a_bad_completion_is_refused_by_name(ephebe: Ephebe, given: dict[str, Any], param: str) -> None:
+    answer = ephebe.http().post("/v1/completions", json={"model": MODEL, "max_tokens": 1} | given)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", b"{"),
+        ("/v1/chat/completions", b""),
+        ("/v1/chat/completions", b"[]"),
+        ("/v1/chat/completions", b'{"model": "ephebe", "messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("/tokenize", b'{"model": "ephebe"}'),
+        ("/detokenize", b'{"tokens": [99999]}'),
+        ("/v1/traces?limit=0", None),
+        ("/v1/traces?format=xml", None),
+    ],
+)
+def test_whatever_arrives_gets_an_envelope(ephebe: Ephebe, path: str, body: bytes | None) -> None:
+    http = ephebe.http()
+    answer = http.get(path) if body is None else http.post(path, content=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_values_that_ask_for_nothing_pass(client: openai.OpenAI) -> None:
+    nothing = {
+        "stream": False,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "audio": None,
+        "echo": False,
+    }
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "developer", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "b"}],
+        max_completion_tokens=1,
+        extra_body=nothing | {"somebody_elses_field": 1},
+    )
+    assert answer.usage is not None
+
+
+def test_a_full_context_is_a_permanent_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as error:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 3000}])
+    assert error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("model", ["no-such", "tinker://a:train:0/sampler_weights/x", "tinker://", "x:sample:0", ""])
+def test_an_unknown_model_is_not_found(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.NotFoundError) as error:
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": "x"}])
+    assert (error.value.code, error.value.param) == ("model_not_found", "model")
+
+
+def test_what_waits_is_bounded_and_the_client_is_told_when_to_come_back(narrow: Ephebe) -> None:
+    prompts = {"model": MODEL, "prompt": ["a", "b", "c"], "max_tokens": 200, "ignore_eos": True}
+    answer = narrow.http().post("/v1/completions", json=prompts)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"

@@ -1,0 +1,94 @@
+"""Traces: durable before the answer, their owner's alone, readable as JSON and as lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.openai.conftest import MODEL, Ephebe
+
+MakeEphebe = Callable[..., Ephebe]
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+
+
+def ask(client: openai.OpenAI, model: str = MODEL, **options: Any) -> Any:
+    return client.chat.completions.create(**{"model": model, "messages": HI, "max_tokens": 4} | options)
+
+
+def test_a_turn_tells_what_was_sampled_and_how(ephebe: Ephebe, client: openai.OpenAI) -> None:
+    answer = ask(client, temperature=0.7, user="me", metadata={"k": "v"}, extra_body={"return_token_ids": True})
+    trace = ephebe.http().get(f"/v1/traces/{answer.trace_id}").json()
+    (turn,) = trace["turns"]
+    assert (trace["id"], trace["model"], trace["turn_count"]) == (answer.trace_id, MODEL, 1)
+    assert turn["prompt"] == answer.prompt_token_ids
+    (sample,) = turn["samples"]
+    assert sample["tokens"] == answer.choices[0].token_ids
+    assert len(sample["logprobs"]) == len(sample["tokens"])
+    assert (turn["temperature"], turn["weights"], turn["response_id"]) == (0.7, MODEL, answer.id)
+    assert (turn["user"], turn["metadata"], turn["route"]) == ("me", {"k": "v"}, "chat")
+    assert turn["sample_s"] > 0
+    lines = ephebe.http().get(f"/v1/traces/{answer.trace_id}?format=jsonl").text.splitlines()
+    assert [json.loads(line)["samples"] for line in lines] == [turn["samples"]]
+
+
+def test_traces_are_listed_and_exported_in_lines(ephebe: Ephebe, client: openai.OpenAI) -> None:
+    made = [ask(client).trace_id for _ in range(3)]
+    listed = ephebe.http().get("/v1/traces?limit=3").json()
+    assert [one["id"] for one in listed["data"]] == made[::-1]
+    lines = ephebe.http().get("/v1/traces?limit=3&format=jsonl").text.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == made[::-1]
+    assert all(json.loads(line)["turns"][0]["samples"] for line in lines)
+    assert listed["total"] >= 3
+
+
+def test_two_keys_see_nothing_of_each_other(make_ephebe: MakeEphebe) -> None:
+    server = make_ephebe(require_key="always")
+    alice, bob = (server.make_key(name) for name in ("alice", "bob"))
+    answer = ask(server.openai(alice), extra_body={"return_token_ids": True})
+    said = answer.choices[0].message.model_dump()
+    hers, his = server.http(key=alice), server.http(key=bob)
+    assert his.get("/v1/traces").json()["total"] == 0
+    assert hers.get("/v1/traces").json()["total"] == 1
+    for path in ("", "/trajectories", "?format=jsonl"):
+        assert his.get(f"/v1/traces/{answer.trace_id}{path}").status_code == 404
+        assert hers.get(f"/v1/traces/{answer.trace_id}{path}").status_code == 200
+    # The same words from another are another conversation.
+    more = ask(server.openai(bob), messages=[*HI, said, *HI])
+    (turn,) = his.get(f"/v1/traces/{more.trace_id}").json()["turns"]
+    assert turn["match"] == "unmatched"
+    # Nor do sessions of hers exist for him.
+    service = server.client(key=alice)
+    sampler = service.create_sampling_client(base_model=MODEL)
+    session_id = sampler._sampling_session_id
+    assert session_id is not None
+    assert ask(server.openai(alice), session_id).model == session_id
+    with pytest.raises(openai.NotFoundError) as missing:
+        ask(server.openai(bob), session_id)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError) as wrong:
+        ask(server.openai("tml-wrong"))
+    assert wrong.value.code == "invalid_api_key"
+    service.close("success").result()
+
+
+def test_traces_survive_a_server_that_is_killed(make_ephebe: MakeEphebe) -> None:
+    server = make_ephebe()
+    first = ask(server.openai())
+    more = [*HI, first.choices[0].message.model_dump(), *HI]
+    second = ask(server.openai(), messages=more)
+    before = server.http().get(f"/v1/traces/{second.trace_id}").json()
+    assert len(before["turns"]) == 2
+    server.restart()
+    assert server.http().get(f"/v1/traces/{second.trace_id}").json() == before
+    assert ask(server.openai(), messages=more).usage is not None
+
+
+def test_surplus_traces_are_swept(narrow: Ephebe) -> None:
+    for _ in range(4):
+        last = ask(narrow.openai())
+    narrow.until(lambda: narrow.http().get("/v1/traces").json()["total"] == 2)
+    assert narrow.http().get("/v1/traces").json()["data"][0]["id"] == last.trace_id
