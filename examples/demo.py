@@ -77,7 +77,7 @@ def tell(console: Console, run: RunFolder, config: GrpoConfig) -> int:
     verdict = "It has learned" if has_learned else "It has not learned enough"
     tasks = f"{int(last['eval/tasks'])} tasks it never trained on"
     console.print(
-        f"[bold]{verdict}:[/bold] {before:.0%} of {tasks} solved before, {after:.0%} after {config.steps} steps."
+        f"[bold]{verdict}:[/bold] {before:.0%} of {tasks} solved before, {after:.0%} after {last['step']} steps."
     )
     root = "" if run.path.parent == Path("runs").absolute() else f" --runs {run.path.parent}"
     console.print(

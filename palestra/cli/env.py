@@ -71,7 +71,7 @@ def _facts(name: str) -> dict[str, Any]:
         env_class = spec(name).load()
         tasks: Any = getattr(env_class, "tasks", None)
         if tasks is not None:
-            facts |= {f"{split}_tasks": len(tasks(split)) for split in ("train", "eval")}
+            facts |= {f"{split}_tasks": len(list(tasks(split))) for split in ("train", "eval")}
     except Exception as error:
         return facts | {"problem": " ".join(f"{type(error).__name__}: {error}".split())}
     lines = (env_class.__doc__ or "").strip().splitlines()
@@ -104,7 +104,7 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
                 break
         _show(messages)
         click.echo(f"reward {total:g}")
-        for key, value in session.metrics().items():
+        for key, value in (await session.metrics()).items():
             click.echo(f"{key} {value:g}")
     finally:
         await session.close()

@@ -6,6 +6,8 @@ Owns: finding the config, the run's folder, the display, exit codes. Never touch
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,8 @@ def train(
     given = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
+    if resume and flags["name"]:
+        raise fail("--resume goes on with the run it names; --name is for a new one")
     if len(given) != (0 if resume else 1):
         raise fail(
             "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run"
@@ -62,6 +66,7 @@ def train(
 
 
 def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume: str | None) -> RunConfig:
+    from palestra.config import ConfigError
     from palestra.config.bundled import find_config_file
     from palestra.config.train import load_train_config
     from palestra.training.run_reader import find_run
@@ -71,7 +76,11 @@ def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume:
     root = next((text.partition("=")[2] for text in overrides if text.startswith("runs=")), "runs")
     reader = find_run(resume, Path(root))
     saved = reader.read_about()["config"] | {"name": reader.name, "runs": str(reader.path.parent)}
-    return load_train_config(files, overrides, saved)
+    rank = saved["model"]["rank"]
+    config = load_train_config(files, overrides, saved)
+    if config.model.rank != rank:
+        raise ConfigError([f"model.rank: the adapter of {reader.name} has rank {rank}; a new run can have another"])
+    return config
 
 
 def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
@@ -81,7 +90,7 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
     facts = {"tokenizer": str(tokenizer_folder(config))}
     if resume is None:
         return RunFolder.create(config.runs, config.name, config, facts)
-    return RunFolder.open(config.runs / (config.name or ""), config, facts)
+    return RunFolder.open(config.runs / (config.name or ""))
 
 
 def run(config: RunConfig, folder: RunFolder, display: str) -> int:
@@ -90,11 +99,11 @@ def run(config: RunConfig, folder: RunFolder, display: str) -> int:
     from palestra.training.launch import RUN_ERRORS, train
 
     device = best_device() if config.model.device == "auto" else config.model.device
-    again = f"to go on: palestra train --resume {folder.path if config.runs.name != 'runs' else folder.name}"
+    again = f"to go on: palestra train --resume {short_name(folder)}"
     try:
         with open_display(display, folder.name, config) as listener:
-            summary = asyncio.run(train(config, folder, listener, device=device))
-    except KeyboardInterrupt:
+            summary = asyncio.run(until_told(train(config, folder, listener, device=device)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
     except RUN_ERRORS as error:
@@ -105,10 +114,23 @@ def run(config: RunConfig, folder: RunFolder, display: str) -> int:
     return 0
 
 
+async def until_told(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Batch systems send SIGTERM: it ends a run as ctrl-c does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
+
+
+def short_name(folder: RunFolder) -> str:
+    """What finds it from here."""
+    return folder.name if folder.path.parent == Path("runs").absolute() else str(folder.path)
+
+
 def closing_words(folder: RunFolder, summary: dict[str, Any]) -> str:
     last = summary["last"]
     figures = [f"{name} {last[name]:.3f}" for name in ("reward/mean", "eval/success", "loss/mean") if name in last]
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
-        f"everything is in {folder.path}; to look: palestra run show {folder.name}"
+        f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}"
     )

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -18,7 +18,6 @@ from palestra.config.bundled import EPHEBE
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
 
-Share = Annotated[float, Field(ge=0, le=1)]
 TokenLimit = PositiveInt
 
 
@@ -72,8 +71,8 @@ class RolloutConfig(Config):
     max_context: TokenLimit = 4096
     """Of prompt and turns together; a rollout without room for another turn ends."""
     temperature: PositiveFloat = 1.0
-    top_p: Share = 1.0
-    top_k: int = -1
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
     timeout_s: PositiveFloat = 600.0
     """Of a whole rollout."""
     env_timeout_s: PositiveFloat = 60.0
@@ -123,8 +122,8 @@ class AlgorithmConfig(Config):
 
 class OptimizerConfig(Config):
     lr: PositiveFloat = 1e-4
-    beta1: Share = 0.9
-    beta2: Share = 0.95
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: NonNegativeFloat = 1.0
@@ -209,6 +208,8 @@ class GrpoConfig(RunConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> GrpoConfig:
+        if self.early_stop is not None and not self.eval.every:
+            raise ValueError("early_stop looks at evaluations, and eval.every is 0: there are none")
         if self.rollout.group_size == 1:
             raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
         return self

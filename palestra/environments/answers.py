@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from palestra.environments.calls import words
 from palestra.environments.errors import EnvironmentFailure
 from palestra.types.rollouts import Message
 
@@ -73,11 +74,46 @@ def shown(value: Any) -> str:
 def _messages(found: Any, where: str) -> list[Message]:
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         raise EnvironmentFailure(f"{where} should answer a list of messages, not {shown(found)}")
-    messages = list(found)
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise EnvironmentFailure(f"{where} answered a message without role and content: {shown(message)}")
-    return [dict(message) for message in messages]
+    try:
+        return [_message(message, where) for message in found]
+    except EnvironmentFailure:
+        raise
+    except Exception as error:  # a generator's own, or of something that contains itself
+        raise EnvironmentFailure(f"{where} answered messages that cannot be read: {words(error)}") from error
+
+
+def _message(found: Any, where: str) -> Message:
+    if not isinstance(found, Mapping) or not isinstance(found.get("role"), str) or "content" not in found:
+        raise EnvironmentFailure(f"{where} answered a message without role and content: {shown(found)}")
+    content = found["content"]
+    is_parts = isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content)
+    if content is not None and not isinstance(content, str) and not is_parts:
+        raise EnvironmentFailure(
+            f"{where} answered a message whose 'content' is neither text, a list of parts nor None: {shown(content)}"
+        )
+    return {_key(key, where, ""): _plain(value, where, str(key)) for key, value in found.items()}
+
+
+def _plain(value: Any, where: str, path: str) -> Any:
+    """A copy of what JSON can say, all the way down; `path` is how its place in the message is named."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # subclasses become the plain kind: enums, and below numpy's float64
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Mapping):
+        return {_key(key, where, path): _plain(inner, where, f"{path}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, where, f"{path}[{place}]") for place, inner in enumerate(value)]
+    raise EnvironmentFailure(f"{where} answered a message whose {path!r} is no plain JSON data: {shown(value)}")
+
+
+def _key(key: Any, where: str, path: str) -> str:
+    if not isinstance(key, str):
+        inside = f" in {path!r}" if path else ""
+        raise EnvironmentFailure(f"{where} answered a message with a key{inside} that is no text: {shown(key)}")
+    return str.__str__(key)
 
 
 def _reward(found: Any) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -99,3 +100,13 @@ def words(error: BaseException) -> str:
     except Exception:
         said = "(it cannot be shown)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
+
+
+def place_of(error: BaseException, caller: str) -> str:
+    """` (file:line)` of where it was raised, or nothing where that is in `caller`, the file that made the call."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
+    if not frames or frames[-1].filename == caller:
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palestra.environments.calls import place_of, words
 from palestra.environments.errors import UnknownEnvironment
 
 SKYRL = "skyrl_gym:"
@@ -124,6 +125,8 @@ def _skyrl_spec(env_id: str) -> EnvSpec:
 def _import(path: str, env_id: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     where = f"environment {env_id!r}"
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UnknownEnvironment(f"{where}: {module_name!r} is no module name")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # a script beside the config; a command's own path does not begin here
     try:
@@ -132,12 +135,14 @@ def _import(path: str, env_id: str) -> Callable[..., Any]:
         raise UnknownEnvironment(
             f"{where}: no module {error.name!r} here\n  its folder should be the current one, or in PYTHONPATH"
         ) from error
-    except (ValueError, TypeError) as error:
-        raise UnknownEnvironment(f"{where}: {module_name!r} is no module name ({error})") from error
+    except (Exception, SystemExit) as error:
+        raised = f"{words(error)}{place_of(error, __file__)}"
+        raise UnknownEnvironment(f"{where}: importing {module_name} raised {raised}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
+        file = getattr(module, "__file__", None) or module_name  # a folder without __init__.py has none
         near = _did_you_mean(attribute, [name for name, value in vars(module).items() if isinstance(value, type)])
-        raise UnknownEnvironment(f"{where}: no class {attribute!r} in {module.__file__}{near}")
+        raise UnknownEnvironment(f"{where}: no class {attribute!r} in {file}{near}")
     return found
 
 

@@ -5,6 +5,7 @@ Owns: one episode's calls, and what may still be called. Never touches: tokens, 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -21,6 +22,9 @@ from palestra.types.rollouts import Message
 __all__ = ["Deferred", "EnvSession", "StepResult"]
 
 log = logging.getLogger(__name__)
+
+_without_metrics: set[str] = set()
+"""Environments that were warned about: once each, not once a rollout."""
 
 
 class Deferred(Struct, frozen=True):
@@ -58,7 +62,7 @@ class EnvSession:
         with self._failure_is_final():
             if isinstance(self._env, Deferred):
                 self._env = await self._make(self._env)
-            return conversation_of(await self._call("init", [dict(message) for message in prompt]))
+            return conversation_of(await self._call("init", self._copied(prompt)))
 
     async def step(self, action: str) -> StepResult:
         """Raises EnvironmentFailure, also for a wrong shape or a reward that is no finite number."""
@@ -83,14 +87,24 @@ class EnvSession:
         except EnvironmentFailure as error:
             log.warning("an environment did not close: %s", error)
 
-    def metrics(self) -> dict[str, float]:
-        """What the environment says about the episode, as far as it is numbers."""
-        get_metrics = getattr(self._env, "get_metrics", dict)
-        try:
-            return numbers_of(get_metrics())
-        except Exception as error:
-            log.warning("no metrics: %s.get_metrics raised %s", self._name, words(error))
+    async def metrics(self) -> dict[str, float]:
+        """What the environment says about the episode, as far as it is numbers. Never raises; ask before `close`."""
+        if isinstance(self._env, Deferred) or self._method("get_metrics") is None:
             return {}
+        try:
+            return numbers_of(await self._call("get_metrics"))
+        except Exception as error:
+            if self._name not in _without_metrics:
+                _without_metrics.add(self._name)
+                log.warning("no metrics: %s (said once for %s)", words(error), self._name)
+            return {}
+
+    def _copied(self, prompt: list[Message]) -> list[Message]:
+        """All rollouts of a task share its prompt, and an environment may change what it gets."""
+        try:
+            return copy.deepcopy(prompt)
+        except Exception as error:
+            raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
 
     async def _make(self, deferred: Deferred) -> Any:
         async def in_this_thread() -> Any:

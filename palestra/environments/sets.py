@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from palestra.environments.answers import numbers_of
-from palestra.environments.calls import words
+from palestra.environments.answers import numbers_of, shown
+from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
@@ -82,7 +82,7 @@ class EnvironmentSet:
         aggregate = getattr(self._known[environment].env_class, "aggregate_metrics", mean_of_numbers)
         try:
             return numbers_of(aggregate([dict(one) for one in metrics]))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.warning("%s.aggregate_metrics raised %s: means are taken instead", environment, words(error))
             return mean_of_numbers(metrics)
 
@@ -112,7 +112,30 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
     own = getattr(known.env_class, "tasks", None)
     if not callable(own):
         return []
-    tasks: Any = own(split)
-    if tasks and isinstance(tasks[0], Mapping):
-        return tasks_of_rows([Row(f"{entry.name} {split}[{i}]", row) for i, row in enumerate(tasks)], entry.name)
-    return LabelledTasks(tasks, entry.name)
+    try:
+        return _own_tasks(own(split), entry.name, split)
+    except TaskFileError:
+        raise
+    except (Exception, SystemExit) as error:
+        raised = f"{words(error)}{place_of(error, __file__)}"
+        raise TaskFileError(f"environment {entry.name!r}: tasks({split!r}) raised {raised}") from error
+
+
+def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
+    if isinstance(found, str | bytes | Mapping) or not (isinstance(found, Iterable) or hasattr(found, "__getitem__")):
+        raise TaskFileError(
+            f"environment {name!r}: tasks({split!r}) should answer a list of rows or of Tasks, not {shown(found)}"
+        )
+    is_lazy = hasattr(found, "__len__") and hasattr(found, "__getitem__")
+    tasks: Any = found if is_lazy else list(found)
+    if not len(tasks):
+        return []
+    is_rows = isinstance(tasks[0], Mapping)
+    # What makes its tasks when asked is not asked for all of them here.
+    for place, one in enumerate(tasks if is_rows or isinstance(tasks, list | tuple) else [tasks[0]]):
+        if not isinstance(one, Mapping if is_rows else Task):
+            wanted = "a row, as those before" if is_rows else "a row (a dict with a prompt) or a Task"
+            raise TaskFileError(f"environment {name!r}: tasks({split!r})[{place}] should be {wanted}, is {shown(one)}")
+    if is_rows:
+        return tasks_of_rows([Row(f"{name} {split}[{place}]", row) for place, row in enumerate(tasks)], name)
+    return LabelledTasks(tasks, name)

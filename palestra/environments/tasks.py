@@ -130,7 +130,10 @@ def _is_message(found: Any) -> bool:
 
 def _id(row: Row) -> str:
     if "id" not in row.content:
-        canonical = msgspec.json.encode(row.content, order="sorted")
+        try:
+            canonical = msgspec.json.encode(row.content, order="sorted")
+        except Exception as error:  # rows of environments may hold anything
+            raise TaskFileError(f"{row.where}: needs an 'id', as no JSON can be made of it ({error})") from error
         return hashlib.blake2b(canonical, digest_size=ID_BYTES).hexdigest()
     found = row.content["id"]
     if isinstance(found, bool) or not isinstance(found, str | int) or found == "":

@@ -57,8 +57,8 @@ class BaseTextEnv(Env[ConversationType, str]):
     """One episode of a task: text in, text out.
 
     Made with `env_config` (the same for all tasks) and `extras` (this task's). Subclasses with a constructor of their
-    own may call this one without arguments, as in skyrl_gym. `init_async`, `step_async` and `close_async` are used
-    instead of their twins where a subclass has them; the others are called in threads.
+    own may call this one without arguments, as in skyrl_gym. `init_async`, `step_async`, `close_async` and
+    `get_metrics_async` are used instead of their twins where a subclass has them; the others are called in threads.
     """
 
     max_turns: int = 1

@@ -54,13 +54,7 @@ class CallThreads(Executor):
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()  # protects all below and what a call knows of its thread
         self._threads: set[threading.Thread] = set()
-        self._abandoned = 0
         self._is_closed = False
-
-    @property
-    def abandoned(self) -> int:
-        """Calls given up while they ran, so far."""
-        return self._abandoned
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
@@ -113,7 +107,6 @@ class CallThreads(Executor):
             if call.is_finished or call.is_abandoned:
                 return
             call.is_abandoned = True
-            self._abandoned += 1
             if call.thread is not None:
                 self._threads.discard(call.thread)
             self._start_thread()

@@ -54,14 +54,22 @@ class Batch(Struct, kw_only=True):
 
 
 def build_batch(
-    groups: Sequence[Group], config: GrpoConfig, base_logprobs: Mapping[str, Sequence[float]] | None = None
+    groups: Sequence[Group],
+    config: GrpoConfig,
+    base_logprobs: Mapping[str, Sequence[float]] | None = None,
+    own_logprobs: Mapping[str, Sequence[float]] | None = None,
 ) -> Batch:
-    """`base_logprobs`: for each rollout that could be used, of all its tokens under the base model (the first is 0)."""
+    """`base_logprobs`: for each rollout that could be used, of all its tokens under the base model (the first is 0).
+    `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's."""
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(rollout, advantage, limit) for rollout, advantage in chosen.used]
+    if own_logprobs is not None:
+        for sequence in sequences:
+            pairs = zip(own_logprobs[sequence.rollout], sequence.mask, strict=True)
+            sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)

@@ -20,6 +20,11 @@ from palestra.types.rollouts import Group
 class TrainingError(Exception):
     """Going on makes no sense; the message says why, and what to do."""
 
+    def __init__(self, message: str, groups: Sequence[Group] = ()) -> None:
+        super().__init__(message)
+        self.groups = groups
+        """Played and not recorded yet."""
+
 
 class Collector:
     def __init__(self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: Listener) -> None:
@@ -27,8 +32,8 @@ class Collector:
 
     @property
     def pending(self) -> list[int]:
-        """A synchronous step uses all it begins."""
-        return []
+        """A synchronous step uses all it begins; what is left is of an asynchronous run this one goes on with."""
+        return self._requests.pending
 
     async def collect(self, step: int, sampler: Sampler) -> list[Group]:
         """All groups played, those that teach nothing among them; in the order they were asked for."""
@@ -60,5 +65,6 @@ def raise_if_all_failed(groups: Sequence[Group]) -> None:
     (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
     raise TrainingError(
         f"none of {len(rollouts)} rollouts could be graded; {count} of them: {reason}. "
-        "They are in the run's rollouts; mend the environment and go on with --resume"
+        "They are in the run's rollouts; mend what is wrong and go on with --resume",
+        groups,
     )

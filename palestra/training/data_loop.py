@@ -43,15 +43,15 @@ async def run_steps(
     """From where the session's state is to the last step. Evaluations: before the first step, every so many, and after
     the last one."""
     state = session.state
-    if evaluate is not None and eval_every and state.step == 0:
-        await _look(session, evaluate)
-    while state.step < config.steps:
+    while True:
+        is_time = bool(eval_every) and _is_due(eval_every, state.step, config.steps)
+        if evaluate is not None and is_time and state.evaluated != state.step:
+            await _look(session, evaluate)
+        if state.step >= config.steps:
+            return RunStatus.DONE
         stepped = await learner.step(state.position)
         state.step, state.position = state.step + 1, stepped.position
         await _record(config, session, stepped.metrics)
-        if evaluate is not None and eval_every and _is_due(eval_every, state.step, config.steps):
-            await _look(session, evaluate)
-    return RunStatus.DONE
 
 
 async def _record(config: RunConfig, session: Session, metrics: Metrics) -> None:
@@ -69,6 +69,8 @@ async def _look(session: Session, evaluate: Callable[[], Awaitable[Metrics]]) ->
     session.run.write_metrics(done, metrics)
     await session.track(done, metrics)
     session.listener.evaluated(done, metrics)
+    session.state.evaluated = done
+    await session.save_evaluation()
 
 
 def _is_due(every: int, done: int, steps: int) -> bool:

@@ -6,21 +6,22 @@ Owns: the order of the steps of a run, and what is written when. Never touches: 
 from __future__ import annotations
 
 import asyncio
+import difflib
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 from msgspec import Struct
 
 from palestra.config.train import EarlyStop, GrpoConfig
-from palestra.training.batches import Batch, build_batch, trainable_rollouts
-from palestra.training.collecting import Collector
+from palestra.training.batches import Batch, build_batch, to_sequence, trainable_rollouts
+from palestra.training.collecting import Collector, TrainingError
 from palestra.training.evaluation import Evaluator
 from palestra.training.health import Aggregate, step_metrics
 from palestra.training.listener import Stage, StageClock
-from palestra.training.policy import Sampler, Update
+from palestra.training.policy import PolicyError, Sampler, SamplingError, Update
 from palestra.training.requests import RequestMaker
 from palestra.training.run_reader import RunStatus
-from palestra.training.schedule import adam_at
+from palestra.training.schedule import adam_at, learning_rate
 from palestra.training.session import Session
 from palestra.training.sources import RolloutSource
 from palestra.training.state import RunState
@@ -59,31 +60,26 @@ class GrpoLoop:
         async with AsyncExitStack() as stack:
             collector = await self._open_collector(stack)
             sampler = await self._policy.publish(self._state.step)
-            if self._state.step == 0 and await self._evaluate(sampler):
-                return RunStatus.STOPPED
-            while self._state.step < self._config.steps:
-                sampler = await self._step(collector, sampler)
-                if self._is_due(self._config.eval.every) and await self._evaluate(sampler):
+            while True:
+                if await self._evaluate(sampler):
                     return RunStatus.STOPPED
-        return RunStatus.DONE
+                if self._state.step >= self._config.steps:
+                    return RunStatus.DONE
+                sampler = await self._step(collector, sampler)
 
     async def _open_collector(self, stack: AsyncExitStack) -> GroupCollector:
         source, requests = self._parts.source, self._parts.requests
         if not self._config.asynchronous.enabled:
             return Collector(self._config, source, requests, self._listener)
-        streaming = StreamingCollector(
-            self._config, source, requests, self._listener, self._state.step, self._state.pending
-        )
-        return await stack.enter_async_context(streaming)
+        return await stack.enter_async_context(StreamingCollector(self._config, source, requests, self._listener))
 
     async def _step(self, collector: GroupCollector, sampler: Sampler) -> Sampler:
         version, clock = self._state.step, StageClock()
         with clock.of(Stage.COLLECT):
-            groups = await collector.collect(version, sampler)
+            groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
             base_logprobs = await self._score(groups)
-            batch = build_batch(groups, self._config, base_logprobs)
-            await self._meet_temperature(batch)
+            batch = build_batch(groups, self._config, base_logprobs, await self._own_logprobs(groups))
         with clock.of(Stage.UPDATE):
             updates = await self._update(batch, version)
         with clock.of(Stage.SYNC):
@@ -100,8 +96,17 @@ class GrpoLoop:
             base_logprobs=base_logprobs,
             aggregate=self._parts.aggregate,
         )
+        metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
         await self._record(groups, batch, metrics)
         return sampler
+
+    async def _collect(self, collector: GroupCollector, sampler: Sampler) -> list[Group]:
+        try:
+            return await collector.collect(self._state.step, sampler)
+        except TrainingError as error:
+            if error.groups:
+                self._session.run.write_rollouts(self._state.step + 1, error.groups)
+            raise
 
     async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
         """The base model's opinion: of all that is trained when a penalty needs it, else of a few, for the report."""
@@ -110,21 +115,26 @@ class GrpoLoop:
             rollouts = rollouts[:: max(1, len(rollouts) // BASE_SAMPLE)][:BASE_SAMPLE]
         if not rollouts:
             return {}
-        self._base = self._base or await self._policy.base()
         limit = self._config.data.max_sequence_length
-        scores = await asyncio.gather(*(self._base.score(all_tokens(rollout)[:limit]) for rollout in rollouts))
+        try:
+            base = self._base = self._base or await self._policy.base()
+            scores = await asyncio.gather(*(base.score(all_tokens(rollout)[:limit]) for rollout in rollouts))
+        except (PolicyError, SamplingError) as error:
+            if self._config.penalty.kl:
+                raise
+            self._listener.note(f"kl/base is missing in this step: {error}")
+            return {}
         return {rollout.id: score for rollout, score in zip(rollouts, scores, strict=True)}
 
-    async def _meet_temperature(self, batch: Batch) -> None:
+    async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
         """Tinker's logprobs are those at the sampling temperature, its losses compare with those at 1. Where the two
         differ the ratio would be wrong for every token, so the trainer's own logprobs take the sampler's place."""
-        if self._config.rollout.temperature == 1.0:
-            return
-        for minibatch in batch.minibatches:
-            scored = await self._policy.forward(minibatch)
-            for sequence, logprobs in zip(minibatch, scored.logprobs, strict=True):
-                own = zip(sequence.mask, [0.0, *logprobs], strict=True)
-                sequence.logprobs = [logprob if sampled else 0.0 for sampled, logprob in own]
+        rollouts = trainable_rollouts(groups, self._config)
+        if self._config.rollout.temperature == 1.0 or not rollouts:
+            return None
+        limit = self._config.data.max_sequence_length
+        scored = await self._policy.forward([to_sequence(rollout, 0.0, limit) for rollout in rollouts])
+        return {rollout.id: [0.0, *own] for rollout, own in zip(rollouts, scored.logprobs, strict=True)}
 
     async def _update(self, batch: Batch, step: int) -> list[Update]:
         algorithm = self._config.algorithm
@@ -134,7 +144,8 @@ class GrpoLoop:
             updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
             self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
         if not updates:
-            self._listener.note("nothing to learn in this step: no group had different rewards")
+            reason = max(batch.dropped, key=lambda one: batch.dropped[one], default="nothing was played")
+            self._listener.note(f"nothing to learn in this step: {reason} of {sum(batch.dropped.values())} rollouts")
         return updates
 
     async def _record(self, groups: list[Group], batch: Batch, metrics: dict[str, float]) -> None:
@@ -148,20 +159,18 @@ class GrpoLoop:
         self._listener.step(done, metrics)
 
     async def _evaluate(self, sampler: Sampler) -> bool:
-        """True: the run is good enough, or has stopped getting better."""
-        if self._parts.evaluator is None:
+        """If it is time, and not done already. True: the run is good enough, or has stopped getting better."""
+        done, evaluator, rule = self._state.step, self._parts.evaluator, self._config.early_stop
+        if evaluator is None or self._state.evaluated == done or not self._is_due(self._config.eval.every):
             return False
-        done = self._state.step
-        groups, metrics = await self._parts.evaluator.evaluate(done, sampler)
+        groups, metrics = await evaluator.evaluate(done, sampler)
         self._session.run.write_eval(done, groups, metrics)
         await self._session.track(done, metrics)
         self._listener.evaluated(done, metrics)
-        rule = self._config.early_stop
-        if rule is None or not should_stop(rule, metrics, self._state):
-            return False
-        if not self._is_due(self._config.checkpoint.every):
-            await self._session.save()
-        return True
+        is_over = rule is not None and should_stop(rule, metrics, self._state)
+        self._state.evaluated = done
+        await self._session.save_evaluation(is_last=is_over)
+        return is_over
 
     def _is_due(self, every: int) -> bool:
         done = self._state.step
@@ -171,7 +180,9 @@ class GrpoLoop:
 def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:
     value = metrics.get(rule.metric)
     if value is None:
-        return False
+        near = difflib.get_close_matches(rule.metric, metrics, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(metrics))}"
+        raise TrainingError(f"early_stop.metric: an evaluation has no {rule.metric!r}; {hint}")
     if state.best is None or value > state.best:
         state.best, state.evaluations_since_best = value, 0
     else:

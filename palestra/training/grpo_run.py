@@ -29,7 +29,8 @@ async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
         settings = RolloutSettings.of(config.rollout, config.eval.temperature)
         eval_source = open_source(config, session.tokenizer, environments, settings)
         order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
-        requests = RequestMaker(order, config.seed, config.rollout.group_size, session.state.position)
+        state = session.state
+        requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
         evaluator = None
         if config.eval.every and (tasks := eval_tasks(config, environments)):
             evaluator = Evaluator(

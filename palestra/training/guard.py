@@ -50,6 +50,16 @@ async def until_unreachable(url: str, patience_s: float) -> str:
     return f"{url} has not answered for {patience_s:.0f} s; see to the server"
 
 
+async def wait_reachable(url: str, patience_s: float) -> None:
+    """The SDK would try for ever, and block the loop meanwhile."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while not await _is_reachable(url):
+        if loop.time() > deadline:
+            raise PolicyError(f"{url} cannot be reached; is the server running, and is that its address?")
+        await asyncio.sleep(min(1.0, patience_s / 2))
+
+
 async def _is_reachable(url: str) -> bool:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)

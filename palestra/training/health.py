@@ -54,7 +54,7 @@ def step_metrics(
         **policy_metrics(batch, updates, config),
         **base_metrics(batch, base_logprobs),
         **update_metrics(updates),
-        **time_metrics(rollouts, batch, seconds),
+        **time_metrics(rollouts, batch, seconds, sum(map(len, (base_logprobs or {}).values()))),
     }
 
 
@@ -190,11 +190,12 @@ def update_metrics(updates: Sequence[Update]) -> Metrics:
     return found
 
 
-def time_metrics(rollouts: Sequence[Rollout], batch: Batch, seconds: Mapping[str, float]) -> Metrics:
+def time_metrics(rollouts: Sequence[Rollout], batch: Batch, seconds: Mapping[str, float], scored: int = 0) -> Metrics:
+    """`scored`: tokens the base model was asked about."""
     sampled = sum(rollout.response_length for rollout in rollouts)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)
     found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
-    for stage, tokens in (("collect", sampled), ("update", trained), ("total", sampled)):
+    for stage, tokens in (("collect", sampled), ("score", scored), ("update", trained), ("total", sampled)):
         if seconds.get(stage, 0.0) > 0:
             found[f"throughput/{stage}_tokens_per_s"] = tokens / seconds[stage]
     if rollouts:

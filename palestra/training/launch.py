@@ -6,8 +6,8 @@ Owns: what is opened in which order, what is recorded about the end. Never touch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from palestra.training.collecting import TrainingError
 from palestra.training.conversations import DataError
 from palestra.training.dpo import check_dpo, run_dpo
 from palestra.training.grpo_run import open_environments, run_grpo
-from palestra.training.guard import guarded, until_unreachable
+from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import Listener
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, SamplingError, Start
@@ -31,7 +31,7 @@ from palestra.training.session import Session
 from palestra.training.sft import check_sft, run_sft
 from palestra.training.state import Checkpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
-from palestra.training.trackers import open_trackers
+from palestra.training.trackers import Trackers, open_trackers
 
 
 class SetupError(ValueError):
@@ -106,6 +106,8 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
             folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
             url = await stack.enter_async_context(own_server(folder, name, run.path / "engine", log, device=device))
         else:
+            listener.note(f"looking for {url}")
+            await wait_reachable(url, config.server_patience_s)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s)))
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
@@ -114,9 +116,22 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
             start = Start(rank=config.model.rank, seed=config.seed, address=state.address)
             listener.note(f"going on after step {state.step}")
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start))
-        trackers = open_trackers(config.trackers, run)
-        stack.callback(trackers.finish, RunStatus.DONE)
+        run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
+        trackers = stack.enter_context(told_the_end(open_trackers(config.trackers, run)))
         yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers)
+
+
+@contextmanager
+def told_the_end(trackers: Trackers) -> Iterator[Trackers]:
+    status = RunStatus.FAILED
+    try:
+        yield trackers
+        status = RunStatus.DONE
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        status = RunStatus.STOPPED
+        raise
+    finally:
+        trackers.finish(status)
 
 
 def model_folder(model: TrainModel) -> Path:

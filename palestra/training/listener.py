@@ -18,7 +18,6 @@ class Stage(StrEnum):
     UPDATE = "update"
     SYNC = "sync"
     EVAL = "eval"
-    SAVE = "save"
 
 
 class Listener(Protocol):

@@ -38,7 +38,7 @@ async def own_server(model: str, name: str, state: Path, log: Path, *, device: s
             stdout=asyncio.subprocess.PIPE,
             stderr=out,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # ctrl-c is the run's: the server must outlive the last save
+            start_new_session=True,  # ctrl-c is the run's, which says goodbye to the server
         )
     try:
         url = await _wait_ready(process, log)

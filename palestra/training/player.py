@@ -86,7 +86,7 @@ async def play_rollout(
             if turns and not player.is_over:
                 await turns.wait()
             await player.step()
-        return player.record()
+        return await player.record()
     finally:
         await player.close()
 
@@ -138,7 +138,8 @@ class Player:
             self._rollout.messages = list(messages)
             self._rollout.prompt = self._tokenizer.encode_chat(messages)
             self._context = list(self._rollout.prompt)
-            self._check_room()
+            if not self._has_room(self._context):
+                raise _Ended(RolloutStop.CONTEXT, self._no_room("prompt", self._context))
         except (EnvironmentFailure, ChatError) as error:
             self._end = _Ended(RolloutStop.ENV_INIT_FAILED, error)
         except _Ended as end:
@@ -173,11 +174,12 @@ class Player:
         except _Ended as end:
             self._end = end
 
-    def record(self) -> Rollout:
+    async def record(self) -> Rollout:
+        """Once it is over, and before it is closed."""
         assert self._end is not None
         rollout = self._rollout
         rollout.stop, rollout.error = self._end.stop, self._end.error
-        rollout.metrics = self._session.metrics()
+        rollout.metrics = await self._session.metrics()
         rollout.seconds = self._spent_s
         if rollout.turns and not rollout.stop.is_failure and not self._is_ungraded:
             rollout.reward = sum(turn.reward for turn in rollout.turns)
@@ -226,7 +228,10 @@ class Player:
             observation = [self._tokenizer.turn_end, *observation]  # a stop string ended the turn: nobody drew its end
         self._observation = observation
         self._context += observation
-        self._check_room()
+        if not self._has_room(self._context):
+            # Without room even right after the prompt, it says nothing about the policy: no 0 for the baseline.
+            self._is_ungraded |= not self._has_room(self._rollout.prompt + observation)
+            raise _Ended(RolloutStop.CONTEXT, self._no_room("observation", observation))
 
     def _stop_after(self, result: StepResult, turn: Turn) -> RolloutStop | None:
         """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut,
@@ -240,9 +245,14 @@ class Player:
             return RolloutStop.MAX_TURNS
         return None
 
-    def _check_room(self) -> None:
-        if len(self._context) >= self._settings.max_context:
-            raise _Ended(RolloutStop.CONTEXT)
+    def _has_room(self, context: list[int]) -> bool:
+        """For one more token at least."""
+        return len(context) < self._settings.max_context
+
+    def _no_room(self, name: str, tokens: list[int]) -> str:
+        total = "" if len(tokens) == len(self._context) else f", {len(self._context)} with all before it"
+        limit = self._settings.max_context
+        return f"the {name} has {len(tokens)} tokens{total}: no room for a turn in {limit} (rollout.max_context)"
 
     async def _timed(self, work: Awaitable[T]) -> T:
         """Within what is left of the rollout's time. Only its own work counts: a batch does not time out for one."""

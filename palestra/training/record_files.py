@@ -61,7 +61,7 @@ class LineFile:
             self._write(b"\n")  # a kill cut the last line: the next one must not be joined to it
 
     def append(self, row: dict[str, Any]) -> None:
-        self._write(msgspec.json.encode(row) + b"\n")  # NaN and infinities become null
+        self._write(_encode(row) + b"\n")  # NaN and infinities become null
 
     def close(self) -> None:
         self._stream.close()
@@ -123,12 +123,18 @@ def read_records(file: Path, containing: str = "") -> Iterator[dict[str, Any]]:
 
 
 def _encode(record: dict[str, Any]) -> bytes:
+    """Never fails for what is in it: a run must not end over somebody's odd message."""
     try:
-        return msgspec.json.encode(record)
-    except (
-        UnicodeEncodeError
-    ):  # half a surrogate pair: JSON from elsewhere may smuggle one in, UTF-8 has no bytes for it
-        return msgspec.json.encode(_mended(msgspec.to_builtins(record)))
+        return msgspec.json.encode(record, enc_hook=_shown)
+    except UnicodeEncodeError:  # half a surrogate pair: JSON may smuggle one in, UTF-8 has no bytes for it
+        return msgspec.json.encode(_mended(msgspec.to_builtins(record, enc_hook=_shown)))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _mended(value: Any) -> Any:

@@ -5,23 +5,31 @@ Owns: the place in the order of tasks; it is all that resuming needs. Never touc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from palestra.environments.order import TaskOrder
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import GroupRequest
 
 
 class RequestMaker:
-    def __init__(self, order: TaskOrder, seed: int, group_size: int, position: int = 0) -> None:
+    def __init__(
+        self, order: TaskOrder, seed: int, group_size: int, position: int = 0, pending: Iterable[int] = ()
+    ) -> None:
         self._order, self._seed, self._group_size = order, seed, group_size
         self.position = position
         """Of the next new task."""
+        self.pending = list(pending)
+        """Positions before it that were begun before a resume and not used: they come first."""
 
     def next(self, step: int) -> GroupRequest:
+        if self.pending:
+            return self._at(self.pending.pop(0), step)
         self.position += 1
-        return self.at(self.position - 1, step)
+        return self._at(self.position - 1, step)
 
-    def at(self, position: int, step: int) -> GroupRequest:
+    def _at(self, position: int, step: int) -> GroupRequest:
         """A task may come twice in one step where tasks are few: the position keeps its two groups apart."""
         task = self._order[position]
         seeds = (derive_seed(self._seed, step, task.id, position, index) for index in range(self._group_size))
-        return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds))
+        return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds), position=position)

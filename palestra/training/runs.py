@@ -30,6 +30,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class EventKind(StrEnum):
     START = "start"
     RESUME = "resume"
+    CONFIG = "config"
+    """It was changed."""
     CHECKPOINT = "checkpoint"
     WARNING = "warning"
     ERROR = "error"
@@ -71,22 +73,24 @@ class RunFolder(RunReader):
         return run
 
     @classmethod
-    def open(cls, path: str | Path, config: BaseModel | None = None, facts: Mapping[str, Any] | None = None) -> Self:
-        """To go on with it. A `config` that differs replaces the saved one, and the event says in what."""
+    def open(cls, path: str | Path) -> Self:
+        """To go on with it."""
         reader = RunReader(path)
         lock = RunLock(reader.lock_file)
         try:
-            about = reader.read_about()
-            changes: dict[str, Any] = {}
-            if config is not None:
-                changes = _changes(about["config"], json.loads(dump_config(config)))
-                _write_about(reader.path, config, {**about["facts"], **(facts or {})}, created=about["created"])
             run = cls(reader.path, lock)
         except BaseException:
             lock.close()
             raise
-        run.event(EventKind.RESUME, changes=changes)
+        run.event(EventKind.RESUME)
         return run
+
+    def change_config(self, config: BaseModel) -> None:
+        """One that differs replaces the saved one, and an event says in what."""
+        about = self.read_about()
+        if changes := _changes(about["config"], json.loads(dump_config(config))):
+            _write_about(self.path, config, about["facts"], created=about["created"])
+            self.event(EventKind.CONFIG, changes=changes)
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """On the disk when it returns. Twice for one step: readers join the two."""

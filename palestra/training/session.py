@@ -30,6 +30,11 @@ class Session(Struct):
         """Trackers may talk to a network: not in the loop's own thread."""
         await asyncio.to_thread(self.trackers.log, step, metrics)
 
+    async def save_evaluation(self, *, is_last: bool = False) -> None:
+        """So that a resumed run does not evaluate again. `is_last`: the run ends here, so its weights are saved too."""
+        if not self.checkpoints.amend(self.state) and is_last:
+            await self.save()
+
     async def save(self) -> None:
         await self.checkpoints.save(self.state, self.policy)
         self.run.event(EventKind.CHECKPOINT, step=self.state.step, address=self.state.address)

@@ -26,6 +26,8 @@ class RunState(msgspec.Struct, kw_only=True):
     """Positions before it that were begun and not used (asynchronous runs)."""
     address: str = ""
     """Of weights and optimizer on the server."""
+    evaluated: int = -1
+    """The last step whose weights were evaluated."""
     best: float | None = None
     """Of the metric that may end the run early."""
     evaluations_since_best: int = 0
@@ -38,7 +40,7 @@ class Checkpoints:
     async def save(self, state: RunState, policy: Policy) -> str:
         """Weights first, then the pointer: a kill in between leaves the older pointer, which still holds."""
         state.address = await policy.save(f"step_{state.step:06d}")
-        write_json(self._folder / f"step_{state.step:06d}.json", msgspec.to_builtins(state))
+        write_json(self._file(state), msgspec.to_builtins(state))
         for old in self._files()[: -self._keep]:
             address = read_state(old).address
             old.unlink()
@@ -48,9 +50,19 @@ class Checkpoints:
                 pass  # another server's, or gone already: nothing of ours points to it any more
         return state.address
 
+    def amend(self, state: RunState) -> bool:
+        """What became known about a step after it was saved; False if it was not."""
+        if not (file := self._file(state)).exists():
+            return False
+        write_json(file, msgspec.to_builtins(state))
+        return True
+
     def newest(self) -> RunState | None:
         files = self._files()
         return read_state(files[-1]) if files else None
+
+    def _file(self, state: RunState) -> Path:
+        return self._folder / f"step_{state.step:06d}.json"
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("step_*.json"))

@@ -6,7 +6,6 @@ Owns: how many may be under way, which are too old, what was begun but not used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from types import TracebackType
 
 from msgspec import Struct
@@ -35,26 +34,15 @@ class Begun(Struct):
 class StreamingCollector:
     """`async with`: playing goes on between the calls of `collect`.
 
-    With s = max_staleness and G groups a step, at most (version + s + 1) * G useful groups are begun before version + 1
-    exists. So a group waits for at most s steps if it is used in the order it was begun.
+    With s = max_staleness and G groups a step, (s + 1) * G groups are under way or ready. A step waits for those that
+    would be too old for the next one, so that slow groups are used as fast ones are.
     """
 
-    def __init__(
-        self,
-        config: GrpoConfig,
-        source: RolloutSource,
-        requests: RequestMaker,
-        listener: Listener,
-        version: int = 0,
-        pending: Iterable[int] = (),
-    ) -> None:
-        """`version`: of the weights to begin with."""
+    def __init__(self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: Listener) -> None:
         self._config, self._source, self._requests, self._listener = config, source, requests, listener
-        self._again = list(pending)
-        """Positions begun before a resume and not used."""
         self._begun: dict[int, Begun] = {}
+        """By position."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._used = version * config.rollout.groups_per_step
         self._sampler: Sampler | None = None
         self._changed = asyncio.Event()
         self._barren: list[Group] = []
@@ -63,7 +51,7 @@ class StreamingCollector:
     @property
     def pending(self) -> list[int]:
         """Positions of tasks whose groups are not used yet: a resumed run begins with them."""
-        return [*sorted(self._begun), *self._again]
+        return [*sorted(self._begun), *self._requests.pending]
 
     async def __aenter__(self) -> StreamingCollector:
         return self
@@ -75,56 +63,71 @@ class StreamingCollector:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _use(self, sampler: Sampler) -> None:
-        """New weights: what begins now is played on them."""
-        self._sampler = sampler
-        if self._config.asynchronous.in_flight == "drop":
-            for position, begun in list(self._begun.items()):
-                if begun.group is None and self._age(begun) > self._config.asynchronous.max_staleness:
-                    self._tasks[position].cancel()
-        self._fill()
-
     async def collect(self, step: int, sampler: Sampler) -> list[Group]:
-        """Groups enough for a step, and beside them those that came to nothing since the last one."""
+        """Groups for a step, and beside them those that came to nothing since the last one."""
         self._use(sampler)
         wanted = self._config.rollout.groups_per_step
+        refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
         aside: list[Group] = []
+        barren = 0
         while True:
-            aside += self._set_aside()
+            for group, is_stale in self._leave_aside():
+                aside.append(group)
+                barren += not is_stale
             ready = [begun for _, begun in sorted(self._begun.items()) if begun.group is not None]
             self._listener.stage(Stage.COLLECT, min(len(ready), wanted), wanted)
             if self._failure is not None:
                 raise self._failure
-            if len(ready) >= wanted:
+            has_enough = len(ready) >= wanted or len(ready) + barren >= wanted * (1 + refills)
+            if has_enough and not self._must_wait():
                 return aside + self._take(ready[:wanted], step)
             self._fill()
             self._changed.clear()
             await self._changed.wait()
 
+    def _use(self, sampler: Sampler) -> None:
+        """New weights: what begins now is played on them."""
+        self._sampler = sampler
+        if self._config.asynchronous.in_flight == "drop":
+            limit = self._config.asynchronous.max_staleness
+            for begun in self._begun.values():
+                task = self._tasks.get(begun.position)
+                if task is not None and self._age(begun) > limit:
+                    task.cancel()
+        self._fill()
+
+    def _must_wait(self) -> bool:
+        """For groups that the next step could not use any more, unless it is the policy to drop them."""
+        if self._config.asynchronous.in_flight == "drop":
+            return False
+        limit = self._config.asynchronous.max_staleness
+        return any(begun.group is None and self._age(begun) >= limit for begun in self._begun.values())
+
     def _take(self, ready: list[Begun], step: int) -> list[Group]:
-        self._used += len(ready)
         for begun in ready:
             del self._begun[begun.position]
-        self._barren.clear()
+        if ready:
+            self._barren.clear()
         groups = [begun.group for begun in ready if begun.group is not None]
         for group in groups:
             group.step = step
         return groups
 
-    def _set_aside(self) -> list[Group]:
-        """Finished groups that teach nothing or are too old leave room for others."""
-        aside: list[Group] = []
+    def _leave_aside(self) -> list[tuple[Group, bool]]:
+        """Finished groups that teach nothing, or are too old (True), leave room for others."""
+        aside: list[tuple[Group, bool]] = []
         for position, begun in sorted(self._begun.items()):
             if begun.group is None:
                 continue
-            if self._age(begun) > self._config.asynchronous.max_staleness:
+            is_stale = self._age(begun) > self._config.asynchronous.max_staleness
+            if is_stale:
                 for rollout in begun.group.rollouts:
                     rollout.stop = RolloutStop.STALE
             elif self._config.data.zero_variance == "keep" or not is_zero_variance(begun.group, self._config):
                 continue
-            aside.append(begun.group)
+            aside.append((begun.group, is_stale))
             del self._begun[position]
-        self._barren += aside
+        self._barren += [group for group, _ in aside]
         if len(self._barren) >= HOPELESS * self._config.rollout.groups_per_step:
             raise_if_all_failed(self._barren)
         return aside
@@ -133,20 +136,15 @@ class StreamingCollector:
         return self._sampler.version - begun.version if self._sampler else 0
 
     def _fill(self) -> None:
-        sampler = self._sampler
-        if sampler is None:
+        if (sampler := self._sampler) is None:
             return
-        size, stale = self._config.rollout.groups_per_step, self._config.asynchronous.max_staleness
-        while self._used + len(self._begun) < (sampler.version + stale + 1) * size:
-            if self._again:
-                position = self._again.pop(0)
-                request = self._requests.at(position, sampler.version)
-            else:
-                request, position = self._requests.next(sampler.version), self._requests.position - 1
-            self._begun[position] = begun = Begun(request, position, sampler.version)
-            task = asyncio.create_task(self._play(begun, sampler), name=f"group-{position}")
-            self._tasks[position] = task
-            task.add_done_callback(lambda _, position=position: self._tasks.pop(position, None))
+        room = (self._config.asynchronous.max_staleness + 1) * self._config.rollout.groups_per_step
+        while len(self._begun) < room:
+            request = self._requests.next(sampler.version)
+            self._begun[request.position] = begun = Begun(request, request.position, sampler.version)
+            task = asyncio.create_task(self._play(begun, sampler), name=request.id)
+            self._tasks[request.position] = task
+            task.add_done_callback(lambda _, position=request.position: self._tasks.pop(position, None))
 
     async def _play(self, begun: Begun, sampler: Sampler) -> None:
         try:

@@ -129,6 +129,8 @@ class GroupRequest(Struct, frozen=True, kw_only=True):
     step: int
     seeds: tuple[int, ...]
     """One for each rollout wanted."""
+    position: int = 0
+    """In the run's order of tasks."""
 
 
 class TrainSequence(Struct, kw_only=True):

@@ -77,6 +77,36 @@ def test_unknown_names_say_what_to_do(name, message):
         make(name)
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\nclass Env(:\n", r"raised SyntaxError: .*{file}:2\)"),
+        ("x = 1\ny = 1 / 0\n", r"raised ZeroDivisionError: division by zero \(.*{file}:2\)"),
+        ("raise ValueError('no key')\n", r"raised ValueError: no key \(.*{file}:1\)"),
+        ("import sys\nsys.exit(3)\n", r"raised SystemExit: 3 \(.*{file}:2\)"),
+        ("from palestra import nobody_here\n", r"raised ImportError: .*\(.*{file}:1\)"),
+    ],
+)
+def test_a_module_with_a_mistake_is_one_line_with_the_place(tmp_path, monkeypatch, code, message):
+    (tmp_path / "broken_env.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(
+        UnknownEnvironment,
+        match=r"environment 'broken_env:Env': importing broken_env " + message.format(file="broken_env.py"),
+    ) as caught:
+        make("broken_env:Env")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_has_no_class(tmp_path, monkeypatch):
+    (tmp_path / "only_a_folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(UnknownEnvironment, match="no class 'Env' in only_a_folder"):
+        make("only_a_folder:Env")
+
+
 def test_skyrl_gym_has_to_be_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "skyrl_gym", None)
     with pytest.raises(

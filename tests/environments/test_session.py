@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_an_episode_from_init_to_close(pool):
         assert (first.observations, first.reward, first.done) == ([{"role": "user", "content": "A"}], 0.0, False)
         assert isinstance(first.reward, float)
         assert (await session.step("b")).done
-        assert session.metrics() == {"turns": 2.0, "ok": 1.0}
+        assert await session.metrics() == {"turns": 2.0, "ok": 1.0}
         with pytest.raises(EnvironmentFailure, match="the episode is over"):
             await session.step("c")
         await session.close()
@@ -246,6 +247,95 @@ def test_numpy_and_missing_parts_pass_and_a_rewritten_action_is_kept(pool):
     assert found.metadata == {"postprocessed_action": "hi!"}
 
 
+def _endless():
+    inner = []
+    inner.append(inner)
+    return inner
+
+
+def _breaks():
+    yield PROMPT[0]
+    raise OSError("gone")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([{"role": "user", "content": Path("x")}], r"'content' is neither text, a list of parts nor None: PosixPath"),
+        ([{"role": "user", "content": b"raw"}], "'content' is neither"),
+        ([{"role": "user", "content": 5}], "'content' is neither"),
+        ([{"role": "user", "content": ["part"]}], "'content' is neither"),
+        ([{"role": "user", "content": "ok", "info": object()}], "'info' is no plain JSON data: <object"),
+        (
+            [{"role": "user", "content": [{"type": "image", "image": b"x"}]}],
+            r"'content\[0\].image' is no plain JSON data",
+        ),
+        ([{"role": "user", "content": "ok", 5: 1}], "a key that is no text: 5"),
+        ([{"role": "user", "content": "ok", "info": {None: 1}}], "a key in 'info' that is no text: None"),
+        ([{"role": "user", "content": "ok", "info": _endless()}], "cannot be read: RecursionError"),
+        (_breaks(), "cannot be read: OSError: gone"),
+    ],
+)
+def test_a_message_that_json_cannot_say_is_a_failure(pool, found, said):
+    with pytest.raises(EnvironmentFailure, match=f"step answered .*{said}"):
+        play(Scripted(step={**OVER, "observations": found}), pool)
+
+
+def test_messages_become_plain_data(pool):
+    class Text(str):
+        __slots__ = ()
+
+    calls = ({"id": Text("a"), "weight": np.float64(0.5), "index": 1, "ok": True},)
+    parts = [{"type": "text", "text": "hi"}]
+    found = [{"role": Text("tool"), "content": parts}, {"role": "user", "content": None, "tool_calls": calls}]
+    first, second = play(Scripted(step={**OVER, "observations": found}), pool).observations
+    parts[0]["text"] = "changed"
+    assert first == {"role": "tool", "content": [{"type": "text", "text": "hi"}]}
+    assert second["tool_calls"] == [{"id": "a", "weight": 0.5, "index": 1, "ok": True}]
+    assert [type(value) for value in second["tool_calls"][0].values()] == [str, float, int, bool]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_metrics_that_hang_or_exit_are_none_and_said_once(pool, caplog, is_async):
+    release = threading.Event()
+
+    class Mute(Scripted):
+        pass
+
+    class MuteAsync(Scripted):
+        async def get_metrics_async(self):
+            if isinstance(self.answers["metrics"], BaseException):
+                raise self.answers["metrics"]
+            await asyncio.Event().wait()
+
+    async def episode(found):
+        session = EnvSession((MuteAsync if is_async else Mute)(metrics=found), pool, 0.05)
+        await session.init(PROMPT)
+        await session.step("hi")
+        return await session.metrics()
+
+    for found in (release.wait, SystemExit(3), ValueError("no")):
+        assert asyncio.run(episode(found)) == {}
+    assert len(caplog.messages) == 1
+    assert "get_metrics took longer than 0.05 s" in caplog.text
+    release.set()
+
+
+def test_an_environment_cannot_change_the_prompt_of_the_others(pool):
+    class Adds(BaseTextEnv):
+        def init(self, prompt):
+            prompt[0]["content"].append({"type": "text", "text": "X"})
+            return prompt, {}
+
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    for _ in range(2):
+        begun = asyncio.run(EnvSession(Adds(), pool, 5.0).init(prompt))
+        assert len(begun[0]["content"]) == 2
+    assert prompt == [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    with pytest.raises(EnvironmentFailure, match="prompt cannot be copied"):
+        asyncio.run(EnvSession(Adds(), pool, 5.0).init([{"role": "user", "content": threading.Lock()}]))
+
+
 def test_messages_are_copies(pool):
     history = [dict(PROMPT[0])]
 
@@ -267,7 +357,6 @@ def test_a_call_that_hangs_in_a_thread_is_given_up_and_close_still_comes(pool):
         play(env, pool, timeout_s=0.05)
     assert time.monotonic() - started < 3
     assert env.closed == 1
-    assert pool.abandoned == 1
     release.set()
 
 
@@ -298,8 +387,8 @@ def test_close_never_raises_though_everything_hangs(pool):
             await session.step("hi")
         with pytest.raises(EnvironmentFailure, match="failed before"):
             await session.step("hi")
+        assert await session.metrics() == {}
         await session.close()
-        assert session.metrics() == {}
         raising = EnvSession(Scripted(close=ValueError("no")), pool, 5.0)
         await raising.close()
         await EnvSession(object(), pool, 5.0).close()
@@ -373,7 +462,7 @@ def test_a_deferred_environment_is_made_by_init(pool):
             with pytest.raises(EnvironmentFailure, match="making sql raised FileNotFoundError: no database at /tmp/x"):
                 await failing.init(PROMPT)
             await failing.close()
-            assert failing.metrics() == {}
+            assert await failing.metrics() == {}
 
     asyncio.run(episode())
     assert [one is threading.main_thread() for one in threads] == [False, True]

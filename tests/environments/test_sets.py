@@ -84,6 +84,57 @@ def test_an_environment_without_tasks_to_train_on_is_named():
             envs.tasks("train")
 
 
+def _raises(split):
+    raise OSError("no such dataset server")
+
+
+def _yields(split):
+    for number in range(3):
+        yield {"id": f"{split}-{number}", "prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (_raises, r"raised OSError: no such dataset server \(.*test_sets.py:\d+\)"),
+        (lambda split: exit(3), "raised SystemExit: 3"),
+        (lambda: None, r"raised TypeError: .* takes 0 positional arguments but 1 was given"),
+        (lambda split: None, "should answer a list of rows or of Tasks, not None"),
+        (lambda split: 5, "should answer a list of rows or of Tasks, not 5"),
+        (lambda split: {"prompt": "x"}, "should answer a list of rows or of Tasks, not {'prompt': 'x'}"),
+        (lambda split: ["x"], r"\[0\] should be a row \(a dict with a prompt\) or a Task, is 'x'"),
+        (lambda split: [{"prompt": "x"}, "y"], r"\[1\] should be a row, as those before, is 'y'"),
+    ],
+)
+def test_tasks_that_cannot_be_had_are_one_line(tasks, message):
+    env_class = type("Mistaken", (BaseTextEnv,), {"tasks": staticmethod(tasks)})
+    register("mistaken", env_class)
+    try:
+        with environment_set({"name": "mistaken"}) as envs, pytest.raises(TaskFileError, match=message) as caught:
+            envs.tasks("train")
+        assert str(caught.value).startswith("environment 'mistaken': tasks('train')")
+        assert "\n" not in str(caught.value)
+    finally:
+        deregister("mistaken")
+
+
+def test_tasks_may_be_a_generator_and_odd_rows_need_an_id():
+    register("yielding", type("Yielding", (BaseTextEnv,), {"tasks": staticmethod(_yields)}))
+    odd = [{"prompt": "x", "what": object()}]
+    register("odd", type("Odd", (BaseTextEnv,), {"tasks": staticmethod(lambda split: odd)}))
+    try:
+        with environment_set({"name": "yielding"}) as envs:
+            assert [task.id for task in envs.tasks("train")[0].tasks] == ["train-0", "train-1", "train-2"]
+        with (
+            environment_set({"name": "odd"}) as envs,
+            pytest.raises(TaskFileError, match=r"odd train\[0\]: needs an 'id'"),
+        ):
+            envs.tasks("train")
+    finally:
+        deregister("yielding")
+        deregister("odd")
+
+
 def test_an_unknown_name_is_refused_at_once_with_the_nearest():
     with pytest.raises(UnknownEnvironment, match=r"environments\[1\].name: .*'stockrom'\n  did you mean: stockroom\?"):
         environment_set({"name": "arithmetic"}, {"name": "stockrom"})
@@ -147,8 +198,9 @@ def test_the_bundled_environments_are_won_through_sessions():
         session = envs.open(task)
         await session.init(task.prompt)
         rewards = [(await session.step(said)).reward for said in solvers[task.environment](task)]
+        metrics = await session.metrics()
         await session.close()
-        return rewards, session.metrics()
+        return rewards, metrics
 
     async def episodes(envs):
         tasks = [task for _, tasks in envs.tasks("eval") for task in tasks[:20]]

@@ -55,7 +55,7 @@ def test_the_reference_is_what_the_run_began_with_also_after_a_resume(ephebe_url
     first, *_ = folder.read_metrics()
     assert first["loss/mean"] == pytest.approx(math.log(2), abs=1e-4)
     (folder.path / "checkpoints" / "step_000003.json").unlink()  # as if killed before it was written
-    run(config, RunFolder.open(folder.path, config))
+    run(config, RunFolder.open(folder.path))
     found = {1: {}, 2: {}}
     for row in read_lines(folder.metrics_file):
         found[row["attempt"]][row["step"]] = [row[name] for name in SIGNS]

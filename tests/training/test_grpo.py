@@ -86,10 +86,14 @@ def test_groups_that_teach_nothing_are_played_again_or_dropped(run_training):
     assert row["batch/dropped_zero_variance"] == 3 * 16
 
 
-def test_shuffled_rewards_are_the_same_rewards(run_training):
-    run = run_training("shuffled", steps=1, algorithm={"shuffle_rewards": True})
-    (row,) = run.read_metrics()
-    assert 0 < row["reward/mean"] < 1
+def test_shuffled_rewards_change_the_advantages_and_nothing_else(run_training):
+    plain, shuffled = (
+        run_training(f"shuffled-{on}", steps=1, algorithm={"shuffle_rewards": on}) for on in (False, True)
+    )
+    assert rewards(plain) == rewards(shuffled)
+    assert [record["advantages"] for record in plain.read_tokens(1)] != [
+        record["advantages"] for record in shuffled.read_tokens(1)
+    ]
 
 
 def test_a_run_stops_when_it_is_good_enough(run_training):
@@ -98,9 +102,14 @@ def test_a_run_stops_when_it_is_good_enough(run_training):
     assert run.steps(Part.EVAL) == [0]
 
 
-def test_kl_penalty_scores_every_rollout(run_training):
-    run = run_training("kl", steps=2, penalty={"kl": 0.1})
-    assert all(math.isfinite(row["kl/base"]) for row in run.read_metrics())
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_kl_penalty_is_nothing_while_policy_and_base_are_one(run_training, temperature):
+    """In the first step: all tokens of a rollout have the same advantage still, at whatever temperature."""
+    settings = {"penalty": {"kl": 1.0}, "algorithm": {"normalize": "none"}, "rollout": {"temperature": temperature}}
+    run = run_training("kl", steps=1, data={"zero_variance": "keep"}, **settings)
+    used = [[one for one in record["advantages"] if one] for record in run.read_tokens(1) if record["advantages"]]
+    assert len(used) == 16
+    assert all(max(found) - min(found) < 1e-3 for found in used if found)
 
 
 def test_async_groups_are_no_older_than_allowed(run_training):

@@ -22,7 +22,7 @@ from palestra.environments import BaseTextEnv
 class Base(BaseTextEnv):
     @staticmethod
     def tasks(split):
-        return [{"id": str(n), "prompt": f"Say {n}."} for n in range(20)]
+        return [{"id": str(n), "prompt": f"Say {n}.", "number": n} for n in range(20)]
 
     def step(self, action):
         return {"observations": [], "reward": self.grade(action), "done": True, "metadata": {}}
@@ -38,6 +38,17 @@ class Hangs(Base):
 class NotANumber(Base):
     def grade(self, action):
         return float("nan")
+
+class Constant(Base):
+    def grade(self, action):
+        return 0.0
+
+class Slow(Base):
+    async def step_async(self, action):
+        import asyncio
+        number = int(self.extras["number"])
+        await asyncio.sleep(0.0 if number % 4 else 1.0)
+        return {"observations": [], "reward": float(len(action) % 2), "done": True, "metadata": {}}
 
 class Sometimes(Base):
     def grade(self, action):
@@ -78,6 +89,9 @@ def write(**settings) -> str:
         (["stockroom", "model.name=./nowhere"], "nowhere"),
         ([], "give one CONFIG"),
         (["--resume", "nothing"], "no run 'nothing'"),
+        (["--resume", "nothing", "--name", "other"], "--name is for a new one"),
+        (["stockroom", "rollout.top_p=0"], "rollout.top_p"),
+        (["stockroom", "eval.every=0", "early_stop={at_least: 0.9}"], "early_stop looks at evaluations"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_starts(folder, arguments, message):
@@ -137,7 +151,11 @@ def test_an_environment_that_never_grades_ends_the_run_and_can_be_resumed(folder
     assert "none of 16 rollouts could be graded" in said
     assert message in said
     assert "palestra train --resume bad" in said
-    assert RunReader("runs/bad").status() is RunStatus.FAILED
+    run = RunReader("runs/bad")
+    assert run.status() is RunStatus.FAILED
+    records = run.read_rollouts(1)
+    assert len(records) == 16
+    assert all(record["stop"] == "env_failed" and record["error"] for record in records)
 
 
 def test_failed_rollouts_are_records_and_in_no_baseline(folder, ephebe_url):
@@ -198,3 +216,70 @@ def test_two_trainers_cannot_write_one_run(folder, ephebe_url, tmp_path):
     kill(run)
     assert code == 1
     assert "is being written by process" in said
+
+
+def test_a_server_that_was_never_there_is_told_in_time(folder):
+    code, said = train("arithmetic", "--name", "none", "--server", "http://127.0.0.1:1", "server_patience_s=1")
+    assert code == 1
+    assert "http://127.0.0.1:1 cannot be reached" in said
+
+
+def test_a_metric_that_no_evaluation_has_is_named(folder, ephebe_url):
+    config = write(
+        server=ephebe_url, eval={"every": 1, "tasks": 2}, early_stop={"metric": "eval/sucess", "at_least": 1}
+    )
+    code, said = train(config, "--name", "typo", "--display", "none")
+    assert code == 1
+    assert "did you mean eval/success?" in said
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("zero_variance", ["refill", "drop"])
+def test_a_run_where_nothing_can_be_learned_goes_on(folder, ephebe_url, asynchronous, zero_variance):
+    config = write(
+        server=ephebe_url,
+        environments=[{"name": "envs:Constant"}],
+        asynchronous={"enabled": asynchronous},
+        data={"zero_variance": zero_variance, "max_refills": 1},
+        steps=2,
+    )
+    code, said = train(config, "--name", "flat", "--display", "lines")
+    assert code == 0, said
+    assert "nothing to learn in this step: zero_variance" in said
+    rows = RunReader("runs/flat").read_metrics()
+    least = 16 * (2 if zero_variance == "refill" else 1)
+    assert all(row["rollouts/total"] >= least and row["batch/sequences"] == 0 for row in rows)
+
+
+def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, ephebe_url):
+    settings = {"environments": [{"name": "envs:Slow"}], "asynchronous": {"enabled": True}, "steps": 5}
+    code, said = train(write(server=ephebe_url, data={"zero_variance": "keep"}, **settings), "--name", "slow")
+    assert code == 0, said
+    run = RunReader("runs/slow")
+    records = [record for step in run.steps() for record in run.read_rollouts(step)]
+    assert len(records) == 5 * 16
+    assert not any(record["stop"] == "stale" for record in records)
+    assert max(row["staleness/max"] for row in run.read_metrics()) <= 1
+    assert len({record["task"] for record in records}) == 20  # each task once in 20 groups
+
+
+def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url):
+    config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=2)
+    assert train(config, "--name", "kept", "--display", "none")[0] == 0
+    code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "server_patience_s=1", "steps=3")
+    assert code == 1, said
+    code, said = train("--resume", "kept", "model.rank=4", "steps=3")
+    assert "has rank 16" in said
+    code, said = train("--resume", "kept", "steps=3", "--display", "none")
+    assert code == 0, said
+    events = [event for event in RunReader("runs/kept").read_events() if event["event"] == "config"]
+    assert [event["changes"] for event in events] == [{"steps": [2, 3]}]
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(folder, ephebe_url, tmp_path):
+    run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "told")
+    wait_for_steps(tmp_path, "told", 1, run)
+    run.send_signal(signal.SIGTERM)
+    said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130, said
+    assert RunReader(tmp_path / "runs" / "told").status() is RunStatus.STOPPED

@@ -166,13 +166,26 @@ def test_turns_are_cut_to_the_room_that_is_left() -> None:
     assert len(all_tokens(rollout)) == prompt + 5
 
 
-def test_no_room_for_another_turn_ends_it_with_what_it_has() -> None:
-    long = {"observations": [{"role": "user", "content": "very " * 500}], "reward": 0.5}
-    rollout = play("x", {}, long, table={"max_context": 200})
+def test_room_that_the_turns_took_ends_it_with_what_it_has() -> None:
+    rollout = play("word " * 10, {"reward": 0.5}, table={"max_context": 200})
+    assert rollout.stop is RolloutStop.CONTEXT
+    assert len(rollout.turns) >= 2
+    assert rollout.reward == 0.5 * len(rollout.turns)
+    assert "rollout.max_context" in (rollout.error or "")
+    assert not rollout.is_cut
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5])
+def test_an_observation_that_never_had_room_is_no_grade(reward: float) -> None:
+    observations = [{"role": "user", "content": "very " * 500}]
+    rollout = play("x", {}, {"observations": observations, "reward": reward}, table={"max_context": 200})
     assert rollout.stop is RolloutStop.CONTEXT
     assert len(rollout.turns) == 2
-    assert rollout.reward == 0.5
-    assert not rollout.is_cut
+    assert rollout.turns[1].reward == reward
+    assert rollout.reward is None
+    size = len(tokenizer().observation(observations))
+    assert f"the observation has {size} tokens" in (rollout.error or "")
+    assert "in 200 (rollout.max_context)" in (rollout.error or "")
 
 
 @pytest.mark.parametrize(("room", "stop"), [(0, RolloutStop.CONTEXT), (1, RolloutStop.LENGTH)])
@@ -182,6 +195,9 @@ def test_a_prompt_needs_room_for_one_token(room: int, stop: RolloutStop) -> None
     assert rollout.stop is stop
     assert rollout.response_length == room
     assert (rollout.reward is None) == (room == 0)
+    if room == 0:
+        no_room = f"the prompt has {prompt} tokens: no room for a turn in {prompt} (rollout.max_context)"
+        assert rollout.error == no_room
 
 
 # Failures are records
@@ -191,10 +207,10 @@ def test_a_prompt_needs_room_for_one_token(room: int, stop: RolloutStop) -> None
     ("steps", "extras", "stop", "error"),
     [
         ([], {"init": {"raise": "no\nluck"}}, RolloutStop.ENV_INIT_FAILED, "no luck"),
-        ([], {"init": {"messages": [{"role": "user", "content": 5}]}}, RolloutStop.ENV_INIT_FAILED, "chat template"),
+        ([], {"init": {"messages": [{"role": "user", "content": 5}]}}, RolloutStop.ENV_INIT_FAILED, "'content' is"),
         ([{"raise": "x" * 5000}], {}, RolloutStop.ENV_FAILED, "xxx"),
         ([{}, {"reward": math.nan}], {}, RolloutStop.ENV_FAILED, "nan"),
-        ([{"observations": [{"role": "user", "content": 5}]}], {}, RolloutStop.ENV_FAILED, "chat template"),
+        ([{"observations": [{"role": "user", "content": 5}]}], {}, RolloutStop.ENV_FAILED, "'content' is"),
         ([{"hang": True}], {}, RolloutStop.TIMEOUT, "rollout.timeout_s"),
         ([], {"init": {"hang": True}}, RolloutStop.TIMEOUT, "rollout.timeout_s"),
     ],
@@ -210,6 +226,20 @@ def test_an_environment_that_fails_is_a_record(
     assert "\n" not in rollout.error
     assert len(rollout.error) <= 500
     assert "close" in ScriptedEnv.log
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_metrics_that_fail_leave_the_rollout_graded(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    logged: list[str] = []
+
+    def get_metrics(env: ScriptedEnv) -> None:
+        logged.extend(env.log)
+        raise error
+
+    monkeypatch.setattr(ScriptedEnv, "get_metrics", get_metrics)
+    rollout = play("x", DONE)
+    assert (rollout.reward, rollout.metrics, rollout.stop) == (1.0, {}, RolloutStop.DONE)
+    assert logged == ["init", "step"], "asked before it is closed"
 
 
 def _raise(error: Exception) -> Says:

@@ -11,7 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from palestra.environments.order import TaskOrder
+from palestra.training.requests import RequestMaker
 from palestra.training.run_reader import RunReader, RunStatus
+from palestra.types.rollouts import Task
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 
 
@@ -74,3 +77,25 @@ def servers_of(run: Path) -> list[psutil.Process]:
             return living
         time.sleep(0.1)
     return []
+
+
+def test_an_evaluation_that_was_killed_is_done_at_the_resume(ephebe_url, tmp_path):
+    """The checkpoint is there, the evaluation after it is not: as if the kill had come in between."""
+    settings = {"environments": [{"name": "arithmetic"}], "eval": {"every": 1, "tasks": 4}, "steps": 2}
+    rule = {"patience": 9}
+    config = write_config(tmp_path, server=ephebe_url, checkpoint={"every": 1}, early_stop=rule, **settings)
+    finish(start(tmp_path, config, "--name", "cut"))
+    pointer = tmp_path / "runs" / "cut" / "checkpoints" / "step_000002.json"
+    state = json.loads(pointer.read_text())
+    assert state["evaluated"] == 2
+    pointer.write_text(json.dumps(state | {"evaluated": 1, "evaluations_since_best": 0}))
+    assert "eval after step 2" in finish(start(tmp_path, "--resume", "cut"))
+    assert json.loads(pointer.read_text())["evaluated"] == 2
+    assert "eval after step" not in finish(start(tmp_path, "--resume", "cut"))
+
+
+def test_positions_begun_and_not_used_are_played_first_after_a_resume():
+    tasks = [Task(id=str(number), environment="x", prompt=[]) for number in range(20)]
+    maker = RequestMaker(TaskOrder([(1.0, tasks)], 0), 0, 2, position=7, pending=[3, 5])
+    assert [maker.next(1).position for _ in range(4)] == [3, 5, 7, 8]
+    assert maker.position == 9

@@ -107,7 +107,8 @@ def test_after_a_resume_the_newest_rows_count_and_abandoned_ones_do_not(root):
 
 def test_a_resume_with_another_config_says_what_changed(root):
     create(root, steps=10).close()
-    with RunFolder.open(root / "first", make_config(steps=20)) as run:
+    with RunFolder.open(root / "first") as run:
+        run.change_config(make_config(steps=20))
         assert run.read_events()[-1]["changes"] == {"steps": [10, 20]}
         assert run.read_about()["config"]["steps"] == 20
         assert run.read_about()["facts"]["tokenizer"] == "/models/m"
@@ -181,6 +182,21 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 def test_text_that_utf8_cannot_hold_is_mended(tmp_path):
     write_records(tmp_path / "x.zst", [{"text": "a\ud800b", "more": ["\udfff", 1, None]}])
     assert list(read_records(tmp_path / "x.zst")) == [{"text": "a?b", "more": ["?", 1, None]}]
+
+
+def test_what_json_cannot_say_is_written_as_text(tmp_path):
+    class Mute:
+        def __str__(self):
+            raise RuntimeError
+
+    odd = {"path": tmp_path, "inner": [{"what": Mute()}]}
+    plain = {"path": str(tmp_path), "inner": [{"what": "a Mute"}]}
+    write_records(tmp_path / "x.zst", [odd, {**odd, "text": "\ud800"}])
+    assert list(read_records(tmp_path / "x.zst")) == [plain, {**plain, "text": "?"}]
+    lines = LineFile(tmp_path / "x.jsonl")
+    lines.append(odd)
+    lines.close()
+    assert read_lines(tmp_path / "x.jsonl") == [plain]
 
 
 def test_a_damaged_file_is_named(tmp_path):

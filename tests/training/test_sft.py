@@ -89,7 +89,7 @@ def test_a_resumed_run_repeats_the_steps_it_lost(ephebe_url, tmp_path):
     folder, _ = start(config, tmp_path)
     (folder.path / "checkpoints" / "step_000004.json").unlink()  # as if killed before it was written
     told = Told()
-    run(config, RunFolder.open(folder.path, config), told)
+    run(config, RunFolder.open(folder.path), told)
     losses = {1: {}, 2: {}}
     for row in read_lines(folder.metrics_file):
         losses[row["attempt"]][row["step"]] = row["loss/mean"], row["data/epoch"], row["optim/lr"]
