@@ -61,10 +61,11 @@ class GrpoLoop:
             collector = await self._open_collector(stack)
             sampler = await self._policy.publish(self._state.step)
             while True:
-                if await self._evaluate(sampler):
-                    return RunStatus.STOPPED
+                is_good_enough = await self._evaluate(sampler)
                 if self._state.step >= self._config.steps:
                     return RunStatus.DONE
+                if is_good_enough:
+                    return RunStatus.STOPPED
                 sampler = await self._step(collector, sampler)
 
     async def _open_collector(self, stack: AsyncExitStack) -> GroupCollector:
