@@ -18,6 +18,8 @@ from palestra.server.tinker.body import decoded, read_body
 PREFIXES = ("/v1", "/oai/api/v1")
 """OpenAI's own, and hosted Tinker's."""
 LINES = "application/x-ndjson"
+OR_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, LINES: {}}}}
+"""With `format=jsonl`."""
 MAX_LISTED = 1000
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -60,7 +62,7 @@ async def completions(request: Request, service: ServiceNow, caller: CallerNow) 
     return _json(await while_connected(request, service.complete(caller, call)))
 
 
-@router.get("/traces")
+@router.get("/traces", responses=OR_LINES)
 async def list_traces(
     service: ServiceNow,
     caller: CallerNow,
@@ -73,7 +75,7 @@ async def list_traces(
     return _json(await service.traces.page(caller, limit, offset))
 
 
-@router.get("/traces/{trace_id}")
+@router.get("/traces/{trace_id}", responses=OR_LINES)
 async def get_trace(
     trace_id: str,
     service: ServiceNow,
