@@ -1,0 +1,253 @@
+"""The board of episodes: runs, groups, episodes and leases in memory, as a pure state machine.
+
+Owns: every rule about who may play, end and read what. Never touches: clocks, randomness, disks, HTTP.
+
+Time is an argument (`now`, seconds since the epoch): it may jump, nothing breaks, but leases age by it. Each call first
+does what is due by `now`, one that is refused too. What changed waits in `take_changes()`, to be made durable before
+anybody is answered; what others may be waiting for, in `take_news()`. Calls name an owner; what is another's does not
+exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Self
+
+from palestra.episodes import calls, delivery, interventions, leases, losses, restoring, runs
+from palestra.episodes import groups as grouping
+from palestra.episodes.limits import Limits
+from palestra.episodes.news import Call, Listing, News, OpenLease, QueueState
+from palestra.episodes.records import Group, Run
+from palestra.episodes.state import State
+from palestra.types.episode_rows import Change, SavedRows
+from palestra.types.episodes import (
+    Beat,
+    ClaimRequest,
+    Ended,
+    EndRequest,
+    EpisodeInfo,
+    EpisodeKind,
+    EpisodeState,
+    Lease,
+    LeaseRef,
+    NewGroup,
+    PlayedGroup,
+    Registered,
+    RunInfo,
+    RunSettings,
+)
+
+
+class Board:
+    """Everything that is refused as a whole raises `BoardError`."""
+
+    def __init__(self, limits: Limits | None = None, *, salt: bytes = b"") -> None:
+        """`salt` goes into episode ids: boards of different databases must not give the same ones."""
+        self._state = State(limits or Limits(), salt)
+
+    @classmethod
+    def restore(
+        cls,
+        saved: SavedRows,
+        now: float,
+        *,
+        limits: Limits | None = None,
+        salt: bytes = b"",
+        open_calls: Mapping[LeaseRef, int] | None = None,
+    ) -> Self:
+        """As it was when the rows were saved. Every open lease begins anew: no client could beat meanwhile.
+        `open_calls`: model calls that still run, by lease, where only the board was reloaded."""
+        board = cls(limits, salt=salt)
+        restoring.fill(board._state, saved, open_calls or {}, now)
+        return board
+
+    # Of the trainer
+
+    def put_run(
+        self, owner: str, run: str, now: float, *, settings: RunSettings | None = None, model: str | None = None
+    ) -> RunInfo:
+        """Made, or changed where settings or model are given. A stricter weight policy holds at once."""
+        self.tick(now)
+        return runs.put(self._state, owner, run, settings, model, now).info()
+
+    def run_info(self, owner: str, run: str) -> RunInfo:
+        return self._state.run(owner, run).info()
+
+    def runs(self, owner: str) -> list[RunInfo]:
+        mine = self._state.runs.get(owner, {}).values()
+        return [run.info() for run in sorted(mine, key=_by_age)]
+
+    def register(self, owner: str, run: str, groups: Sequence[NewGroup], now: float) -> list[Registered]:
+        """All or none. 429 beyond `max_queued`; 409 where a group of that id was registered differently."""
+        self.tick(now)
+        return grouping.register(self._state, self._state.run(owner, run), groups, now)
+
+    def delivered(
+        self, owner: str, run: str, now: float, *, after: int, limit: int, version: int | None = None
+    ) -> list[PlayedGroup]:
+        """Groups that are whole or dropped, by number, from `after` on (not before what is committed: 410). Without
+        tokens: `trajectories` are empty. With `version`, train episodes that are too stale for it by the run's policy
+        are parked, and their groups dropped, or smaller where they shrink."""
+        found = self._run_now(owner, run, now)
+        return delivery.read(self._state, found, after, limit, version, now)
+
+    def commit(self, owner: str, run: str, cursor: int, now: float) -> RunInfo:
+        """Forgets the groups up to `cursor`. Less than what is committed changes nothing; beyond the newest: 409."""
+        found = self._run_now(owner, run, now)
+        delivery.commit(self._state, found, cursor, now)
+        return found.info()
+
+    def publish(self, owner: str, run: str, now: float, *, version: int, model: str) -> RunInfo:
+        """Newer weights. The same again changes nothing; an older version, or another model under the same one: 409."""
+        found = self._run_now(owner, run, now)
+        runs.publish(self._state, found, version, model, now)
+        return found.info()
+
+    def pause(self, owner: str, run: str, now: float) -> RunInfo:
+        """Nothing is claimed, model calls are refused (503, `paused`), no lease ages; ends and beats are taken."""
+        found = self._run_now(owner, run, now)
+        runs.pause(self._state, found, now)
+        return found.info()
+
+    def resume(self, owner: str, run: str, now: float) -> RunInfo:
+        found = self._run_now(owner, run, now)
+        runs.resume(self._state, found, now)
+        return found.info()
+
+    def cancel(
+        self,
+        owner: str,
+        run: str,
+        now: float,
+        *,
+        episode_ids: Iterable[str] = (),
+        group_ids: Iterable[str] = (),
+        reason: str = "",
+    ) -> int:
+        """How many episodes were; those that are over already stay. A cancelled group is delivered as dropped; a
+        cancelled member counts as lost in its group. An unknown id: 404, and nothing is cancelled."""
+        found = self._run_now(owner, run, now)
+        return interventions.cancel(self._state, found, list(episode_ids), list(group_ids), reason, now)
+
+    def requeue(self, owner: str, episode_ids: Iterable[str], now: float) -> int:
+        """Parked episodes of open groups, with their count of losses set back. All, or 404 or 409."""
+        self.tick(now)
+        return interventions.requeue(self._state, owner, list(episode_ids), now)
+
+    # Of the player
+
+    def claim(self, owner: str, request: ClaimRequest, now: float) -> list[Lease]:
+        """Up to `max_n` leases; those of the same claim before, where it is repeated. `base_url` and `api_key` are
+        empty. An empty list: nothing to play now. 429: the client holds too many; 409: all leases of this `claim_id`
+        are over; 404: no such run."""
+        self.tick(now)
+        return leases.claim(self._state, owner, request, now)
+
+    def heartbeat(self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], now: float) -> list[Beat]:
+        """One for each. `client_id` None: the caller has shown the attempt's own key."""
+        self.tick(now)
+        return [leases.beat(self._state, owner, client_id, ref, now) for ref in refs]
+
+    def end(self, owner: str, client_id: str | None, ends: Sequence[EndRequest], now: float) -> list[Ended]:
+        """One for each; what one of them is refused for does not concern the others."""
+        self.tick(now)
+        return [leases.end(self._state, owner, client_id, ask, now) for ask in ends]
+
+    def release(
+        self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], reason: str, now: float
+    ) -> list[Beat]:
+        """Given back, as lost attempts that count. `can_continue` is False for each."""
+        self.tick(now)
+        return [leases.release(self._state, owner, client_id, ref, reason, now) for ref in refs]
+
+    # Of model calls
+
+    def note_call(self, owner: str, lease: LeaseRef, now: float, *, version: int | None = None) -> Call:
+        """Before each: counts it, and keeps the lease until `call_over`. `version`: of the weights it will be answered
+        by, where that is not the run's newest. Refused with the code of `BoardError`: 409 lease_lost, cancelled,
+        stale_weights, deadline; 404 unknown; 503 paused."""
+        self.tick(now)
+        return calls.note_call(self._state, owner, lease, version)
+
+    def call_over(self, lease: LeaseRef, now: float) -> None:
+        """After each that was noted, however it went; renews the lease. One that nobody knows changes nothing."""
+        self.tick(now)
+        calls.call_over(self._state, lease, now)
+
+    def open_calls(self) -> dict[LeaseRef, int]:
+        """For `restore`."""
+        held = (episode for run in self._all_runs() for episode in run.leased.values())
+        return {episode.ref: episode.open_calls for episode in held if episode.open_calls}
+
+    # To look at
+
+    def find(self, owner: str, episode_id: str) -> EpisodeInfo:
+        """404 where there is none."""
+        return self._state.episode(owner, episode_id).info()
+
+    def episodes(
+        self,
+        owner: str,
+        *,
+        run: str | None = None,
+        state: EpisodeState | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> Listing:
+        """In the order of registration."""
+        mine = self._state.runs.get(owner, {}).values()
+        chosen = sorted(mine, key=_by_age) if run is None else [self._state.run(owner, run)]
+        total = sum(sum(one.counts.values()) if state is None else one.counts[state] for one in chosen)
+        found = (member for one in chosen for group in one.groups.values() for member in group.members)
+        wanted = (member for member in found if state is None or member.state is state)
+        return Listing([member.info() for member in islice(wanted, offset, offset + limit)], total)
+
+    def leases(self) -> list[OpenLease]:
+        """All that are open, of all owners: after a restart their keys are made again."""
+        return [
+            OpenLease(run.owner, run.name, episode.client_id, episode.ref)
+            for run in self._all_runs()
+            for episode in run.leased.values()
+        ]
+
+    def queues(self) -> list[QueueState]:
+        """Of all owners."""
+        return [run.queue_state(kind) for run in self._all_runs() for kind in EpisodeKind]
+
+    # Time, disk, news
+
+    def tick(self, now: float) -> None:
+        """Does what is due: expiries, deadlines, ends of back-offs."""
+        state = self._state
+        for what in state.timers.due(now):
+            if isinstance(what, Group):
+                losses.deadline_passed(state, what, now)
+            elif what.state is EpisodeState.LEASED:
+                losses.lose(state, what, "expired", f"no beat for {what.lease_s:g} s", now)
+            else:
+                state.queue(what, now)
+        state.tombstones.purge(now)
+
+    def next_event(self) -> float | None:
+        """When `tick` should be called next. It may be early, never late."""
+        return self._state.timers.next()
+
+    def take_changes(self) -> list[Change]:
+        """Since the last time, to be saved in one transaction and in this order. Each row once, as it is now."""
+        return self._state.outbox.take()
+
+    def take_news(self) -> News:
+        news, self._state.news = self._state.news, News()
+        return news
+
+    def _run_now(self, owner: str, run: str, now: float) -> Run:
+        self.tick(now)
+        return self._state.run(owner, run)
+
+    def _all_runs(self) -> Iterator[Run]:
+        return (run for mine in self._state.runs.values() for run in mine.values())
+
+
+def _by_age(run: Run) -> tuple[float, str]:
+    return run.created_at, run.name

@@ -1,0 +1,47 @@
+"""Model calls of an attempt: let through, counted, and the lease held while they run.
+
+Owns: which call may be answered. Never touches: the call itself.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes.errors import BoardError
+from palestra.episodes.leases import NoLease, find
+from palestra.episodes.losses import allowed_lag
+from palestra.episodes.news import Call
+from palestra.episodes.records import Episode
+from palestra.episodes.state import State
+from palestra.types.episodes import EpisodeState, LeaseRef
+
+PAUSED_RETRY_S = 1.0
+
+
+def note_call(state: State, owner: str, ref: LeaseRef, version: int | None) -> Call:
+    found = find(state, owner, None, ref)
+    if isinstance(found, NoLease):
+        raise BoardError(404 if found.code == "unknown" else 409, str(found), code=found.code)
+    run = found.run
+    if run.is_paused:
+        raise BoardError(503, f"run {run.name!r} is paused", code="paused", retry_after_s=PAUSED_RETRY_S)
+    version = run.version if version is None else version
+    lag = allowed_lag(run)
+    if lag is not None and run.version - version > lag:
+        words = f"version {version} would answer, the newest is {run.version}, and run {run.name} allows {lag} between"
+        raise BoardError(409, f"stale_weights: {words}", code="stale_weights")
+    found.open_calls += 1
+    found.calls += 1
+    oldest = found.oldest_version
+    found.oldest_version = version if oldest is None else min(version, oldest)
+    state.outbox.episode(found)
+    return Call(run=run.name, model=run.model, version=version)
+
+
+def call_over(state: State, ref: LeaseRef, now: float) -> None:
+    episode = state.episodes.get(ref.episode_id)
+    if episode is not None and _is_open(episode, ref):
+        episode.open_calls -= 1
+        state.renew(episode, now)
+
+
+def _is_open(episode: Episode, ref: LeaseRef) -> bool:
+    return episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt and episode.open_calls > 0

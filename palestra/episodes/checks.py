@@ -1,0 +1,131 @@
+"""What may be registered, ended and set: clear refusals, and the hashes that things are compared by.
+
+Owns: validity of what comes from outside. Never touches: state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+
+import msgspec
+
+from palestra.episodes.errors import BoardError
+from palestra.episodes.limits import Limits
+from palestra.types.episodes import ClaimRequest, EpisodeResult, NewGroup, RunSettings
+
+ID = re.compile(r"[A-Za-z0-9._:#/-]{1,128}")
+MAX_REASON = 500
+MAX_MODEL = 1000
+SEED_BITS = 53  # every language's JSON reads such a number exactly
+INT32 = 2**31
+
+
+class InvalidResult(ValueError):
+    """Says why."""
+
+
+def digest(*parts: str, size: int = 16) -> bytes:
+    """("ab", "c") and ("a", "bc") are different parts."""
+    made = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        data = part.encode()
+        made.update(len(data).to_bytes(8, "little") + data)
+    return made.digest()
+
+
+def derived_seed(group_id: str, index: int) -> int:
+    return int.from_bytes(digest(group_id, str(index), size=8), "little") >> (64 - SEED_BITS)
+
+
+def canonical(record: msgspec.Struct) -> str:
+    return msgspec.json.encode(record, order="sorted").decode()
+
+
+def clean_reason(text: str) -> str:
+    return text.replace("\0", "")[:MAX_REASON]
+
+
+def check_id(what: str, value: str) -> None:
+    if not ID.fullmatch(value):
+        raise BoardError(400, f"{what}: 1 to 128 of A-Z a-z 0-9 . _ : # / - are allowed, found {value[:80]!r}")
+
+
+def check_model(model: str) -> None:
+    if not model or len(model) > MAX_MODEL or not model.isprintable():
+        raise BoardError(400, f"model: 1 to {MAX_MODEL} printable characters are allowed, found {model[:80]!r}")
+
+
+def check_settings(settings: RunSettings) -> None:
+    _check(0.001 <= settings.share <= 1000, f"share: 0.001 to 1000 is allowed, found {settings.share}")
+    _check(0 <= settings.max_lag < INT32, f"max_lag: 0 or more is allowed, found {settings.max_lag}")
+    _check(_is_positive(settings.lease_s), f"lease_s: more than 0 seconds, found {settings.lease_s}")
+    _check(1 <= settings.max_attempts < INT32, f"max_attempts: 1 or more is allowed, found {settings.max_attempts}")
+    is_backoff = math.isfinite(settings.backoff_s) and settings.backoff_s >= 0
+    _check(is_backoff, f"backoff_s: 0 seconds or more, found {settings.backoff_s}")
+    _check(1 <= settings.max_queued < INT32, f"max_queued: 1 or more is allowed, found {settings.max_queued}")
+    _check(1 <= settings.max_ready < INT32, f"max_ready: 1 or more is allowed, found {settings.max_ready}")
+
+
+def check_group(group: NewGroup, limits: Limits) -> str:
+    """Its canonical text."""
+    check_id("group_id", group.group_id)
+    where = f"group {group.group_id}: "
+    count = group.size if group.count is None else group.count
+    _check(group.size >= 1, f"{where}size: 1 or more is allowed, found {group.size}")
+    found = f"found {count}"
+    _check(count >= group.size, f"{where}count: at least size ({group.size}), or the group is never whole; {found}")
+    _check(count <= limits.max_members, f"{where}count: at most {limits.max_members}; {found}")
+    is_min = group.min_size is None or 1 <= group.min_size <= group.size
+    _check(is_min, f"{where}min_size: 1 to size ({group.size}) is allowed, found {group.min_size}")
+    _check(len(group.seeds) <= count, f"{where}seeds: at most one for each of {count}, found {len(group.seeds)}")
+    are_seeds = all(-(2**63) <= seed < 2**63 for seed in group.seeds)
+    _check(are_seeds, f"{where}seeds: each fits into 64 bits with its sign")
+    _check(abs(group.priority) < INT32, f"{where}priority: fits into 32 bits, found {group.priority}")
+    is_deadline = group.deadline_s is None or _is_positive(group.deadline_s)
+    _check(is_deadline, f"{where}deadline_s: more than 0 seconds, found {group.deadline_s}")
+    is_attempts = group.max_attempts is None or 1 <= group.max_attempts < INT32
+    _check(is_attempts, f"{where}max_attempts: 1 or more is allowed, found {group.max_attempts}")
+    try:
+        text = canonical(group)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BoardError(400, f"{where}it cannot be written as JSON: {error}") from None
+    if (size := len(text.encode())) > limits.max_task_bytes:
+        raise BoardError(413, f"{where}at most {limits.max_task_bytes} bytes with its task, found {size}")
+    return text
+
+
+def check_claim(request: ClaimRequest, limits: Limits) -> None:
+    check_id("client_id", request.client_id)
+    check_id("claim_id", request.claim_id)
+    is_count = 1 <= request.max_n <= limits.max_claim
+    _check(is_count, f"max_n: 1 to {limits.max_claim} is allowed, found {request.max_n}")
+    is_lease = request.lease_s is None or _is_positive(request.lease_s)
+    _check(is_lease, f"lease_s: more than 0 seconds, found {request.lease_s}")
+
+
+def result_text(result: EpisodeResult, limits: Limits) -> str:
+    """Canonical. `InvalidResult` where it cannot be taken."""
+    values = [*result.step_rewards, *result.agent_rewards.values(), *result.metrics.values(), result.reward or 0.0]
+    if not all(math.isfinite(value) for value in values):
+        raise InvalidResult("rewards and metrics must be finite numbers")
+    if result.reward is None and result.error is None and not result.step_rewards and not result.agent_rewards:
+        raise InvalidResult("it has no reward: give reward, step_rewards or agent_rewards, or an error")
+    try:
+        # Read back: a caller in this process may have said 1 where the wire says 1.0.
+        text = canonical(msgspec.json.decode(msgspec.json.encode(result), type=EpisodeResult))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidResult(f"it cannot be written as JSON: {error}") from None
+    if (size := len(text.encode())) > limits.max_result_bytes:
+        raise InvalidResult(f"at most {limits.max_result_bytes} bytes, found {size}")
+    return text
+
+
+def _check(is_right: bool, detail: str) -> None:
+    if not is_right:
+        raise BoardError(400, detail)
+
+
+def _is_positive(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0

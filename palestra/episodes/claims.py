@@ -1,0 +1,55 @@
+"""Claims that may be repeated: which leases each got, and who holds how many.
+
+Owns: the answer to the same claim again. Never touches: what is claimed next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from palestra.episodes.limits import Limits
+from palestra.episodes.records import Episode
+
+ClaimKey = tuple[str, str, str]
+"""Owner, client, claim."""
+
+
+class Claims:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: dict[ClaimKey, dict[str, Episode]] = {}
+        self._over: OrderedDict[ClaimKey, None] = OrderedDict()
+        """Those without an open lease, the oldest first."""
+        self._held: Counter[tuple[str, str]] = Counter()
+
+    def held(self, owner: str, client_id: str) -> int:
+        return self._held[owner, client_id]
+
+    def leases_of(self, key: ClaimKey) -> list[Episode]:
+        """Those that are still open."""
+        return list(self._open.get(key, {}).values())
+
+    def is_over(self, key: ClaimKey) -> bool:
+        return key in self._over
+
+    def add(self, episode: Episode) -> None:
+        key = _key(episode)
+        self._open.setdefault(key, {})[episode.episode_id] = episode
+        self._held[key[:2]] += 1
+
+    def remove(self, episode: Episode) -> None:
+        key = _key(episode)
+        leases = self._open[key]
+        del leases[episode.episode_id]
+        if not leases:
+            del self._open[key]
+            self._over[key] = None
+            if len(self._over) > self._limits.max_claims_remembered:
+                self._over.popitem(last=False)
+        self._held[key[:2]] -= 1
+        if not self._held[key[:2]]:
+            del self._held[key[:2]]
+
+
+def _key(episode: Episode) -> ClaimKey:
+    return episode.run.owner, episode.client_id, episode.claim_id

@@ -1,0 +1,47 @@
+"""Playing episodes of a server from anywhere: needs nothing but the standard library and msgspec."""
+
+from palestra.episodes.client.async_client import AsyncEpisodeClient
+from palestra.episodes.client.async_episode import AsyncEpisode
+from palestra.episodes.client.async_run import AsyncRun
+from palestra.episodes.client.client import EpisodeClient
+from palestra.episodes.client.episode import Episode, OnError
+from palestra.episodes.client.errors import (
+    ClientClosed,
+    EpisodeApiError,
+    EpisodeClientError,
+    InvalidResult,
+    NoEpisode,
+    ServerSilent,
+)
+from palestra.episodes.client.playing import play, play_async
+from palestra.episodes.client.pool import PlayCounts, PoolOptions
+from palestra.episodes.client.run import Run
+from palestra.episodes.client.tinkerscript import TinkerScriptClient
+from palestra.types.episodes import EpisodeError, EpisodeResult, NewGroup, RunSettings
+from palestra.types.rollouts import Task
+
+__all__ = [
+    "AsyncEpisode",
+    "AsyncEpisodeClient",
+    "AsyncRun",
+    "ClientClosed",
+    "Episode",
+    "EpisodeApiError",
+    "EpisodeClient",
+    "EpisodeClientError",
+    "EpisodeError",
+    "EpisodeResult",
+    "InvalidResult",
+    "NewGroup",
+    "NoEpisode",
+    "OnError",
+    "PlayCounts",
+    "PoolOptions",
+    "Run",
+    "RunSettings",
+    "ServerSilent",
+    "Task",
+    "TinkerScriptClient",
+    "play",
+    "play_async",
+]

@@ -1,0 +1,31 @@
+"""What can go wrong between a client and its server."""
+
+from __future__ import annotations
+
+
+class EpisodeClientError(Exception):
+    """Any of these."""
+
+
+class EpisodeApiError(EpisodeClientError):
+    """The server's refusal, in its words. Asking again would not help."""
+
+    def __init__(self, status: int, detail: str, what: str):
+        super().__init__(f"{what}: {detail} (HTTP {status})")
+        self.status, self.detail = status, detail
+
+
+class ServerSilent(EpisodeClientError):
+    """It could not be reached, or asked to come back later, for as long as this client was told to try."""
+
+
+class NoEpisode(EpisodeClientError):
+    """Nothing could be claimed within `wait_s`."""
+
+
+class InvalidResult(EpisodeClientError, ValueError):
+    """A result that no server would take, such as a reward that is no number."""
+
+
+class ClientClosed(EpisodeClientError):
+    """`close()` was called."""

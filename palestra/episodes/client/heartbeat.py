@@ -1,0 +1,136 @@
+"""Leases that are kept while somebody plays: one thread tells the server about all of a client's.
+
+Owns: when to beat, what is known of each lease. Never touches: what is played under them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from palestra.episodes.client.api import BATCH
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
+from palestra.types.episodes import Beat, Lease, LeaseRef
+
+log = logging.getLogger(__name__)
+
+BEATS = 3  # in a lease: two may get lost
+LONGEST_TRY_S = 10.0
+AGAIN_S = 1.0  # after a beat that was not answered
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease, and what the server said about it last."""
+
+    lease: Lease
+    due: float
+    can_continue: bool = True
+    reason: str = ""
+    is_over: bool = False
+    """Ended or released by this client."""
+
+    @classmethod
+    def of(cls, lease: Lease) -> Held:
+        return cls(lease, time.monotonic() + lease.lease_s / BEATS)
+
+    @property
+    def ref(self) -> LeaseRef:
+        return LeaseRef(episode_id=self.lease.episode_id, attempt=self.lease.attempt)
+
+    def lose(self, reason: str) -> None:
+        self.can_continue, self.reason = False, reason
+
+
+Send = Callable[[Sequence[LeaseRef], float], list[Beat]]
+"""Leases and a time limit in; raises what a call raises, and does not repeat itself."""
+
+
+class Heartbeat:
+    """Its thread lives as long as there are leases."""
+
+    def __init__(self, send: Send):
+        self._send = send
+        self._changed = threading.Condition()  # protects all below
+        self._held: dict[LeaseRef, Held] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, leases: Sequence[Held]) -> None:
+        with self._changed:
+            self._held.update({held.ref: held for held in leases})
+            if self._thread is None and self._held:
+                self._thread = threading.Thread(target=self._run, name="episode-heartbeat", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def drop(self, held: Held) -> None:
+        with self._changed:
+            if self._held.get(held.ref) is held:
+                del self._held[held.ref]
+            self._changed.notify()
+
+    def clear(self) -> list[Held]:
+        """The thread ends; returns what it held."""
+        with self._changed:
+            held, self._held = list(self._held.values()), {}
+            self._changed.notify()
+        return held
+
+    def take_in(self, beats: Sequence[Beat], asked_at: float) -> None:
+        """What the server said, whoever asked."""
+        with self._changed:
+            for beat in beats:
+                held = self._held.get(LeaseRef(episode_id=beat.episode_id, attempt=beat.attempt))
+                if held is None:
+                    continue
+                held.due = asked_at + held.lease.lease_s / BEATS
+                if not beat.can_continue:
+                    self._lose(held, beat.reason)
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            self._beat(batch)
+
+    def _next_batch(self) -> list[Held]:
+        """Waits until one is due, and takes those along that soon will be. Empty: there is no lease left."""
+        with self._changed:
+            while self._held:
+                now = time.monotonic()
+                wait_s = min(held.due for held in self._held.values()) - now
+                if wait_s <= 0:
+                    soon = (h for h in self._held.values() if h.due <= now + h.lease.lease_s / BEATS / 2)
+                    return sorted(soon, key=lambda held: held.due)[:BATCH]
+                self._changed.wait(wait_s)
+            self._thread = None
+            return []
+
+    def _beat(self, batch: Sequence[Held]) -> None:
+        now = time.monotonic()
+        shortest_s = min(held.lease.lease_s for held in batch) / BEATS
+        for held in batch:  # unless the answer says otherwise
+            held.due = now + min(AGAIN_S, held.lease.lease_s / BEATS)
+        try:
+            beats = self._send([held.ref for held in batch], min(max(shortest_s, AGAIN_S), LONGEST_TRY_S))
+        except EpisodeApiError as error:
+            if error.status >= 500:
+                log.warning("heartbeat: %s", error)
+                return
+            with self._changed:  # this client may not play any more, and trying again would not help
+                for held in batch:
+                    self._lose(held, f"refused: {error.detail}")
+            return
+        except EpisodeClientError as error:
+            log.info("heartbeat: %s", error)
+            return
+        except Exception:  # without this thread every lease would be lost
+            log.exception("heartbeat")
+            return
+        self.take_in(beats, now)
+
+    def _lose(self, held: Held, reason: str) -> None:
+        if self._held.pop(held.ref, None) is held and not held.is_over:
+            held.lose(reason or "lease_lost")
+            log.warning("episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)

@@ -1,0 +1,68 @@
+"""Results as players give them, checked before they are sent.
+
+Owns: what counts as a result. Never touches: the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, SupportsFloat
+
+from palestra.episodes.client.errors import InvalidResult
+from palestra.types.episodes import EpisodeError, EpisodeResult
+
+MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold a whole prompt
+
+
+def result_of(
+    reward: SupportsFloat | None = None,
+    *,
+    step_rewards: Iterable[SupportsFloat] = (),
+    agent_rewards: Mapping[str, SupportsFloat] | None = None,
+    is_success: bool | None = None,
+    metrics: Mapping[str, SupportsFloat] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    error: EpisodeError | BaseException | None = None,
+) -> EpisodeResult:
+    return check_result(
+        EpisodeResult(
+            reward=None if reward is None else _number(reward, "reward"),
+            step_rewards=[_number(value, f"step_rewards[{i}]") for i, value in enumerate(step_rewards)],
+            agent_rewards={name: _number(value, f"agent_rewards[{name!r}]") for name, value in _items(agent_rewards)},
+            is_success=None if is_success is None else bool(is_success),
+            metrics={name: _number(value, f"metrics[{name!r}]") for name, value in _items(metrics)},
+            metadata=dict(metadata or {}),
+            error=error_of(error) if isinstance(error, BaseException) else error,
+        )
+    )
+
+
+def check_result(result: EpisodeResult) -> EpisodeResult:
+    """JSON has no NaN and no infinity: they would arrive as nothing at all."""
+    numbers: list[tuple[str, float | None]] = [("reward", result.reward)]
+    numbers += [(f"step_rewards[{i}]", value) for i, value in enumerate(result.step_rewards)]
+    numbers += [(f"agent_rewards[{name!r}]", value) for name, value in result.agent_rewards.items()]
+    numbers += [(f"metrics[{name!r}]", value) for name, value in result.metrics.items()]
+    for name, value in numbers:
+        if value is not None and not math.isfinite(value):
+            raise InvalidResult(f"{name} is {value}: it has to be a finite number")
+    if result.reward is None and not (result.step_rewards or result.agent_rewards or result.error):
+        raise InvalidResult("a result without a reward: give one, or step_rewards, agent_rewards or an error")
+    return result
+
+
+def error_of(error: BaseException) -> EpisodeError:
+    return EpisodeError(type=type(error).__name__, message=str(error)[:MAX_MESSAGE])
+
+
+def _number(value: SupportsFloat, name: str) -> float:
+    """Also one of numpy's or torch's."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidResult(f"{name} is {value!r:.100}: it has to be a finite number") from None
+
+
+def _items(given: Mapping[str, SupportsFloat] | None) -> Iterable[tuple[str, SupportsFloat]]:
+    return () if given is None else given.items()

@@ -1,0 +1,119 @@
+"""A run from its trainer's side: what is to be played, what was played, which weights play it.
+
+Owns: batches of registrations, reading on from a cursor. Never touches: the trainer's checkpoint, where the cursor is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from palestra.episodes.client import api
+from palestra.episodes.client.calls import Calls
+from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
+
+POLL_S = 20.0
+AT_ONCE = 16
+"""Groups of one answer."""
+
+
+class ReadPace:
+    """Where a reader of played groups is, and how long it waits for the next."""
+
+    def __init__(self, after: int, wait_s: float | None, poll_s: float):
+        self.cursor = after
+        self._wait_s, self._poll_s = wait_s, poll_s
+        self._since = time.monotonic()
+
+    def next_wait(self) -> float:
+        if self._wait_s is None:
+            return self._poll_s
+        return min(max(self._since + self._wait_s - time.monotonic(), 0.0), self._poll_s)
+
+    def goes_on(self, told: api.PlayedGroups) -> bool:
+        """False: nothing came for `wait_s`."""
+        now = time.monotonic()
+        if told.groups or told.cursor > self.cursor:
+            self.cursor, self._since = max(told.cursor, self.cursor), now
+            return True
+        return self._wait_s is None or now < self._since + self._wait_s
+
+
+class Run:
+    """`EpisodeClient.run` makes it. Every call may be repeated without harm."""
+
+    def __init__(self, calls: Calls, info: RunInfo):
+        self._calls, self.info = calls, info
+        """As of the last call that told it."""
+
+    @property
+    def name(self) -> str:
+        return self.info.run
+
+    def refresh(self) -> RunInfo:
+        return self._note(api.get_run(self.name))
+
+    def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
+        """Those that are registered already stay as they are. Waits while the queue is full."""
+        told: list[Registered] = []
+        for batch in api.batches(list(groups)):
+            told += self._calls.do(api.register(self.name, batch)).groups
+        return told
+
+    def groups(
+        self,
+        after: int | None = None,
+        *,
+        wait_s: float | None = None,
+        version: int | None = None,
+        tokens: bool = True,
+    ) -> Iterator[PlayedGroup]:
+        """Whole groups in the order they were delivered, dropped ones too, from the first after the cursor `after`
+        (None: the committed one). Ends when none came for `wait_s`; a group's `number` is the cursor to commit.
+        `version`: of the weights to be trained; what is staler than the run allows is dropped."""
+        pace = ReadPace(self.info.committed if after is None else after, wait_s, POLL_S)
+        while True:
+            told = self._calls.do(
+                api.played_groups(
+                    self.name, pace.cursor, limit=AT_ONCE, wait_s=pace.next_wait(), version=version, tokens=tokens
+                )
+            )
+            yield from told.groups
+            if not pace.goes_on(told):
+                return
+
+    def commit(self, cursor: int) -> RunInfo:
+        """What is up to it is forgotten: call it once a checkpoint holds it."""
+        return self._note(api.commit(self.name, cursor))
+
+    def publish(self, version: int, model: str) -> RunInfo:
+        """Newer weights: model calls of this run's episodes are answered by them from now on."""
+        return self._note(api.publish(self.name, version, model))
+
+    def pause(self) -> RunInfo:
+        """No claims, no model calls, and no lease ages."""
+        return self._note(api.pause(self.name))
+
+    def resume(self) -> RunInfo:
+        return self._note(api.resume(self.name))
+
+    def cancel(
+        self,
+        *,
+        episode_ids: Sequence[str] | None = None,
+        group_ids: Sequence[str] | None = None,
+        reason: str = "cancelled",
+    ) -> int:
+        return self._calls.do(api.cancel(self.name, episode_ids, group_ids, reason)).cancelled
+
+    def requeue(self, episode_ids: Sequence[str]) -> int:
+        return self._calls.do(api.requeue(episode_ids)).requeued
+
+    def episodes(
+        self, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+    ) -> api.EpisodeList:
+        return self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset))
+
+    def _note(self, call: api.Call[RunInfo]) -> RunInfo:
+        self.info = self._calls.do(call)
+        return self.info

@@ -1,0 +1,236 @@
+"""AgentJet's client, by its names, for scripts that were written for it.
+
+Owns: the TinkerScript endpoints as calls. Never touches: leases and heartbeats; `EpisodeClient` has them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import yaml
+from msgspec import Struct
+
+from palestra.episodes.client.api import Call
+from palestra.episodes.client.calls import RETRY_S, Calls
+from palestra.episodes.client.client import new_client_id, new_id
+from palestra.episodes.client.errors import EpisodeClientError, InvalidResult, ServerSilent
+from palestra.episodes.client.transport import Transport
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OFFLINE, BOOTING, ROLLING, SYNCING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING", "ENGINE.WEIGHT_SYNCING"
+UNKNOWN = "unknown"
+POLL_S = 1.0
+ENGINE_S = 600.0  # models are loaded meanwhile
+
+
+class EngineError(EpisodeClientError):
+    """The engine is not in a state for this, or did not do it."""
+
+
+class WorkflowOutput(Struct, kw_only=True):
+    """What a client returns of an episode. A pydantic model of the same fields will do."""
+
+    reward: float | list[float] | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = {}
+    log_metrics: dict[str, Any] = {}
+
+
+class EpisodeStatus(Struct, kw_only=True):
+    episode_uuid: str
+    episode_status: str = ""
+    episode_type: str = "train"
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    """Masked."""
+    client_uuid: str = ""
+    zmq_listen_result_addr: str = ""
+    latest_activity_timestamp: float = 0.0
+    allow_discard_timeout: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenaiBaseUrlAndApiKey:
+    base_url: str
+    api_key: str
+    model: str
+    episode_uuid: str
+    task: dict[str, Any] | None = None
+    """Of a server whose episodes carry theirs; ours do."""
+
+
+class Job(Protocol):
+    """AgentJetJob, for instance."""
+
+    config: Any
+
+
+class _Claimed(Struct, kw_only=True):
+    success: bool
+    episode_uuid: str = ""
+    openai_base_url: str = ""
+    openai_api_key: str = ""
+    fail_cause: str = ""
+    lease_id: str | None = None
+    task: dict[str, Any] | None = None
+    model: str = "reserved_field"
+
+
+class _Done(Struct, kw_only=True):
+    success: bool
+    error: str = ""
+    failure_reason: str = ""
+
+
+class _Status(Struct, kw_only=True):
+    engine_status: str
+
+
+class _CanContinue(Struct, kw_only=True):
+    can_continue: bool
+
+
+class _Buffer(Struct, kw_only=True):
+    buffer: list[EpisodeStatus]
+
+
+class TinkerScriptClient:
+    """One identity, shared by all threads that use it. Unlike AgentJet's, it raises what went wrong."""
+
+    def __init__(self, server_url: str, key: str | None = None, *, retry_s: float = RETRY_S):
+        self.server_url, self.client_uuid = server_url.rstrip("/"), new_client_id()
+        self._calls = Calls(Transport(server_url), key or os.environ.get("TINKER_API_KEY"), retry_s)
+        self._leases: dict[str, str | None] = {}
+
+    # Playing
+
+    def begin_episode(
+        self, allow_discard_timeout: float = 60, episode_type: str = "train"
+    ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
+        """Waits until there is one."""
+        refused = ""
+        while True:
+            told = self._post(
+                "/claim_episode",
+                _Claimed,
+                client_uuid=self.client_uuid,
+                episode_type=episode_type,
+                allow_discard_timeout=float(allow_discard_timeout),
+                claim_id=new_id(),
+            )
+            if told.success:
+                break
+            if told.fail_cause != refused:
+                refused = told.fail_cause
+                log.info("no episode yet: %s", refused)
+            time.sleep(POLL_S)
+        self._leases[told.episode_uuid] = told.lease_id
+        access = OpenaiBaseUrlAndApiKey(
+            told.openai_base_url, told.openai_api_key, told.model, told.episode_uuid, told.task
+        )
+        return told.episode_uuid, access
+
+    def end_episode(self, episode_uuid: str, workflow_output: Any) -> None:
+        lease_id = self._leases.get(episode_uuid)
+        told = self._post(
+            "/end_episode",
+            _Done,
+            client_uuid=self.client_uuid,
+            episode_uuid=episode_uuid,
+            workflow_output=_plain(workflow_output),
+            **({} if lease_id is None else {"lease_id": lease_id}),
+        )
+        if not told.success:
+            raise EpisodeClientError(f"episode {episode_uuid} was not ended: {told.error or told.failure_reason}")
+        self._leases.pop(episode_uuid, None)
+
+    def can_continue_episode(self, episode_uuid: str) -> bool:
+        body = {"client_uuid": self.client_uuid, "episode_uuid": episode_uuid}
+        return self._post("/can_continue_episode", _CanContinue, **body).can_continue
+
+    def get_episode_buffer(self) -> list[EpisodeStatus]:
+        return self._post("/get_episode_buffer", _Buffer).buffer
+
+    # The engine
+
+    def get_engine_status(self) -> str:
+        """`unknown` where nobody answers."""
+        try:
+            return self._calls.do(Call("GET", "/get_engine_status", _Status), retry_s=0).engine_status
+        except ServerSilent:
+            return UNKNOWN
+
+    def sync_train_config(self, job: Job | Mapping[str, Any] | str) -> None:
+        """A job with a `config`, a config, or its YAML."""
+        self._require(OFFLINE, "sync_train_config")
+        self._succeed("/sync_train_config", yaml_as_string=_yaml_of(job))
+
+    def start_engine(self) -> None:
+        """Returns when it plays."""
+        self._require(OFFLINE, "start_engine")
+        self._succeed("/start_engine")
+        self._wait_for(ROLLING)
+
+    def auto_sync_train_config_and_start_engine(self, job: Job | Mapping[str, Any] | str) -> None:
+        """Whatever is missing for it to play."""
+        status = self.get_engine_status()
+        if status == OFFLINE:
+            self.sync_train_config(job)
+            self.start_engine()
+        elif status in (BOOTING, SYNCING):
+            self._wait_for(ROLLING)
+        elif status != ROLLING:
+            raise EngineError(f"{self.server_url} is {status}: wait, or stop_engine() first")
+
+    def stop_engine(self) -> None:
+        if self.get_engine_status() != OFFLINE:
+            self._succeed("/stop_engine")
+            self._wait_for(OFFLINE)
+
+    def _wait_for(self, wanted: str) -> None:
+        heard_at = time.monotonic()
+        while (status := self.get_engine_status()) != wanted:
+            if wanted == ROLLING and status == OFFLINE:
+                raise EngineError(f"{self.server_url} is {status} again: the engine did not start; see its log")
+            if status != UNKNOWN:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at > self._calls.retry_s:
+                raise ServerSilent(f"{self.server_url} does not answer")
+            time.sleep(POLL_S)
+
+    def _require(self, wanted: str, what: str) -> None:
+        if (status := self.get_engine_status()) != wanted:
+            raise EngineError(f"{what} needs {wanted}, but {self.server_url} is {status}")
+
+    def _succeed(self, path: str, **body: Any) -> None:
+        told = self._post(path, _Done, **body)
+        if not told.success:
+            raise EngineError(f"{path}: {told.error or told.failure_reason or 'refused'}")
+
+    def _post(self, path: str, answer: type[T], **body: Any) -> T:
+        timeout_s = ENGINE_S if path in ("/start_engine", "/stop_engine") else 30.0
+        return self._calls.do(Call("POST", path, answer, body, timeout_s=timeout_s))
+
+
+def _plain(output: Any) -> Any:
+    """A pydantic model, a mapping, one of our structs."""
+    if hasattr(output, "model_dump"):
+        return output.model_dump()
+    if not isinstance(output, Mapping | Struct):
+        raise InvalidResult(f"a WorkflowOutput is needed, found {type(output).__name__}")
+    return output
+
+
+def _yaml_of(job: Job | Mapping[str, Any] | str) -> str:
+    if isinstance(job, str):
+        return job
+    config = job if isinstance(job, Mapping) else job.config
+    plain = config if isinstance(config, Mapping) else config.to_dict()
+    return yaml.safe_dump(dict(plain), sort_keys=False)

@@ -1,0 +1,92 @@
+"""Delivery: whole groups in a numbered log of their run, read by a cursor, forgotten when it is committed.
+
+Owns: what a trainer reads, and what is forgotten. Never touches: how groups become whole.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes import checks
+from palestra.episodes.errors import BoardError
+from palestra.episodes.groups import tombstone_name
+from palestra.episodes.losses import is_stale, stale_words
+from palestra.episodes.records import Group, Run
+from palestra.episodes.state import State
+from palestra.types.episodes import (
+    EpisodeKind,
+    EpisodeState,
+    GroupState,
+    OnLoss,
+    PlayedEpisode,
+    PlayedGroup,
+)
+
+
+def read(state: State, run: Run, after: int, limit: int, version: int | None, now: float) -> list[PlayedGroup]:
+    if after < run.committed:
+        detail = f"after={after}: groups up to {run.committed} are committed and forgotten; read from there"
+        raise BoardError(410, detail)
+    _check_known(run, "after", after)
+    groups = [run.log[number] for number in range(after + 1, min(after + limit, run.delivered) + 1)]
+    if version is not None:
+        for group in groups:
+            _leave_out_stale(state, group, version, now)
+    return [_played(group) for group in groups]
+
+
+def commit(state: State, run: Run, cursor: int, now: float) -> None:
+    if cursor <= run.committed:
+        return
+    _check_known(run, "cursor", cursor)
+    was_open = run.is_open
+    for number in range(run.committed + 1, cursor + 1):
+        _forget(state, run.log.pop(number), now)
+    run.committed = cursor
+    state.outbox.run(run)
+    if run.is_open and not was_open:
+        state.news.claimable.add(run.owner)
+
+
+def _check_known(run: Run, what: str, number: int) -> None:
+    if number > run.delivered:
+        newest = f"the newest group of run {run.name!r} is {run.delivered}"
+        raise BoardError(409, f"{what}={number}: {newest}; is it the cursor of another run, or of another database?")
+
+
+def _leave_out_stale(state: State, group: Group, version: int, now: float) -> None:
+    """Evaluations are kept: they say how good those weights were."""
+    if group.state is not GroupState.READY or group.spec.kind is EpisodeKind.EVAL:
+        return
+    for episode in group.members:
+        if episode.state is EpisodeState.ENDED and is_stale(group.run, episode, version):
+            state.note_loss(episode, f"stale_weights: {stale_words(group.run, episode, version)}", now)
+            state.move(episode, EpisodeState.PARKED)
+            state.outbox.group(group)
+    least = group.min_size if group.spec.on_loss is OnLoss.SHRINK else group.spec.size
+    if group.ended < least:
+        group.state = GroupState.DROPPED
+        group.reason = f"stale_weights: for version {version} only {group.ended} are new enough, and it needs {least}"
+
+
+def _played(group: Group) -> PlayedGroup:
+    assert group.number is not None
+    ended = [member for member in group.members if member.state is EpisodeState.ENDED]
+    return PlayedGroup(
+        number=group.number,
+        group_id=group.spec.group_id,
+        task=group.spec.task,
+        kind=group.spec.kind,
+        state=group.state,
+        reason=group.reason,
+        episodes=[PlayedEpisode(info=member.info(), trajectories=[]) for member in ended],
+        tags=group.spec.tags,
+    )
+
+
+def _forget(state: State, group: Group, now: float) -> None:
+    run = group.run
+    for episode in group.members:
+        if episode.result is not None:
+            state.tombstones.put(episode.episode_id, run.owner, episode.attempt, episode.digest, now)
+    digest = checks.digest(group.text)
+    state.tombstones.put(tombstone_name(run, group.spec.group_id), run.owner, 0, digest, now)
+    state.remove(group)

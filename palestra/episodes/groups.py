@@ -1,0 +1,140 @@
+"""Groups: how they begin, what they do about lost members, and when they are whole.
+
+Owns: members and delivery numbers. Never touches: leases, beyond cancelling what a group no longer needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palestra.episodes import checks
+from palestra.episodes.errors import BoardError
+from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.state import PLAYING, State
+from palestra.types.episodes import EpisodeState, GroupState, NewGroup, OnLoss, Registered
+
+FULL_RETRY_S = 1.0  # a queue drains at the pace of its players: seconds
+
+
+def register(state: State, run: Run, groups: Sequence[NewGroup], now: float) -> list[Registered]:
+    texts = [checks.check_group(group, state.limits) for group in groups]
+    seen: dict[str, str] = {}
+    new: list[NewGroup] = []
+    for group, text in zip(groups, texts, strict=True):
+        known = seen.get(group.group_id) or _known_text(run, group.group_id)
+        stone = state.tombstones.find(tombstone_name(run, group.group_id), run.owner)
+        if (known is not None and known != text) or (stone is not None and stone.digest != checks.digest(text)):
+            raise BoardError(409, f"group {group.group_id!r} of run {run.name!r} was registered differently before")
+        if known is None and stone is None:
+            seen[group.group_id] = text
+            new.append(group)
+    _check_room(run, sum(group.size if group.count is None else group.count for group in new))
+    for group in new:
+        _begin(state, run, group, seen[group.group_id], now)
+    fresh = set(seen)
+    answers: list[Registered] = []
+    for group in groups:
+        kept = run.groups.get(group.group_id)
+        ids = [] if kept is None else [member.episode_id for member in kept.members]
+        is_new = group.group_id in fresh
+        fresh.discard(group.group_id)  # the same again in one batch is no longer new
+        answers.append(Registered(group_id=group.group_id, episode_ids=ids, is_new=is_new, is_committed=kept is None))
+    return answers
+
+
+def settle(state: State, group: Group, now: float, *, why: str = "lost", can_replace: bool = True) -> None:
+    """After members ended or were lost: makes it whole, fills it up, or drops it, where its rules say so."""
+    if group.state is not GroupState.OPEN:
+        return
+    spec = group.spec
+    missing = spec.size - group.playing - group.ended
+    if missing > 0 and spec.on_loss is OnLoss.REPLACE and can_replace:
+        missing -= _replace(state, group, missing, now)
+    left = group.playing + group.ended
+    if spec.on_loss is OnLoss.SHRINK and left >= group.min_size:
+        missing = 0
+    if missing > 0:
+        least = group.min_size if spec.on_loss is OnLoss.SHRINK else spec.size
+        drop(state, group, f"{why}: {left} of {spec.size} are left, and it needs {least}", now)
+    elif group.ended >= min(spec.size, left):
+        _close(state, group, GroupState.READY, "", "its group is whole", now)
+
+
+def drop(state: State, group: Group, reason: str, now: float) -> None:
+    """An open one."""
+    _close(state, group, GroupState.DROPPED, reason, f"its group was dropped ({reason})", now)
+
+
+def cancel(state: State, episode: Episode, reason: str, now: float) -> None:
+    """Without a look at its group."""
+    state.note_loss(episode, f"cancelled: {reason}", now)
+    state.move(episode, EpisodeState.CANCELLED)
+
+
+def tombstone_name(run: Run, group_id: str) -> str:
+    return f"group-{checks.digest(run.owner, run.name, group_id).hex()}"
+
+
+def _known_text(run: Run, group_id: str) -> str | None:
+    known = run.groups.get(group_id)
+    return None if known is None else known.text
+
+
+def _check_room(run: Run, more: int) -> None:
+    most = run.settings.max_queued
+    if more > most:
+        raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
+    queued = run.counts[EpisodeState.QUEUED]
+    if queued + more > most:
+        detail = f"run {run.name!r} has {queued} episodes queued and takes at most {most}: register {more} more later"
+        raise BoardError(429, detail, retry_after_s=FULL_RETRY_S)
+
+
+def _begin(state: State, run: Run, spec: NewGroup, text: str, now: float) -> None:
+    group = Group(run=run, spec=spec, text=text, serial=run.registered, created_at=now)
+    run.registered += 1
+    run.groups[spec.group_id] = group
+    state.timers.watch_deadline(group)
+    for _ in range(group.first_count):
+        _add_member(state, group, now)
+    state.outbox.run(run)
+
+
+def _add_member(state: State, group: Group, now: float) -> None:
+    index = group.made
+    group.made += 1
+    given = group.spec.seeds
+    episode = Episode(
+        # Rising within its run: the database appends, whatever is queued already.
+        episode_id=f"{group.run.tag}-{group.serial:08x}-{index:x}",
+        group=group,
+        index=index,
+        seed=given[index] if index < len(given) else checks.derived_seed(group.spec.group_id, index),
+        created_at=now,
+    )
+    state.add(episode)
+    state.queue(episode, now)
+    state.outbox.episode(episode)
+    state.outbox.group(group)
+
+
+def _replace(state: State, group: Group, missing: int, now: float) -> int:
+    """As many again as the group began with, no more: a task that nobody can play must end some day."""
+    room = 2 * group.first_count - group.made
+    replaced = missing if missing <= room else 0
+    for _ in range(replaced):
+        _add_member(state, group, now)
+    return replaced
+
+
+def _close(state: State, group: Group, to: GroupState, reason: str, rest: str, now: float) -> None:
+    run = group.run
+    run.delivered += 1
+    group.state, group.reason, group.number = to, checks.clean_reason(reason), run.delivered
+    run.log[run.delivered] = group
+    for episode in group.members:
+        if episode.state in PLAYING:
+            cancel(state, episode, rest, now)
+    state.outbox.group(group)
+    state.outbox.run(run)
+    state.news.delivered.add((run.owner, run.name))

@@ -1,0 +1,73 @@
+"""What a person or a trainer decides about single episodes: cancel them, queue them again.
+
+Owns: which of them that is possible for. Never touches: what happens by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palestra.episodes import checks, groups
+from palestra.episodes.errors import BoardError
+from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.state import PLAYING, State
+from palestra.types.episodes import EpisodeState, GroupState
+
+S = EpisodeState
+
+
+def cancel(
+    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
+) -> int:
+    words = checks.clean_reason(reason) or "by its trainer"
+    chosen = [_group(run, group_id) for group_id in dict.fromkeys(group_ids)]
+    episodes = [_episode(state, run, episode_id) for episode_id in dict.fromkeys(episode_ids)]
+    open_groups = [group for group in chosen if group.state is GroupState.OPEN]
+    count = 0
+    for group in open_groups:
+        members = [member for member in group.members if member.state in (*PLAYING, S.PARKED)]
+        count += sum([_cancel(state, member, words, now) for member in members])
+        groups.drop(state, group, f"cancelled: {words}", now)
+    count += sum([_cancel(state, episode, words, now) for episode in episodes])
+    for group in {episode.group: None for episode in episodes}:
+        groups.settle(state, group, now, why="cancelled")
+    return count
+
+
+def requeue(state: State, owner: str, episode_ids: Sequence[str], now: float) -> int:
+    episodes = [state.episode(owner, episode_id) for episode_id in dict.fromkeys(episode_ids)]
+    for episode in episodes:
+        if episode.state is not S.PARKED or episode.group.state is not GroupState.OPEN:
+            raise BoardError(
+                409,
+                f"episode {episode.episode_id} is {episode.state} and its group {episode.group.state}:"
+                " only parked episodes of open groups can be queued again; register another group",
+            )
+    for episode in episodes:
+        episode.strikes = episode.lost = 0
+        episode.not_before = 0.0
+        state.move(episode, S.QUEUED)
+        state.queue(episode, now)
+    return len(episodes)
+
+
+def _cancel(state: State, episode: Episode, words: str, now: float) -> bool:
+    """Whether there was anything left to cancel."""
+    if episode.state in (S.ENDED, S.CANCELLED):
+        return False
+    groups.cancel(state, episode, words, now)
+    return True
+
+
+def _group(run: Run, group_id: str) -> Group:
+    group = run.groups.get(group_id)
+    if group is None:
+        raise BoardError(404, f"no group {group_id[:128]!r} in run {run.name!r}; it may be committed, and forgotten")
+    return group
+
+
+def _episode(state: State, run: Run, episode_id: str) -> Episode:
+    episode = state.episode(run.owner, episode_id)
+    if episode.run is not run:
+        raise BoardError(404, f"no episode {episode_id!r} in run {run.name!r}: it is of {episode.run.name!r}")
+    return episode

@@ -1,0 +1,183 @@
+"""Leases: claims, beats, releases and ends, all of them fenced by the attempt.
+
+Owns: who holds an episode, until when, and whether its result is taken. Never touches: groups' rules, model calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from palestra.episodes import checks, groups
+from palestra.episodes.errors import BoardError
+from palestra.episodes.losses import lose
+from palestra.episodes.records import Episode, Run
+from palestra.episodes.state import State
+from palestra.types.episodes import Beat, ClaimRequest, Ended, EndRequest, EndStatus, EpisodeState, Lease, LeaseRef
+
+HELD_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoLease:
+    """Why an attempt is not to be played on."""
+
+    code: str
+    """lease_lost, cancelled, stale_weights, deadline, unknown."""
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.words}"
+
+
+def claim(state: State, owner: str, request: ClaimRequest, now: float) -> list[Lease]:
+    checks.check_claim(request, state.limits)
+    only = None if request.run is None else state.run(owner, request.run)
+    key = owner, request.client_id, request.claim_id
+    if kept := state.claims.leases_of(key):
+        for episode in kept:
+            state.renew(episode, now)
+        return [_lease(episode, now) for episode in kept]
+    if state.claims.is_over(key):
+        raise BoardError(409, f"claim_id {request.claim_id!r}: all its leases are over; make a new one for each claim")
+    room = state.limits.max_open_leases - state.claims.held(owner, request.client_id)
+    if room <= 0:
+        detail = f"client {request.client_id!r} holds {state.limits.max_open_leases} leases: end or release some first"
+        raise BoardError(429, detail, retry_after_s=HELD_RETRY_S)
+    episodes = _take(state, owner, only, request, min(request.max_n, room))
+    for episode in episodes:
+        _open(state, episode, request, now)
+    return [_lease(episode, now) for episode in episodes]
+
+
+def find(state: State, owner: str, client_id: str | None, ref: LeaseRef) -> Episode | NoLease:
+    """The episode where the attempt is leased by this client."""
+    episode = state.episodes.get(ref.episode_id)
+    if episode is None or episode.run.owner != owner:
+        return NoLease("unknown", "no such episode; it may be committed, and forgotten")
+    if episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt:
+        if client_id is None or client_id == episode.client_id:
+            return episode
+        return NoLease("lease_lost", "another client holds it")
+    return _why_not(episode, ref.attempt)
+
+
+def beat(state: State, owner: str, client_id: str | None, ref: LeaseRef, now: float) -> Beat:
+    found = find(state, owner, client_id, ref)
+    if isinstance(found, NoLease):
+        return _stop(ref, str(found))
+    state.renew(found, now)
+    return Beat(episode_id=ref.episode_id, attempt=ref.attempt, can_continue=True, expires_at=now + found.lease_s)
+
+
+def release(state: State, owner: str, client_id: str | None, ref: LeaseRef, reason: str, now: float) -> Beat:
+    found = find(state, owner, client_id, ref)
+    if isinstance(found, NoLease):
+        return _stop(ref, str(found))
+    words = checks.clean_reason(reason) or "no reason given"
+    lose(state, found, "released", words, now)
+    return _stop(ref, f"lease_lost: released: {words}")
+
+
+def end(state: State, owner: str, client_id: str | None, ask: EndRequest, now: float) -> Ended:
+    try:
+        text = checks.result_text(ask.result, state.limits)
+    except checks.InvalidResult as error:
+        return _ended(ask, EndStatus.INVALID, str(error))
+    kept = _kept_digest(state, owner, ask)
+    if kept is not None:
+        if kept == checks.digest(text):
+            return _ended(ask, EndStatus.REPEATED)
+        return _ended(ask, EndStatus.CONFLICT, "this attempt has ended with another result, which stands")
+    found = find(state, owner, client_id, LeaseRef(episode_id=ask.episode_id, attempt=ask.attempt))
+    if isinstance(found, NoLease):
+        return _ended(ask, _STATUS.get(found.code, EndStatus.LEASE_LOST), str(found))
+    found.result, found.digest, found.ended_at = text, checks.digest(text), now
+    state.move(found, EpisodeState.ENDED)
+    groups.settle(state, found.group, now)
+    return _ended(ask, EndStatus.ACCEPTED)
+
+
+def _take(state: State, owner: str, only: Run | None, request: ClaimRequest, most: int) -> list[Episode]:
+    if only is None:
+        waiting = state.waiting.get(owner, {}).values()
+        runs = [run for run in waiting if run.is_open and run.queue.has(request.kind)]
+        taken = state.shares.take(runs, owner, request.kind, most)
+    else:  # who plays for one run has chosen: that does not move the order of the others
+        taken = []
+        while only.is_open and only.queue.has(request.kind) and len(taken) < most:
+            taken.append(only.queue.pop(request.kind, eval_first=only.settings.eval_first))
+    for run in {episode.run: None for episode in taken}:
+        state.forget_idle(run)
+    return taken
+
+
+def _open(state: State, episode: Episode, request: ClaimRequest, now: float) -> None:
+    limits, run = state.limits, episode.run
+    state.move(episode, EpisodeState.LEASED)
+    episode.attempt += 1
+    episode.client_id, episode.claim_id, episode.claimed_at = request.client_id, request.claim_id, now
+    wanted = run.settings.lease_s if request.lease_s is None else request.lease_s
+    episode.lease_s = min(max(wanted, limits.min_lease_s), limits.max_lease_s)
+    episode.version, episode.oldest_version, episode.calls = run.version, None, 0
+    state.open_lease(episode)
+    state.renew(episode, now)
+
+
+def _lease(episode: Episode, now: float) -> Lease:
+    group, run = episode.group, episode.run
+    return Lease(
+        episode_id=episode.episode_id,
+        attempt=episode.attempt,
+        run=run.name,
+        group_id=group.spec.group_id,
+        index=episode.index,
+        kind=group.spec.kind,
+        task=group.spec.task,
+        seed=episode.seed,
+        tags=group.spec.tags,
+        version=episode.version,
+        expires_at=now + episode.lease_s,
+        lease_s=episode.lease_s,
+        deadline=group.deadline,
+        base_url="",
+        api_key="",
+        model=run.model or "",
+    )
+
+
+def _kept_digest(state: State, owner: str, ask: EndRequest) -> bytes | None:
+    """Of the result that this attempt has ended with, whatever became of it since."""
+    episode = state.episodes.get(ask.episode_id)
+    if episode is None:
+        stone = state.tombstones.find(ask.episode_id, owner)
+        return stone.digest if stone is not None and stone.attempt == ask.attempt else None
+    is_it = episode.run.owner == owner and episode.attempt == ask.attempt and episode.result is not None
+    return episode.digest if is_it else None
+
+
+def _why_not(episode: Episode, attempt: int) -> NoLease:
+    loss = next((loss for loss in episode.losses if loss.attempt == attempt), None)
+    if loss is not None:
+        code, _, words = loss.reason.partition(": ")
+        return NoLease(code, words) if code in _STATUS else NoLease("lease_lost", loss.reason)
+    if attempt > episode.attempt:
+        return NoLease("lease_lost", f"attempt {attempt} was never given, the newest is {episode.attempt}")
+    if attempt == episode.attempt and episode.result is not None:
+        return NoLease("lease_lost", "this attempt has ended")
+    return NoLease("lease_lost", f"the newest attempt is {episode.attempt}")
+
+
+_STATUS = {
+    "unknown": EndStatus.UNKNOWN,
+    "cancelled": EndStatus.CANCELLED,
+    "stale_weights": EndStatus.STALE,
+    "deadline": EndStatus.LEASE_LOST,
+}
+
+
+def _stop(ref: LeaseRef, reason: str) -> Beat:
+    return Beat(episode_id=ref.episode_id, attempt=ref.attempt, can_continue=False, reason=reason)
+
+
+def _ended(ask: EndRequest, status: EndStatus, detail: str = "") -> Ended:
+    return Ended(episode_id=ask.episode_id, attempt=ask.attempt, status=status, detail=detail)

@@ -1,0 +1,56 @@
+"""What the board tells its broker besides the records of the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from palestra.types.episodes import EpisodeInfo, EpisodeKind, LeaseRef
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    owner: str
+    run: str
+    client_id: str
+    ref: LeaseRef
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model call that may be answered."""
+
+    run: str
+    model: str | None
+    """The run's; None where it has none yet."""
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Of one kind in one run, for whoever watches."""
+
+    owner: str
+    run: str
+    kind: EpisodeKind
+    queued: int
+    oldest_at: float | None
+    """When the one that waits longest was registered."""
+    leased: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    episodes: list[EpisodeInfo]
+    total: int
+
+
+@dataclass(slots=True)
+class News:
+    """Since the last time it was taken."""
+
+    claimable: set[str] = field(default_factory=set)
+    """Owners for whom something was queued, or became due, or was resumed: those who wait for a claim try again."""
+    delivered: set[tuple[str, str]] = field(default_factory=set)
+    """Owners' runs with another group to read."""
+    over: list[OpenLease] = field(default_factory=list)
+    """Leases that ended, in whatever way: their keys are void."""

@@ -1,0 +1,43 @@
+"""What changed since it was last saved: each row once, as it is when it is taken.
+
+Owns: which rows are behind. Never touches: the database.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes.records import Episode, Group, Run
+from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, RunRow, Tombstone
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], Run] = {}
+        self._groups: dict[tuple[str, str, str], Group | None] = {}
+        self._episodes: dict[str, Episode | None] = {}
+        self._tombstones: dict[str, Tombstone | None] = {}
+
+    def run(self, run: Run) -> None:
+        self._runs[run.owner, run.name] = run
+
+    def group(self, group: Group, *, is_gone: bool = False) -> None:
+        self._groups[group.run.owner, group.run.name, group.spec.group_id] = None if is_gone else group
+
+    def episode(self, episode: Episode, *, is_gone: bool = False) -> None:
+        self._episodes[episode.episode_id] = None if is_gone else episode
+
+    def tombstone(self, name: str, tombstone: Tombstone | None) -> None:
+        self._tombstones[name] = tombstone
+
+    def take(self) -> list[Change]:
+        changes = [
+            *(Change(RunRow, key, run.row()) for key, run in self._runs.items()),
+            *(Change(GroupRow, key, group and group.row()) for key, group in self._groups.items()),
+            *(Change(EpisodeRow, (key,), episode and episode.row()) for key, episode in self._episodes.items()),
+            *(Change(Tombstone, (key,), tombstone) for key, tombstone in self._tombstones.items()),
+        ]
+        self.clear()
+        return changes
+
+    def clear(self) -> None:
+        for kind in (self._runs, self._groups, self._episodes, self._tombstones):
+            kind.clear()

@@ -1,0 +1,243 @@
+"""Runs, groups and episodes as the board holds them: mutable, linked, and put into rows and infos here.
+
+Owns: what is known of each. Never touches: rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from palestra.episodes.news import QueueState
+from palestra.episodes.queue import RunQueue
+from palestra.types.episode_rows import EpisodeRow, GroupRow, RunRow
+from palestra.types.episodes import (
+    EpisodeInfo,
+    EpisodeKind,
+    EpisodeResult,
+    EpisodeState,
+    GroupState,
+    LeaseRef,
+    Loss,
+    NewGroup,
+    RunInfo,
+    RunSettings,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    owner: str
+    name: str
+    tag: str
+    """What its episodes' ids begin with."""
+    settings: RunSettings
+    model: str | None
+    created_at: float
+    version: int = 0
+    is_paused: bool = False
+    committed: int = 0
+    delivered: int = 0
+    registered: int = 0
+    groups: dict[str, Group] = field(default_factory=dict)
+    """In the order of registration."""
+    log: dict[int, Group] = field(default_factory=dict)
+    """Whole or dropped, not committed: by number."""
+    leased: dict[str, Episode] = field(default_factory=dict)
+    counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
+    queue: RunQueue = field(default_factory=RunQueue)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything may be claimed, if something waits."""
+        return not self.is_paused and self.delivered - self.committed < self.settings.max_ready
+
+    def info(self) -> RunInfo:
+        return RunInfo(
+            run=self.name,
+            settings=self.settings,
+            model=self.model,
+            version=self.version,
+            is_paused=self.is_paused,
+            committed=self.committed,
+            delivered=self.delivered,
+            queued=self.counts[EpisodeState.QUEUED],
+            leased=self.counts[EpisodeState.LEASED],
+            ended=self.counts[EpisodeState.ENDED],
+            parked=self.counts[EpisodeState.PARKED],
+        )
+
+    def queue_state(self, kind: EpisodeKind) -> QueueState:
+        playing = (group for group in self.groups.values() if group.playing and group.spec.kind is kind)
+        since = [one.created_at for group in playing for one in group.members if one.state is EpisodeState.QUEUED]
+        leased = sum(episode.kind is kind for episode in self.leased.values())
+        return QueueState(self.owner, self.name, kind, len(since), min(since, default=None), leased)
+
+    def row(self) -> RunRow:
+        return RunRow(
+            owner=self.owner,
+            run=self.name,
+            settings=self.settings,
+            model=self.model,
+            version=self.version,
+            is_paused=self.is_paused,
+            committed=self.committed,
+            delivered=self.delivered,
+            registered=self.registered,
+            created_at=self.created_at,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    run: Run
+    spec: NewGroup
+    text: str
+    """The spec as JSON, keys sorted."""
+    serial: int
+    created_at: float
+    state: GroupState = GroupState.OPEN
+    reason: str = ""
+    number: int | None = None
+    made: int = 0
+    members: list[Episode] = field(default_factory=list)
+    playing: int = 0
+    """Members that are queued or leased."""
+    ended: int = 0
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.spec.deadline_s is None else self.created_at + self.spec.deadline_s
+
+    @property
+    def first_count(self) -> int:
+        return self.spec.size if self.spec.count is None else self.spec.count
+
+    @property
+    def min_size(self) -> int:
+        return min(2, self.spec.size) if self.spec.min_size is None else self.spec.min_size
+
+    @property
+    def max_attempts(self) -> int:
+        return self.run.settings.max_attempts if self.spec.max_attempts is None else self.spec.max_attempts
+
+    def row(self) -> GroupRow:
+        return GroupRow(
+            owner=self.run.owner,
+            run=self.run.name,
+            group_id=self.spec.group_id,
+            spec=self.text,
+            state=self.state,
+            reason=self.reason,
+            number=self.number,
+            serial=self.serial,
+            made=self.made,
+            created_at=self.created_at,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    episode_id: str
+    group: Group
+    index: int
+    seed: int
+    created_at: float
+    state: EpisodeState = EpisodeState.QUEUED
+    attempt: int = 0
+    strikes: int = 0
+    lost: int = 0
+    not_before: float = 0.0
+    client_id: str = ""
+    claim_id: str = ""
+    claimed_at: float | None = None
+    lease_s: float = 0.0
+    ended_at: float | None = None
+    version: int = 0
+    oldest_version: int | None = None
+    calls: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    result: str | None = None
+    # Of memory alone
+    digest: bytes = b""
+    """Of the result."""
+    is_ready: bool = False
+    """In the queue: neither in back-off nor elsewhere."""
+    expires_at: float = 0.0
+    """Of a lease that ages."""
+    left_s: float = 0.0
+    """Of a lease whose run is paused."""
+    open_calls: int = 0
+    """Model calls that run: the lease does not age."""
+    armed_at: float | None = None
+    """When the timer looks at the lease."""
+
+    @property
+    def run(self) -> Run:
+        return self.group.run
+
+    @property
+    def kind(self) -> EpisodeKind:
+        return self.group.spec.kind
+
+    @property
+    def ref(self) -> LeaseRef:
+        return LeaseRef(episode_id=self.episode_id, attempt=self.attempt)
+
+    @property
+    def does_age(self) -> bool:
+        return not self.open_calls and not self.group.run.is_paused
+
+    def info(self) -> EpisodeInfo:
+        is_leased = self.state is EpisodeState.LEASED
+        return EpisodeInfo(
+            episode_id=self.episode_id,
+            run=self.run.name,
+            group_id=self.group.spec.group_id,
+            index=self.index,
+            kind=self.kind,
+            state=self.state,
+            attempt=self.attempt,
+            seed=self.seed,
+            priority=self.group.spec.priority,
+            created_at=self.created_at,
+            not_before=self.not_before,
+            client_id=self.client_id,
+            claimed_at=self.claimed_at,
+            expires_at=self.expires_at if is_leased and self.does_age else None,
+            ended_at=self.ended_at,
+            deadline=self.group.deadline,
+            version=self.version,
+            oldest_version=self.oldest_version,
+            calls=self.calls,
+            losses=list(self.losses),
+            result=None if self.result is None else msgspec.json.decode(self.result, type=EpisodeResult),
+            tags=self.group.spec.tags,
+        )
+
+    def row(self) -> EpisodeRow:
+        return EpisodeRow(
+            episode_id=self.episode_id,
+            owner=self.run.owner,
+            run=self.run.name,
+            group_id=self.group.spec.group_id,
+            index=self.index,
+            seed=self.seed,
+            state=self.state,
+            attempt=self.attempt,
+            strikes=self.strikes,
+            lost=self.lost,
+            created_at=self.created_at,
+            not_before=self.not_before,
+            client_id=self.client_id,
+            claim_id=self.claim_id,
+            claimed_at=self.claimed_at,
+            lease_s=self.lease_s,
+            ended_at=self.ended_at,
+            version=self.version,
+            oldest_version=self.oldest_version,
+            calls=self.calls,
+            losses=list(self.losses),
+            result=self.result,
+        )

@@ -1,0 +1,85 @@
+"""Runs: settings, weights, pauses.
+
+Owns: what a trainer says about its run as a whole. Never touches: groups and what was played.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes import checks
+from palestra.episodes.errors import BoardError
+from palestra.episodes.losses import lose_stale
+from palestra.episodes.records import Run
+from palestra.episodes.state import State
+from palestra.types.episodes import RunSettings
+
+
+def put(state: State, owner: str, name: str, settings: RunSettings | None, model: str | None, now: float) -> Run:
+    checks.check_id("run", name)
+    if settings is not None:
+        checks.check_settings(settings)
+    if model is not None:
+        checks.check_model(model)
+    mine = state.runs.setdefault(owner, {})
+    run = mine.get(name)
+    if run is None:
+        if len(mine) >= state.limits.max_runs:
+            raise BoardError(429, f"there are {len(mine)} runs already, and no room for more: use one of them")
+        run = Run(
+            owner=owner,
+            name=name,
+            tag=state.tag(owner, name),
+            settings=settings or RunSettings(),
+            model=model,
+            created_at=now,
+        )
+        mine[name] = run
+        state.outbox.run(run)
+        return run
+    if (settings or run.settings, model or run.model) != (run.settings, run.model):
+        run.settings, run.model = settings or run.settings, model or run.model
+        state.outbox.run(run)
+        lose_stale(state, run, now)
+        _tell_players(state, run)
+    return run
+
+
+def publish(state: State, run: Run, version: int, model: str, now: float) -> None:
+    checks.check_model(model)
+    if (version, model) == (run.version, run.model):
+        return
+    is_first = run.model is None and version == run.version
+    if not is_first and not run.version < version < checks.INT32:
+        raise BoardError(
+            409,
+            f"version {version}: run {run.name!r} has version {run.version} ({run.model}) already, and versions only"
+            f" rise; a trainer that resumes goes on with {run.version + 1}",
+        )
+    run.version, run.model = version, model
+    state.outbox.run(run)
+    lose_stale(state, run, now)
+
+
+def pause(state: State, run: Run, now: float) -> None:
+    if run.is_paused:
+        return
+    for episode in run.leased.values():
+        episode.left_s = episode.expires_at - now if episode.does_age else episode.lease_s
+    run.is_paused = True
+    state.outbox.run(run)
+
+
+def resume(state: State, run: Run, now: float) -> None:
+    if not run.is_paused:
+        return
+    run.is_paused = False
+    state.outbox.run(run)
+    for episode in run.leased.values():
+        if episode.does_age:
+            episode.expires_at = now + episode.left_s
+            state.timers.watch_lease(episode)
+    _tell_players(state, run)
+
+
+def _tell_players(state: State, run: Run) -> None:
+    if run.is_open and run.queue.has(None):
+        state.news.claimable.add(run.owner)

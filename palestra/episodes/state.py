@@ -1,0 +1,135 @@
+"""All that the board holds, and the few ways in which it changes.
+
+Owns: moves of episodes with everything that is counted and indexed by them. Never touches: when a move is due.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes import checks
+from palestra.episodes.claims import Claims
+from palestra.episodes.errors import BoardError
+from palestra.episodes.limits import Limits
+from palestra.episodes.news import News, OpenLease
+from palestra.episodes.outbox import Outbox
+from palestra.episodes.queue import Shares
+from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.timers import Timers
+from palestra.episodes.tombstones import Tombstones
+from palestra.types.episodes import MOVES, EpisodeState, Loss
+
+S = EpisodeState
+PLAYING = (S.QUEUED, S.LEASED)
+
+
+class State:
+    def __init__(self, limits: Limits, salt: bytes) -> None:
+        self.limits, self.salt = limits, salt
+        self.runs: dict[str, dict[str, Run]] = {}
+        """By owner and name."""
+        self.episodes: dict[str, Episode] = {}
+        self.waiting: dict[str, dict[str, Run]] = {}
+        """By owner: runs with something in their queues."""
+        self.shares = Shares()
+        self.claims = Claims(limits)
+        self.timers = Timers()
+        self.outbox = Outbox()
+        self.tombstones = Tombstones(limits, self.outbox)
+        self.news = News()
+
+    def tag(self, owner: str, name: str) -> str:
+        """No other run has it, in this database or another one."""
+        return checks.digest(self.salt.hex(), owner, name, size=8).hex()
+
+    def run(self, owner: str, name: str) -> Run:
+        run = self.runs.get(owner, {}).get(name)
+        if run is None:
+            raise BoardError(404, f"no run {name[:128]!r}: PUT /episodes/v1/runs/<its name> makes it", code="unknown")
+        return run
+
+    def episode(self, owner: str, episode_id: str) -> Episode:
+        episode = self.episodes.get(episode_id)
+        if episode is None or episode.run.owner != owner:
+            raise BoardError(
+                404, f"no episode {episode_id[:128]!r}; it may be committed, and forgotten", code="unknown"
+            )
+        return episode
+
+    def add(self, episode: Episode) -> None:
+        """As it is: new, or restored."""
+        self.episodes[episode.episode_id] = episode
+        episode.group.members.append(episode)
+        self._count(episode, +1)
+
+    def remove(self, group: Group) -> None:
+        """A group that is over, with its episodes."""
+        for episode in group.members:
+            del self.episodes[episode.episode_id]
+            self._count(episode, -1)
+            self.outbox.episode(episode, is_gone=True)
+        del group.run.groups[group.spec.group_id]
+        self.outbox.group(group, is_gone=True)
+
+    def move(self, episode: Episode, to: EpisodeState) -> None:
+        if to not in MOVES[episode.state]:
+            raise RuntimeError(f"episode {episode.episode_id} cannot move from {episode.state} to {to}")
+        if episode.state is S.LEASED:
+            self._close_lease(episode)
+            if to is not S.ENDED:
+                episode.client_id = episode.claim_id = ""
+                episode.claimed_at = None
+        elif episode.is_ready:
+            self.unqueue(episode)
+        self._count(episode, -1)
+        episode.state = to
+        self._count(episode, +1)
+        self.outbox.episode(episode)
+
+    def queue(self, episode: Episode, now: float) -> None:
+        """One that is queued: now, or when its back-off is over."""
+        if episode.not_before > now:
+            self.timers.watch_backoff(episode)
+            return
+        run = episode.run
+        run.queue.push(episode)
+        self.waiting.setdefault(run.owner, {})[run.name] = run
+        self.news.claimable.add(run.owner)
+
+    def unqueue(self, episode: Episode) -> None:
+        episode.run.queue.discard(episode)
+        self.forget_idle(episode.run)
+
+    def forget_idle(self, run: Run) -> None:
+        if not run.queue.has(None):
+            self.waiting.get(run.owner, {}).pop(run.name, None)
+
+    def open_lease(self, episode: Episode) -> None:
+        """Of one that has moved there, or is restored there."""
+        episode.run.leased[episode.episode_id] = episode
+        self.claims.add(episode)
+
+    def renew(self, episode: Episode, now: float) -> None:
+        if episode.run.is_paused:
+            episode.left_s = episode.lease_s
+        else:
+            episode.expires_at = now + episode.lease_s
+            self.timers.watch_lease(episode)
+
+    def note_loss(self, episode: Episode, reason: str, now: float) -> None:
+        loss = Loss(attempt=episode.attempt, at=now, reason=reason, client_id=episode.client_id)
+        episode.losses = [*episode.losses, loss][-self.limits.max_losses :]
+
+    def _close_lease(self, episode: Episode) -> None:
+        run = episode.run
+        del run.leased[episode.episode_id]
+        self.claims.remove(episode)
+        episode.open_calls = 0
+        episode.armed_at = None
+        self.news.over.append(OpenLease(run.owner, run.name, episode.client_id, episode.ref))
+
+    def _count(self, episode: Episode, by: int) -> None:
+        group = episode.group
+        group.run.counts[episode.state] += by
+        if episode.state in PLAYING:
+            group.playing += by
+        elif episode.state is S.ENDED:
+            group.ended += by

@@ -1,0 +1,77 @@
+"""What is due when: leases, ends of back-offs, deadlines of groups.
+
+Owns: one heap for all of them. Never touches: what happens then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+from palestra.episodes.records import Episode, Group
+from palestra.types.episodes import EpisodeState, GroupState
+
+SLACK = 1024  # entries before it is worth looking for dead ones
+
+Entry = tuple[float, int, int, int, Episode | Group]
+"""When; at the same time in the order of registration, deadlines first; a tie-break; what."""
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        self._pushes = count()
+        self._look_at = SLACK
+
+    def watch_lease(self, episode: Episode) -> None:
+        """One entry for each lease: a beat only moves its end, and the entry follows when it is due."""
+        if episode.armed_at is None or episode.armed_at > episode.expires_at:
+            episode.armed_at = episode.expires_at
+            self._push(episode.expires_at, episode)
+
+    def watch_backoff(self, episode: Episode) -> None:
+        self._push(episode.not_before, episode)
+
+    def watch_deadline(self, group: Group) -> None:
+        if group.deadline is not None:
+            self._push(group.deadline, group)
+
+    def due(self, now: float) -> Iterator[Episode | Group]:
+        """Leases that are over, episodes whose back-off is, open groups whose deadline has passed: by time. What is
+        added meanwhile comes too."""
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)
+            if not _is_live(entry):
+                continue
+            when, what = entry[0], entry[-1]
+            if isinstance(what, Episode) and what.state is EpisodeState.LEASED:
+                what.armed_at = None
+                if not what.does_age:
+                    continue  # watched again when it ages again
+                if what.expires_at > when:
+                    self.watch_lease(what)
+                    continue
+            yield what
+
+    def next(self) -> float | None:
+        while self._heap and not _is_live(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def _push(self, when: float, what: Episode | Group) -> None:
+        group, index = (what, -1) if isinstance(what, Group) else (what.group, what.index)
+        heapq.heappush(self._heap, (when, group.serial, index, next(self._pushes), what))
+        if len(self._heap) >= self._look_at:
+            self._heap = [entry for entry in self._heap if _is_live(entry)]
+            heapq.heapify(self._heap)
+            self._look_at = max(SLACK, 2 * len(self._heap))
+
+
+def _is_live(entry: Entry) -> bool:
+    when, what = entry[0], entry[-1]
+    if isinstance(what, Group):
+        return what.state is GroupState.OPEN
+    if what.state is EpisodeState.LEASED:
+        return what.armed_at == when
+    return what.state is EpisodeState.QUEUED and not what.is_ready and what.not_before == when

@@ -1,0 +1,43 @@
+"""What is remembered of committed episodes and groups: enough to know a repeated request as one.
+
+Owns: for how long, and of how many. Never touches: what is still there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from palestra.episodes.limits import Limits
+from palestra.episodes.outbox import Outbox
+from palestra.types.episode_rows import Tombstone
+
+
+class Tombstones:
+    def __init__(self, limits: Limits, outbox: Outbox) -> None:
+        self._limits, self._outbox = limits, outbox
+        self._stones: OrderedDict[str, Tombstone] = OrderedDict()
+        """The oldest first."""
+
+    def restore(self, stones: Iterable[Tombstone]) -> None:
+        for stone in sorted(stones, key=lambda stone: (stone.until, stone.name)):
+            self._stones[stone.name] = stone
+
+    def put(self, name: str, owner: str, attempt: int, digest: bytes, now: float) -> None:
+        self._stones.pop(name, None)
+        until = now + self._limits.remember_s
+        stone = Tombstone(name=name, owner=owner, attempt=attempt, digest=digest, until=until)
+        self._stones[name] = stone
+        self._outbox.tombstone(name, stone)
+
+    def find(self, name: str, owner: str) -> Tombstone | None:
+        stone = self._stones.get(name)
+        return stone if stone is not None and stone.owner == owner else None
+
+    def purge(self, now: float) -> None:
+        while self._stones:
+            name, stone = next(iter(self._stones.items()))
+            if stone.until > now and len(self._stones) <= self._limits.max_remembered:
+                return
+            self._stones.popitem(last=False)
+            self._outbox.tombstone(name, None)

@@ -1,0 +1,100 @@
+"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from palestra.types.episodes import EpisodeState, GroupState, Loss, RunSettings
+
+
+class RunRow(Struct, frozen=True, kw_only=True):
+    owner: str
+    run: str
+    settings: RunSettings
+    model: str | None
+    version: int
+    is_paused: bool
+    committed: int
+    delivered: int
+    registered: int
+    """Groups ever: the next one's serial number."""
+    created_at: float
+
+
+class GroupRow(Struct, frozen=True, kw_only=True):
+    owner: str
+    run: str
+    group_id: str
+    spec: str
+    """The `NewGroup` as JSON, keys sorted."""
+    state: GroupState
+    reason: str
+    number: int | None
+    """Of its delivery."""
+    serial: int
+    """In its run, in the order of registration."""
+    made: int
+    """Members ever: the next one's index."""
+    created_at: float
+
+
+class EpisodeRow(Struct, frozen=True, kw_only=True):
+    episode_id: str
+    owner: str
+    run: str
+    group_id: str
+    index: int
+    seed: int
+    state: EpisodeState
+    attempt: int
+    strikes: int
+    """Losses that count towards parking, since it was registered or requeued."""
+    lost: int
+    """All losses since then."""
+    created_at: float
+    not_before: float
+    client_id: str
+    claim_id: str
+    claimed_at: float | None
+    lease_s: float
+    ended_at: float | None
+    version: int
+    oldest_version: int | None
+    calls: int
+    losses: list[Loss]
+    result: str | None
+    """The `EpisodeResult` as JSON, keys sorted."""
+
+
+class Tombstone(Struct, frozen=True, kw_only=True):
+    """What is remembered of an episode or a group that was committed, so that a repeated request is known as one."""
+
+    name: str
+    """An episode's id, or the hash of owner, run and group id."""
+    owner: str
+    attempt: int
+    """That ended; 0 for a group."""
+    digest: bytes
+    """Of its result, or of how it was registered."""
+    until: float
+
+
+Row = RunRow | GroupRow | EpisodeRow | Tombstone
+Key = tuple[str, ...]
+"""A row's primary key."""
+
+
+class Change(Struct, frozen=True):
+    kind: type[Row]
+    key: Key
+    row: Row | None
+    """As it is now; None: gone."""
+
+
+class SavedRows(Struct, kw_only=True):
+    """All there is, in any order."""
+
+    runs: list[RunRow] = field(default_factory=list)
+    groups: list[GroupRow] = field(default_factory=list)
+    episodes: list[EpisodeRow] = field(default_factory=list)
+    tombstones: list[Tombstone] = field(default_factory=list)
