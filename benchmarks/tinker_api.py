@@ -155,7 +155,7 @@ def timing(what: str, target: float | None = None, known: tuple[str, float] | No
     targets = {} if target is None else {"tiny": target}
     knowns = {} if known is None else {"tiny": known}
     if "small" in small:
-        targets["small"], knowns["small"] = small["small"], ("S", small["small_known"])
+        targets["small"], knowns["small"] = small["small"], ("SkyRL S", small["small_known"])
     return Figure(what, "s", less_is_better=True, targets=targets, known=knowns)
 
 
@@ -177,12 +177,12 @@ def less(what: str, unit: str, target: float | None = None, known: tuple[str, fl
 
 SMALL_TOO = ("tiny", "small")
 CASES = (
-    Case("start", start, (timing("start", 6, ("S", 45)),), quick_rounds=1, warmups=0),
-    Case("idle", idle, (less("idle CPU", "% of a core", 1, ("S", 5)),), rounds=2, warmups=0),
+    Case("start", start, (timing("start", 6, ("SkyRL S", 45)),), quick_rounds=1, warmups=0),
+    Case("idle", idle, (less("idle CPU", "% of a core", 1, ("SkyRL S", 5)),), rounds=2, warmups=0),
     Case(
         "forward_backward",
         seconds("forward_backward 1 x 64", lambda c: c.forward_backward(1, 64)),
-        (timing("forward_backward 1 x 64", 0.05, ("S", 0.266), small=0.36, small_known=0.98),),
+        (timing("forward_backward 1 x 64", 0.05, ("SkyRL S", 0.266), small=0.36, small_known=0.98),),
         rounds=30,
         quick_rounds=10,
         warmups=3,
@@ -191,7 +191,7 @@ CASES = (
     Case(
         "forward_backward_8",
         seconds("forward_backward 8 x 64", lambda c: c.forward_backward(8, 64)),
-        (timing("forward_backward 8 x 64", None, ("D", 2.0), small=2.1, small_known=3.57),),
+        (timing("forward_backward 8 x 64", None, ("SkyRL D", 2.0), small=2.1, small_known=3.57),),
         rounds=5,
         quick_rounds=0,
         shapes=SMALL_TOO,
@@ -199,19 +199,19 @@ CASES = (
     Case(
         "forward_backward_32",
         seconds("forward_backward 32 x 256", lambda c: c.forward_backward(32, 256)),
-        (timing("forward_backward 32 x 256", 3.0, ("S", 5.7)),),
+        (timing("forward_backward 32 x 256", 3.0, ("SkyRL S", 5.7)),),
         rounds=5,
         warmups=0,
     ),
     Case(
         "optim_step",
         optim_step,
-        (timing("optim_step", 0.015, ("S", 0.108)),),
+        (timing("optim_step", 0.015, ("SkyRL S", 0.108)),),
         rounds=30,
         quick_rounds=10,
         warmups=3,
     ),
-    Case("train", train_steps, (rate("train 1 x 64", "steps/s", 15, ("S", 3.67)),), rounds=5),
+    Case("train", train_steps, (rate("train 1 x 64", "steps/s", 15, ("SkyRL S", 3.67)),), rounds=5),
     Case(
         "overhead",
         overhead,
@@ -223,27 +223,27 @@ CASES = (
         ),
         warmups=0,
     ),
-    Case("tenants_1", tenants(1), (rate("tenants_1", "steps/s", 8, ("M", 1.44)),)),
-    Case("tenants_4", tenants(4), (rate("tenants_4", "steps/s", 10, ("M", 1.57)),)),
-    Case("tenants_16", tenants(16), (rate("tenants_16", "steps/s", 11, ("M", 1.53)),)),
+    Case("tenants_1", tenants(1), (rate("tenants_1", "steps/s", 8, ("SkyRL M", 1.44)),)),
+    Case("tenants_4", tenants(4), (rate("tenants_4", "steps/s", 10, ("SkyRL M", 1.57)),)),
+    Case("tenants_16", tenants(16), (rate("tenants_16", "steps/s", 11, ("SkyRL M", 1.53)),)),
     Case(
         "memory",
         memory,
-        (less("memory, ready", "GB", 0.6, ("S", 1.3)), less("memory, 16 tenants", "GB", 0.9, ("M", 3.6))),
+        (less("memory, ready", "GB", 0.6, ("SkyRL S", 1.3)), less("memory, 16 tenants", "GB", 0.9, ("SkyRL M", 3.6))),
         rounds=1,
         warmups=0,
     ),
     Case(
         "save",
         seconds("save_weights_and_get_sampling_client", lambda c: c.save()),
-        (timing("save_weights_and_get_sampling_client", 0.02, ("S", 0.21)),),
+        (timing("save_weights_and_get_sampling_client", 0.02, ("SkyRL S", 0.21)),),
         rounds=20,
         quick_rounds=5,
     ),
     Case(
         "sample_single",
         sample_single,
-        (timing("sample_single", 0.2, ("S", 0.32)), rate("sample_1", "tok/s")),
+        (timing("sample_single", 0.2, ("SkyRL S", 0.32)), rate("sample_1", "tok/s")),
         rounds=15,
         quick_rounds=4,
     ),
@@ -255,7 +255,7 @@ CASES = (
                 "sample_64",
                 "tok/s",
                 targets={"tiny": 2500, "small": 260},
-                known={"tiny": ("M", 380), "small": ("S", 76)},
+                known={"tiny": ("SkyRL M", 380), "small": ("SkyRL S", 76)},
             ),
         ),
         rounds=5,
@@ -265,13 +265,13 @@ CASES = (
     Case(
         "sample_group",
         sampled("sample_group 1 x 16", 1, samples=16),
-        (rate("sample_group 1 x 16", "tok/s", 1800, ("S", 947)),),
+        (rate("sample_group 1 x 16", "tok/s", 1800, ("SkyRL S", 947)),),
         rounds=7,
     ),
     Case(
         "compute_logprobs",
         seconds("compute_logprobs 1 x 64", lambda c: c.compute_logprobs(64)),
-        (timing("compute_logprobs 1 x 64", 0.03, ("S", 0.16)),),
+        (timing("compute_logprobs 1 x 64", 0.03, ("SkyRL S", 0.16)),),
         rounds=20,
         quick_rounds=5,
         warmups=2,
@@ -280,9 +280,9 @@ CASES = (
         "both",
         training_beside_sampling,
         (
-            rate("both: training's share", "%", None, ("S", 48)),
-            rate("both: sampling's share", "%", None, ("S", 28)),
-            rate("both: sum of shares", "%", 90, ("S", 76)),
+            rate("both: training's share", "%", None, ("SkyRL S", 48)),
+            rate("both: sampling's share", "%", None, ("SkyRL S", 28)),
+            rate("both: sum of shares", "%", 90, ("SkyRL S", 76)),
         ),
         quick_rounds=0,
         warmups=0,

@@ -9,12 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness import Measure, Progress, Row, figure
-from peers.tinker_client import TinkerClient
 from peers.tinker_server import OurServer, Processes
 
-ELSEWHERE = "not of this run: SkyRL {}"
+ELSEWHERE = "not of this run: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Figure:
     targets: Mapping[str, float] = field(default_factory=dict)
     """For each shape."""
     known: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    """For each shape: SkyRL's best setup (S, M or D) and its figure, from shared/peers.md."""
+    """For each shape: a peer and its figure, from shared/peers.md."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,8 @@ class Site:
     """A server under test."""
 
     name: str
-    client: TinkerClient
+    client: Any
+    """Of the API that is measured."""
     shape: str
     quick: bool
     server: OurServer | None = None
@@ -110,8 +111,8 @@ class Contest:
         if peers:
             peer, value = peers[0].name, measured.get(peers[0].name, {}).get(one.what)
         elif ours.shape in one.known:
-            setup, seconds = one.known[ours.shape]
-            peer, value = ELSEWHERE.format(setup), Measure((seconds,))
+            who, known = one.known[ours.shape]
+            peer, value = ELSEWHERE.format(who), Measure((known,))
         return Row(
             what,
             one.unit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from palestra.chat.errors import ChatError
-from palestra.chat.tool_calls import ParsedCall, ParsedCalls, ParseFailure, parse_tool_call, parse_tool_calls
+from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call
 
 if TYPE_CHECKING:
     from palestra.chat.tokenizer import ChatTokenizer
@@ -15,9 +15,7 @@ __all__ = [
     "ChatTokenizer",
     "ParseFailure",
     "ParsedCall",
-    "ParsedCalls",
     "parse_tool_call",
-    "parse_tool_calls",
 ]
 
 

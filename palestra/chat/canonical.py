@@ -7,15 +7,19 @@ Owns: when two messages are the same. Never touches: tokens, templates.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
-from palestra.chat.tool_calls import THINK, split_thinking
+from palestra.chat.tool_calls import END_THINK, THINK, read_json
 
 Message = Mapping[str, Any]
 """As chat templates read them: `content` is text."""
 REASONING_KEYS = ("reasoning_content", "reasoning")
+
+_OPENING = re.compile(rf"\s*{THINK}")
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: every message of a request needs it
 
 
 def chain(root: Any, messages: Sequence[Message]) -> list[bytes]:
@@ -35,14 +39,49 @@ def reasoning_of(message: Message) -> str | None:
     for key in REASONING_KEYS:
         if isinstance(text := message.get(key), str) and text.strip():
             return text.strip()
-    content = message.get("content") or ""
-    return (split_thinking(content).reasoning or None) if content.lstrip().startswith(THINK) else None
+    return _parts(message.get("content") or "").reasoning or None
+
+
+def join(beginning: Message, rest: Message) -> Message:
+    """One message of two parts. A think block that the first leaves open is thought, not said."""
+    said = beginning.get("content") or ""
+    opened = said.rfind(THINK)
+    if opened < 0 or END_THINK in said[opened:]:
+        opened = len(said)
+    thoughts = [_thought(beginning), said[opened:].removeprefix(THINK), _thought(rest)]
+    return {
+        "role": beginning["role"],
+        "content": said[:opened] + (rest.get("content") or ""),
+        "reasoning_content": "".join(thoughts),
+        "tool_calls": [*(beginning.get("tool_calls") or ()), *(rest.get("tool_calls") or ())],
+    }
+
+
+def _thought(message: Message) -> str:
+    return next((text for key in REASONING_KEYS if isinstance(text := message.get(key), str)), "")
+
+
+class _Parts(NamedTuple):
+    reasoning: str
+    said: str
+
+
+def _parts(content: str) -> _Parts:
+    """Think blocks that it begins with are reasoning, which may be left out; one that nothing closes has no end.
+    Anywhere else such tags are text, as they are where the server itself tells them as content."""
+    thoughts: list[str] = []
+    place = 0
+    while opening := _OPENING.match(content, place):
+        end = content.find(END_THINK, opening.end())
+        thoughts.append(content[opening.end() : end if end >= 0 else len(content)].strip())
+        place = end + len(END_THINK) if end >= 0 else len(content)
+    return _Parts("\n".join(thoughts).strip(), content[place:])
 
 
 def _said(message: Message) -> list[Any]:
     role, text = message["role"], message.get("content") or ""
     if role == "assistant":  # frameworks strip what a model said; nobody else's words are touched
-        text = split_thinking(text).said.strip()
+        text = _parts(text).said.strip()
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     return [role, text, calls, message.get("name")]
 
@@ -55,10 +94,8 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
 def _parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return _numbers_alike(arguments or {})
-    try:
-        return _numbers_alike(json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return arguments
+    parsed = read_json(arguments or "{}")
+    return arguments if parsed is None else _numbers_alike(parsed)
 
 
 def _numbers_alike(value: Any) -> Any:
@@ -73,7 +110,7 @@ def _numbers_alike(value: Any) -> Any:
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def _digest(data: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 A request's messages are matched against what was said before. Its prompt is the ids held for the longest match and the
 tokens of the messages after it; a history that was changed becomes a branch.
-Owns: the ids held, finding them again, how many are held. Never touches: models, HTTP, databases.
+Owns: the ids held, finding them again, how many are held, and of whom. Never touches: models, HTTP, databases.
 """
 
 from __future__ import annotations
@@ -11,83 +11,28 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from palestra.chat.canonical import Message, chain, extend, reasoning_of
+from palestra.chat.canonical import Message
+from palestra.chat.prompts import prompt_of
 from palestra.chat.tokenizer import ChatTokenizer
+from palestra.chat.turns import Ask, Found, Held, History, Match, Place, Prefix, Prompt
 
-
-class Match(StrEnum):
-    NEW = "new"
-    """Nobody has answered in it yet."""
-    CONTINUED = "continued"
-    """Everything the assistant said in it was sampled here."""
-    BRANCHED = "branched"
-    """Only a beginning was; what comes after it was rendered."""
-    UNMATCHED = "unmatched"
-    """None of it: examples, a conversation of another server, or one that was let go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request, with everything its prompt depends on. `content` of messages is text."""
-
-    scope: tuple[str, ...]
-    """Whose conversations these are: those of other scopes do not exist for it."""
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Of a sample in a trace."""
-
-    trace_id: str
-    turn: int
-    sample: int
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A turn: what was read since the one before it, and what was sampled."""
-
-    place: Place
-    parent: Held | None
-    read: array[int]
-    sampled: array[int]
-    name: bytes
-    """Of the conversation up to and with this turn."""
-    reasoning: Mapping[int, str]
-    """By the place of the message; what is not known to have been thought is missing."""
-
-    def ids(self) -> list[int]:
-        parts: list[array[int]] = []
-        turn: Held | None = self
-        while turn is not None:
-            parts += (turn.sampled, turn.read)
-            turn = turn.parent
-        return [token for part in reversed(parts) for token in part]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    ids: list[int]
-    parent: Held | None
-    """The turn whose ids it begins with."""
-    read: list[int]
-    """The rest: all that was rendered and encoded for this request."""
-    match: Match
-    candidates: int
-    """Turns that the history may mean; more than one is ambiguous, and the newest was taken."""
-    name: bytes
-    reasoning: Mapping[int, str]
-    length: int
-    """In messages."""
+__all__ = [
+    "Ask",
+    "Conversations",
+    "Found",
+    "Held",
+    "History",
+    "Match",
+    "Place",
+    "Prefix",
+    "Prompt",
+    "Recall",
+    "Remembered",
+    "Reply",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +41,50 @@ class Reply:
     """As the client was told: it comes back like this, more or less."""
     tokens: Sequence[int]
     place: Place
+    by_length: bool = False
+    """What ended it; else a token or a string did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A turn as it is kept, and comes back once it was let go. A parent comes before its children."""
+
+    place: Place
+    parent: Place | None
+    read: Sequence[int]
+    """Since its parent; all of the prompt where it has none."""
+    sampled: Sequence[int]
+    name: bytes
+    thoughts: Mapping[int, str]
+    """Those that its parent does not know of."""
+    begun: int
+    drift: bool
+    by_length: bool
+
+
+Recall = Callable[[Sequence[bytes]], Iterable[tuple[bytes, Sequence[Remembered]]]]
+"""From names that are not held, the longest conversation first, to the traces that have one of them."""
 
 
 @dataclass(slots=True)
 class _Conversation:
+    owner: str
     used_at: float
-    turns: list[Held] = field(default_factory=list)
+    turns: dict[Place, Held] = field(default_factory=dict)
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one owner has; the least recently used first."""
+
+    conversations: OrderedDict[str, _Conversation] = field(default_factory=OrderedDict)
     tokens: int = 0
 
 
 class Conversations:
-    """For any thread. A conversation, with its branches, is let go as a whole: the least recently used first."""
+    """For any thread. A conversation, with its branches, is let go as a whole: the one used longest ago of the owner
+    who has the most, so that nobody pushes out the conversations of others."""
 
     def __init__(
         self,
@@ -118,9 +96,11 @@ class Conversations:
     ) -> None:
         self._max_conversations, self._max_tokens, self._max_age_s = max_conversations, max_tokens, max_age_s
         self._clock = clock
-        self._lock = threading.Lock()  # protects the three below
+        self._lock = threading.Lock()  # protects all below; never held for as long as a history or a text takes
         self._live: OrderedDict[str, _Conversation] = OrderedDict()
         """By trace, the least recently used first."""
+        self._shares: dict[str, _Share] = {}
+        """By owner."""
         self._turns: dict[bytes, list[Held]] = {}
         """By name, the oldest first."""
         self._tokens = 0
@@ -132,81 +112,143 @@ class Conversations:
     def tokens(self) -> int:
         return self._tokens
 
-    def prompt(self, tokenizer: ChatTokenizer, ask: Ask) -> Prompt:
-        names = chain([ask.scope, ask.tools, ask.template_kwargs], ask.messages)
-        spoken = [i for i, message in enumerate(ask.messages) if message["role"] == "assistant"]
-        given = {i: text for i in spoken if (text := reasoning_of(ask.messages[i])) is not None}
-        length, found = self._find(names, spoken, given)
-        if not found:
-            ids = tokenizer.encode_chat(ask.messages, ask.tools, ask.add_generation_prompt, **ask.template_kwargs)
-            match = Match.UNMATCHED if spoken else Match.NEW
-            return Prompt(ids, None, ids, match, 0, names[-1], given, len(ask.messages))
-        parent = found[-1]
-        read = tokenizer.observation(ask.messages[length:], ask.add_generation_prompt, ask.tools, **ask.template_kwargs)
-        if not parent.sampled or parent.sampled[-1] != tokenizer.turn_end:
-            read = [tokenizer.turn_end, *read]  # its length or a stop string ended the turn: nobody drew its end
-        match = Match.CONTINUED if length == spoken[-1] + 1 else Match.BRANCHED
-        known = dict(parent.reasoning) | {i: text for i, text in given.items() if i >= length}
-        return Prompt([*parent.ids(), *read], parent, read, match, len(found), names[-1], known, len(ask.messages))
+    def prompt(self, tokenizer: ChatTokenizer, ask: Ask, recall: Recall | None = None) -> Prompt:
+        with self._lock:
+            self._let_go()
+        found = _find(ask, self._named)
+        if found.turns:
+            with self._lock:
+                self._touch(found.turns[-1].place.trace_id)
+        missing = [ask.names[length] for length in ask.lengths if length > found.length]
+        for name, turns in recall(missing) if recall is not None and missing else ():
+            revived = self._revive(ask, turns)
+            found = revived if revived.length > found.length else found
+            if ask.names[found.length] == name:
+                break
+        return prompt_of(tokenizer, ask, found)
 
     def keep(self, prompt: Prompt, replies: Sequence[Reply]) -> None:
+        read = array("i", prompt.read)
+        turns = [_held(_answered(prompt, reply, read), prompt.parent) for reply in replies]
         with self._lock:
-            for reply in replies:
-                self._add(prompt, reply)
+            if prompt.parent is not None and prompt.parent not in self._turns.get(prompt.parent.name, ()):
+                # It was let go meanwhile.
+                turns = [replace(turn, parent=None, read=array("i", prompt.ids)) for turn in turns]
+            for turn in turns:
+                self._add(prompt.owner, turn)
             self._let_go()
 
-    def _find(self, names: Sequence[bytes], spoken: Sequence[int], given: Mapping[int, str]) -> tuple[int, list[Held]]:
-        """The longest beginning that ends with a turn of ours, and those it may be."""
+    def _named(self, name: bytes) -> list[Held]:
+        """One name at a time: nobody waits while a long history is looked through."""
         with self._lock:
-            self._let_go()
-            for i in reversed(spoken):
-                thought = {place: text for place, text in given.items() if place <= i}
-                found = [
-                    turn
-                    for turn in self._turns.get(names[i + 1], ())
-                    if all(turn.reasoning.get(place) == text for place, text in thought.items())
-                ]
-                if found:
-                    self._touch(found[-1].place.trace_id)
-                    return i + 1, found
-        return 0, []
+            return list(self._turns.get(name, ()))
 
-    def _add(self, prompt: Prompt, reply: Reply) -> None:
-        parent, read = prompt.parent, prompt.read
-        if parent is not None and parent not in self._turns.get(parent.name, ()):
-            parent, read = None, prompt.ids  # it was let go meanwhile
-        thought = reasoning_of(reply.message)
-        turn = Held(
-            place=reply.place,
-            parent=parent,
-            read=array("i", read),
-            sampled=array("i", reply.tokens),
-            name=extend(prompt.name, reply.message),
-            reasoning=prompt.reasoning if thought is None else {**prompt.reasoning, prompt.length: thought},
-        )
-        conversation = self._live.setdefault(reply.place.trace_id, _Conversation(self._clock()))
-        self._touch(reply.place.trace_id)
-        conversation.turns.append(turn)
+    def _revive(self, ask: Ask, trace: Sequence[Remembered]) -> Found:
+        """Holds the turns of a trace again, and looks among them."""
+        with self._lock:
+            conversation = self._live.get(trace[0].place.trace_id) if trace else None
+            turns = {} if conversation is None else dict(conversation.turns)
+        names: dict[bytes, list[Held]] = {}
+        for one in trace:
+            if one.place not in turns:
+                turns[one.place] = _held(one, None if one.parent is None else turns[one.parent])
+            names.setdefault(one.name, []).append(turns[one.place])
+        with self._lock:
+            for one in trace:
+                self._add(ask.scope[0], turns[one.place])
+            self._let_go()
+        return _find(ask, lambda name: names.get(name, ()))
+
+    def _add(self, owner: str, turn: Held) -> None:
+        trace_id = turn.place.trace_id
+        if trace_id not in self._live:
+            self._live[trace_id] = _Conversation(owner, self._clock())
+            self._shares.setdefault(owner, _Share()).conversations[trace_id] = self._live[trace_id]
+        self._touch(trace_id)
+        if turn.place in self._live[trace_id].turns:
+            return  # its trace was revived meanwhile, with this turn
+        self._live[trace_id].turns[turn.place] = turn
         self._turns.setdefault(turn.name, []).append(turn)
-        size = len(turn.read) + len(turn.sampled)
-        conversation.tokens += size
-        self._tokens += size
+        self._count(trace_id, len(turn))
 
     def _touch(self, trace_id: str) -> None:
-        self._live[trace_id].used_at = self._clock()
+        conversation = self._live.get(trace_id)
+        if conversation is None:
+            return
+        conversation.used_at = self._clock()
         self._live.move_to_end(trace_id)
+        self._shares[conversation.owner].conversations.move_to_end(trace_id)
+
+    def _count(self, trace_id: str, tokens: int) -> None:
+        conversation = self._live[trace_id]
+        conversation.tokens += tokens
+        self._shares[conversation.owner].tokens += tokens
+        self._tokens += tokens
 
     def _let_go(self) -> None:
         oldest = self._clock() - self._max_age_s
-        while self._live and (
-            len(self._live) > self._max_conversations
-            or self._tokens > self._max_tokens
-            or next(iter(self._live.values())).used_at < oldest
-        ):
-            _, conversation = self._live.popitem(last=False)
-            self._tokens -= conversation.tokens
-            for turn in conversation.turns:
-                same = self._turns[turn.name]
-                same.remove(turn)
-                if not same:
-                    del self._turns[turn.name]
+        while self._live and next(iter(self._live.values())).used_at < oldest:
+            self._drop(next(iter(self._live)))
+        while len(self._live) > self._max_conversations:
+            self._drop(self._oldest_of_the_greatest(lambda share: len(share.conversations)))
+        while self._tokens > self._max_tokens:
+            self._drop(self._oldest_of_the_greatest(lambda share: share.tokens))
+
+    def _oldest_of_the_greatest(self, size: Callable[[_Share], int]) -> str:
+        """Of equal shares, the one whose oldest was used longest ago."""
+
+        def rank(share: _Share) -> tuple[int, float]:
+            return size(share), -next(iter(share.conversations.values())).used_at
+
+        return next(iter(max(self._shares.values(), key=rank).conversations))
+
+    def _drop(self, trace_id: str) -> None:
+        conversation = self._live[trace_id]
+        self._count(trace_id, -conversation.tokens)
+        del self._live[trace_id]
+        share = self._shares[conversation.owner]
+        del share.conversations[trace_id]
+        if not share.conversations:
+            del self._shares[conversation.owner]
+        for turn in conversation.turns.values():
+            same = self._turns[turn.name]
+            same.remove(turn)
+            if not same:
+                del self._turns[turn.name]
+
+
+def _find(ask: Ask, named: Callable[[bytes], Sequence[Held]]) -> Found:
+    """The longest beginning that ends with a turn of ours, and those it may be."""
+    for length in ask.lengths:
+        if turns := [turn for turn in named(ask.names[length]) if ask.may_mean(turn, length)]:
+            return Found(length, turns)
+    return Found()
+
+
+def _answered(prompt: Prompt, reply: Reply, read: array[int]) -> Remembered:
+    answer, parent = prompt.answered(reply.message), prompt.parent
+    return Remembered(
+        place=reply.place,
+        parent=None if parent is None else parent.place,
+        read=read,
+        sampled=reply.tokens,
+        name=answer.name,
+        thoughts=answer.thoughts,
+        begun=prompt.begun,
+        drift=prompt.drift,
+        by_length=reply.by_length,
+    )
+
+
+def _held(one: Remembered, parent: Held | None) -> Held:
+    return Held(
+        place=one.place,
+        parent=parent,
+        read=array("i", one.read),
+        sampled=array("i", one.sampled),
+        name=one.name,
+        thoughts={**({} if parent is None else parent.thoughts), **one.thoughts},
+        begun=one.begun,
+        is_open=one.by_length,
+        drift=one.drift,
+    )

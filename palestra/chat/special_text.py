@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -57,7 +57,7 @@ class SpecialText:
             return [self.hide(item, hidden) for item in value]
         return value
 
-    def show(self, text: str, hidden: list[str], cut: str = "") -> str:
+    def show(self, text: str, hidden: Sequence[str], cut: str = "") -> str:
         """With `cut` after the first character of each."""
         return self._stand_in.sub(lambda found: _cut(hidden[int(found[1])], cut), text)
 

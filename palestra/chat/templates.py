@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -37,14 +37,22 @@ class ChatTemplate:
             self._compiled = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:
             raise ChatError(f"the chat template of {where} is broken in line {error.lineno}: {error.message}") from None
+        parsed = (_ENVIRONMENT.parse(source) for source in sources.values())
+        self._read = frozenset[str]().union(*map(meta.find_undeclared_variables, parsed))
 
-    def render(self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, **kwargs: Any) -> str:
+    def knows(self, variable: str) -> bool:
+        """Whether it ever looks at it: others would change nothing."""
+        return variable in self._read
+
+    def render(
+        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
         template = self._compiled["default"]
         if tools is not None:
             template = self._compiled.get(WITH_TOOLS, template)
-        given = {"messages": messages, "tools": tools, "documents": None} | kwargs
+        said = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return template.render(self._variables | given, add_generation_prompt=add_generation_prompt)
+            return template.render(self._variables | {"documents": None} | dict(kwargs) | said)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ChatError(

@@ -6,17 +6,35 @@ Never touches: models, HTTP, transformers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from palestra.chat.errors import ChatError
+from palestra.chat.errors import ChatError, TooLongError
+from palestra.chat.rendering import Chat, Rendered, Renderer
 from palestra.chat.special_text import SpecialText
-from palestra.chat.templates import ChatTemplate, Messages, Tools
+from palestra.chat.stand_ins import HELLO, WORDS, StandIns
+from palestra.chat.templates import WITH_TOOLS, ChatTemplate, Messages, Tools
+from palestra.chat.token_lengths import longest_text
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
+from palestra.chat.tool_calls import END_THINK, THINK
+from palestra.chat.tool_formats import ToolFormat, detect
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What comes after an assistant's turn."""
+
+    tokens: list[int]
+    end: int
+    """The token before them, which ends the turn: the model drew it, unless it was stopped."""
+    is_rewritten: bool
+    """Whether the template shows the turn otherwise than it was read and sampled, now that something follows it."""
 
 
 class ChatTokenizer:
@@ -27,8 +45,14 @@ class ChatTokenizer:
         self._tokenizer = files.tokenizer
         self._specials = files.specials
         self._text = SpecialText(files.specials)
+        self._stand_ins = StandIns(self._text)
         self._template = ChatTemplate(files.templates, files.named, files.where)
+        self._renderer = Renderer(self._template, self._text, self._stand_ins)
         self._where = files.where
+        self.tool_format: ToolFormat = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
+        """How the model writes calls, by what its template shows; set another where that is wrong."""
+        self.thinks = any(THINK in source for source in files.templates.values())
+        """Whether its template shows think blocks."""
         self._turn_end_text = self._find_turn_end(files.named.get("eos_token"))
         self.turn_end = self._specials[self._turn_end_text]
         """The token that the template writes at the end of an assistant's turn."""
@@ -41,88 +65,161 @@ class ChatTokenizer:
         return cls(read_tokenizer(Path(folder)))
 
     def render(
-        self, messages: Messages, tools: Tools | None = None, add_generation_prompt: bool = True, **template_kwargs: Any
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        return self._template.render(messages, tools, add_generation_prompt, **template_kwargs)
+        return self._template.render(messages, tools, add_generation_prompt, template_kwargs or {})
+
+    def template_knows(self, variable: str) -> bool:
+        return self._template.knows(variable)
 
     def encode_chat(
-        self, messages: Messages, tools: Tools | None = None, add_generation_prompt: bool = True, **template_kwargs: Any
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        text, hidden = self._render_hidden(messages, tools, add_generation_prompt, template_kwargs)
-        return self._encode(text, hidden)
+        """`continue_final_message`: only up to the last word of the last message, which is the assistant's. Raises
+        TooLongError where it is certain, before all is encoded, that `max_tokens` will not do."""
+        if continue_final_message:
+            messages, add_generation_prompt = self._stand_ins.left_open(messages), False
+        rendered = self._renderer.render(Chat(messages, tools, add_generation_prompt, template_kwargs or {}))
+        if continue_final_message:
+            rendered = replace(rendered, text=self._stand_ins.cut_at_end(rendered.text))
+        return self._encode(rendered, max_tokens)
 
     def observation(
-        self, messages: Messages, add_generation_prompt: bool = True, tools: Tools | None = None, **template_kwargs: Any
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens between the end-of-turn token of an assistant's turn and the assistant's next, where `messages`
         came in between. Prompt + turn + observation are the tokens of the whole conversation."""
-        text, hidden = self._render_hidden([*self._base, *messages], tools, add_generation_prompt, template_kwargs)
-        _, found, rest = text.partition(self._stub)
-        if not found:
-            raise ChatError(
-                f"the chat template of {self._where} drops an assistant's turn once another message follows"
-            )
-        before, end, after = rest.partition(self._turn_end_text)
-        following = after if end else before
-        # Encoded behind the token it follows: some tokenizers treat the beginning of a text differently.
-        return self._encode(self._turn_end_text + following, hidden)[1:]
+        return self.following(
+            WORDS, messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+        ).tokens
 
-    def encode_text(self, text: str) -> list[int]:
-        """Never a special token, whatever the text says."""
+    def following(
+        self,
+        turn: Mapping[str, Any],
+        messages: Messages,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        thought: bool = False,
+        opened: bool = False,
+    ) -> Following:
+        """What comes after an assistant's turn. Only a short stand-in for the conversation before it is rendered.
+
+        `thought`: the turn, or one before it, had reasoning. `opened`: look at what was read before it, too."""
+        if continue_final_message:
+            messages, add_generation_prompt = self._stand_ins.left_open(messages), False
+        chat = Chat(messages, tools, add_generation_prompt, template_kwargs or {})
+        shown = self._renderer.after_turn(turn, chat, thought=thought, opened=opened)
+        end, after = self._split_at_end(shown.rendered.text)
+        if continue_final_message:
+            after = self._stand_ins.cut_at_end(after)
+        # Encoded behind the token it follows: some tokenizers treat the beginning of a text differently.
+        first, *tokens = self._encode(replace(shown.rendered, text=end + after), max_tokens)
+        return Following(tokens, first, shown.is_rewritten)
+
+    def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Never a special token, whatever the text says. `max_tokens`: as `encode_chat`'s."""
         if self._text.first(text) is None:
-            return self._encode_as_is(text)
+            return self._encode(Rendered(text), max_tokens)
         hidden: list[str] = []
-        return self._encode(self._text.hide(text, hidden), hidden)
+        return self._encode(Rendered(self._text.hide(text, hidden), hidden), max_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
 
-    @cached_property
-    def _stub(self) -> str:
-        return self._text.mark("S")
+    def token_name(self, token: int) -> str:
+        """As the vocabulary spells it; empty for an id that it does not have."""
+        return self._tokenizer.id_to_token(token) or ""
 
     @cached_property
-    def _base(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": self._stub}]
+    def special_texts(self) -> Mapping[str, int]:
+        """Texts that are one token wherever they stand, whether it is called special or not, and its id."""
+        return {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    @property
+    def spoken_tags(self) -> tuple[str, ...]:
+        """What tells thinking, text and calls apart. Where these are special tokens, an answer decoded without them
+        cannot be understood."""
+        return (THINK, END_THINK, *self.tool_format.tags)
+
+    def special_ids(self, but: Collection[str] = ()) -> frozenset[int]:
+        """Of the tokens that decoding drops."""
+        return frozenset(token for text, token in self._specials.items() if text not in but)
+
+    @cached_property
+    def _ends(self) -> re.Pattern[str]:
+        """What ends a turn, as text. Where templates write no end, the next turn's first token may be one."""
+        texts = [self._specials_by_id[token] for token in self.stop_ids if token in self._specials_by_id]
+        return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
+
+    def _split_at_end(self, text: str) -> tuple[str, str]:
+        """The end of the stand-in's turn, and what comes after it."""
+        rest = self._stand_ins.after(text)
+        if rest is None:
+            raise ChatError(
+                f"the chat template of {self._where} drops an assistant's turn once another message follows"
+            )
+        found = self._ends.search(rest)
+        return (found[0], rest[found.end() :]) if found else (self._turn_end_text, rest)
 
     def _find_turn_end(self, eos: str | None) -> str:
-        rendered = self._template.render(self._base, None, add_generation_prompt=False)
-        if self._stub not in rendered:
+        rendered = self._template.render([HELLO, self._stand_ins.turn(WORDS, thought=False)], None, False, {})
+        after = self._stand_ins.after(rendered)
+        if after is None:
             raise ChatError(f"the chat template of {self._where} does not show what the assistant says")
-        written = self._text.first(rendered.partition(self._stub)[2])
-        if found := written or eos:
-            return found
+        written = self._text.first(after)
+        if end := written or eos:
+            return end
         raise ChatError(
             f"nothing ends an assistant's turn in {self._where}: its chat template writes no special token there\n"
             "  name one as `eos_token` in tokenizer_config.json"
         )
 
-    def _render_hidden(
-        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, kwargs: dict[str, Any]
-    ) -> tuple[str, list[str]]:
-        """With stand-ins for the special texts that others wrote, and what they stand for."""
-        hidden: list[str] = []
-        if self._text.is_in((messages, tools, kwargs)):
-            messages, tools, kwargs = (self._text.hide(part, hidden) for part in (messages, tools, kwargs))
-        return self._template.render(messages, tools, add_generation_prompt, **kwargs), hidden
-
-    def _encode(self, text: str, hidden: list[str]) -> list[int]:
-        if not hidden:
-            return self._encode_as_is(text)
-        tokens = self._encode_aliased(text, hidden)
+    def _encode(self, rendered: Rendered, max_tokens: int | None) -> list[int]:
+        if max_tokens is not None:
+            self._refuse_too_long(rendered, max_tokens)
+        if not rendered.hidden:
+            return _ids(self._tokenizer, rendered.text)
+        tokens = self._encode_aliased(rendered)
         if any(token in self._specials_by_id for token in tokens):
             # The tokenizer's model itself makes such a token of plain text: keep its characters apart.
-            tokens = self._encode_aliased(text, hidden, cut=self._cut)
+            tokens = self._encode_aliased(rendered, cut=self._cut)
         cut = self._plain.token_to_id(self._cut)
         return [self._aliases_by_id.get(token, token) for token in tokens if token != cut]
 
-    def _encode_aliased(self, text: str, hidden: list[str], cut: str = "") -> list[int]:
+    def _encode_aliased(self, rendered: Rendered, cut: str = "") -> list[int]:
         """Special tokens that the template wrote under their aliases, what was hidden as the text it is."""
-        shown = self._text.show(self._text.replace(text, self._aliases), hidden, cut)
-        return self._plain.encode(shown, add_special_tokens=False).ids
+        text = self._text.replace(rendered.text, self._aliases)
+        return _ids(self._plain, self._text.show(text, rendered.hidden, cut))
 
-    def _encode_as_is(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def _refuse_too_long(self, rendered: Rendered, max_tokens: int) -> None:
+        if len(rendered.text) <= max_tokens or self._longest_text is None:
+            return
+        least = -(-len(self._renderer.shown(rendered)) // self._longest_text)
+        if least > max_tokens:
+            raise TooLongError(least)
+
+    @cached_property
+    def _longest_text(self) -> int | None:
+        return longest_text(self._tokenizer)
 
     @cached_property
     def _specials_by_id(self) -> dict[int, str]:
@@ -152,3 +249,8 @@ class ChatTokenizer:
     def _aliases_by_id(self) -> dict[int, int]:
         pairs = ((self._plain.token_to_id(alias), self._specials[text]) for text, alias in self._aliases.items())
         return {alias: token for alias, token in pairs if alias is not None}
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The call for several texts, because it lets other threads go on meanwhile."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -6,12 +6,17 @@ Owns: finding calls, and saying why a try at one is none. Never touches: which t
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from msgspec import Struct
 
+from palestra.chat.nesting import is_too_deep
+
 TAGS = ("<tool_call>", "<function_call>")
 """In the order they are tried: the first that holds a call wins."""
+ARGUMENTS = ("arguments", "parameters", "params")
+"""Keys that models write for them."""
 THINK, END_THINK = "<think>", "</think>"
 SHOWN = 40  # characters of the model's own text in a reason: enough to find the place
 
@@ -26,20 +31,6 @@ class ParseFailure(Struct, frozen=True, kw_only=True):
     """One line, for the model to read."""
 
 
-class Spoken(Struct, frozen=True, kw_only=True):
-    """What a model wrote, taken apart."""
-
-    reasoning: str | None
-    """Its thinking, block after block; None where it wrote none."""
-    said: str
-
-
-class ParsedCalls(Struct, frozen=True, kw_only=True):
-    text: str
-    """What stands around the calls, with those that could not be read."""
-    calls: list[ParsedCall]
-
-
 def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
     """The first call in `text`; None where it does not try to make one. What it only thought about does not count."""
     said = without_thinking(text)
@@ -48,74 +39,46 @@ def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
         start = said.find(tag)
         if start < 0:
             continue
-        found = _read_block(said, start + len(tag), tag).call
+        found = _read_block(said, start + len(tag), tag)
         if isinstance(found, ParsedCall):
             return found
         failure = failure or found
     return failure
 
 
-def parse_tool_calls(text: str) -> ParsedCalls:
-    """Every call in `text`, thinking included: split that off first. Within a block that cannot be read nothing is
-    looked for: what stands in there may be an argument."""
-    calls: list[ParsedCall] = []
-    around: list[str] = []
-    place = 0
-    while (tag := _next_tag(text, place)) is not None:
-        start = text.find(tag, place)
-        closing = tag.replace("<", "</")
-        found = _read_block(text, start + len(tag), tag)
-        if isinstance(found.call, ParsedCall):
-            calls.append(found.call)
-            around.append(text[place:start])
-            after = len(text) - len(text[found.end :].lstrip())
-            place = after + len(closing) if text.startswith(closing, after) else found.end
-        else:
-            end = text.find(closing, start)
-            after = len(text) if end < 0 else end + len(closing)
-            around.append(text[place:after])
-            place = after
-    return ParsedCalls(text="".join([*around, text[place:]]), calls=calls)
+def closing_of(tag: str) -> str:
+    return tag.replace("<", "</")
+
+
+def read_json(text: str) -> Any:
+    """None where it cannot be read, or only by those who can follow any depth; no call is null either."""
+    try:
+        value, end = _decode(text, 0)
+    except (ValueError, RecursionError):
+        return None
+    return None if text[end:].strip() or is_too_deep(value) else value
+
+
+def call_of(value: Any) -> ParsedCall | None:
+    """What a model wrote as JSON."""
+    call = _checked(value, "")
+    return call if isinstance(call, ParsedCall) else None
 
 
 def without_thinking(text: str) -> str:
-    """`text` after its closed think blocks."""
-    return split_thinking(text).said
-
-
-def split_thinking(text: str) -> Spoken:
-    """Closed think blocks apart from the rest. One that a tool call stands before is part of an argument, and stays;
-    an end without a beginning closes a block that the chat template opened."""
-    thoughts: list[str] = []
-    orphan = text.find(END_THINK)
+    """`text` without its closed think blocks. One that a tool call stands before is part of an argument, and stays; an
+    end without a beginning closes a block that the chat template opened."""
+    said: list[str] = []
+    place, orphan = 0, text.find(END_THINK)
     if orphan >= 0 and THINK not in text[:orphan] and not _is_quoted(text, orphan):
-        thoughts.append(text[:orphan])
-        text = text[orphan + len(END_THINK) :]
-    while (start := text.find(THINK)) >= 0:
-        end = text.find(END_THINK, start)
-        if end < 0 or any(0 <= text.find(tag) < start for tag in TAGS):
+        place = orphan + len(END_THINK)
+    while (start := text.find(THINK, place)) >= 0 and (end := text.find(END_THINK, start)) >= 0:
+        before = text[place:start]
+        if any(tag in before for tag in TAGS):
             break
-        thoughts.append(text[start + len(THINK) : end])
-        text = text[:start] + text[end + len(END_THINK) :]
-    reasoning = "\n".join(thought.strip() for thought in thoughts) if thoughts else None
-    return Spoken(reasoning=reasoning, said=text)
-
-
-def split_open_thinking(text: str) -> Spoken:
-    """As `split_thinking`; a block at the beginning that nothing closes ends at the first tool call, or never."""
-    spoken = split_thinking(text)
-    if not spoken.said.lstrip().startswith(THINK):
-        return spoken
-    tag = _next_tag(spoken.said, 0)
-    end = len(spoken.said) if tag is None else spoken.said.find(tag)
-    thought = spoken.said[:end].lstrip().removeprefix(THINK).strip()
-    earlier = "" if spoken.reasoning is None else f"{spoken.reasoning}\n"
-    return Spoken(reasoning=earlier + thought, said=spoken.said[end:])
-
-
-def _next_tag(text: str, start: int) -> str | None:
-    found = {tag: place for tag in TAGS if (place := text.find(tag, start)) >= 0}
-    return min(found, key=lambda tag: found[tag], default=None)
+        said.append(before)
+        place = end + len(END_THINK)
+    return "".join(said) + text[place:]
 
 
 def _is_quoted(text: str, place: int) -> bool:
@@ -132,24 +95,18 @@ def _end_of_json(text: str, start: int) -> int:
         return 0
 
 
-class _Block(Struct, frozen=True):
-    call: ParsedCall | ParseFailure
-    end: int = 0
-    """Of its JSON."""
-
-
-def _read_block(text: str, start: int, tag: str) -> _Block:
+def _read_block(text: str, start: int, tag: str) -> ParsedCall | ParseFailure:
     try:
         call, end = _decode(text, start)
     except json.JSONDecodeError as error:
         at = f" at {text[error.pos : error.pos + SHOWN]!r}" if error.pos < len(text) else " at the end of the text"
-        return _Block(ParseFailure(reason=f"what follows {tag} is not valid JSON: {error.msg}{at}"))
+        return ParseFailure(reason=f"what follows {tag} is not valid JSON: {error.msg}{at}")
     except (ValueError, RecursionError) as error:
-        return _Block(ParseFailure(reason=f"what follows {tag} cannot be read: {_one_line(error)}"))
+        return ParseFailure(reason=f"what follows {tag} cannot be read: {_one_line(error)}")
     rest = text[end:].lstrip()
     if rest and not rest.startswith("<"):
-        return _Block(ParseFailure(reason=f"text follows the JSON object in {tag}: {rest[:SHOWN]!r}"))
-    return _Block(_checked(call, tag), end)
+        return ParseFailure(reason=f"text follows the JSON object in {tag}: {rest[:SHOWN]!r}")
+    return _checked(call, tag)
 
 
 def _checked(call: Any, tag: str) -> ParsedCall | ParseFailure:
@@ -159,7 +116,7 @@ def _checked(call: Any, tag: str) -> ParsedCall | ParseFailure:
     if not isinstance(name, str):
         problem = "no 'name'" if name is None else f"a {_kind(name)} as 'name', not a string"
         return ParseFailure(reason=f"the object in {tag} has {problem}")
-    arguments = call.get("arguments") or call.get("params") or {}
+    arguments = next((given for key in ARGUMENTS if (given := call.get(key))), {})
     if not isinstance(arguments, dict):
         return ParseFailure(reason=f"'arguments' of {name!r} is a {_kind(arguments)}, not an object")
     return ParsedCall(name=name, arguments=arguments)
@@ -187,7 +144,13 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"{digits[:SHOWN]} is too large a number")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 _KINDS = {str: "string", list: "list", dict: "object", bool: "boolean", type(None): "null"}
 

@@ -11,9 +11,11 @@ from palestra import __version__
 from palestra.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS = [
+    LazyCommand("alias", "palestra.cli.alias:alias", "Name models of a running server, and move the names."),
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
     LazyCommand("env", "palestra.cli.env:env", "List environments, play one yourself."),
+    LazyCommand("episodes", "palestra.cli.episodes:episodes", "Look after the episodes of a running server."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
     LazyCommand("rollout", "palestra.cli.rollout:rollout", "List and read the rollouts of training runs."),

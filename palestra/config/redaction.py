@@ -19,6 +19,7 @@ _SECRETS = re.compile(
     rf"(?P<before>{_NAME}{_BETWEEN}[:=,]{_BETWEEN})(?:{_QUOTED}|{_BARE})"
     r"|(?P<url>://[^:/@\s]{0,99}:)[^@/\s]{1,999}(?=@)"
     r"|tml-[\w.~+/=%-]+"  # keys, ours and Tinker's; no word boundary: after an escaped line break there is none
+    r"|ep-[\w-]{43}"  # of an episode's attempt
     r"|eyJ[\w.=-]{5,}",  # JSON web tokens
     re.IGNORECASE,
 )

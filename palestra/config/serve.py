@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
-from palestra.config.base import Config, Folder
+from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
 from palestra.types.engine import WorkerConfig
@@ -25,8 +33,53 @@ Names = Annotated[
 ]
 
 
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"{text!r} is no address; write it as http://host:port")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+class VllmConfig(Config):
+    """vLLM as the sampler of a model: servers that run already, or that we start. docs/vllm.md has more."""
+
+    urls: list[Annotated[str, AfterValidator(_url)]] = Field(default=[])
+    """Of servers that run already, with the flags they need."""
+    python: File | None = None
+    """Of an environment with vLLM, such as .venv-vllm/bin/python after `make vllm`: to start servers of our own."""
+    replicas: PositiveInt = 1
+    """Servers to start."""
+    devices: list[str] = Field(default=[])
+    """CUDA_VISIBLE_DEVICES of each server we start. Empty: as it is."""
+    args: list[str] = Field(default=[])
+    """More of vLLM's own flags for them, such as --gpu-memory-utilization=0.5."""
+    api_key: str | None = None
+    """Of the servers at `urls`. None: what VLLM_API_KEY says."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 32
+    """Models of a higher rank cannot be made. Of servers at `urls`: what they were started with."""
+    max_loras: PositiveInt = 4
+    """Adapters in one batch of a server that we start."""
+    max_adapters: PositiveInt = 64
+    """Loaded at each server; the least recently used ones beyond it are unloaded, and come back on use."""
+    max_in_flight: PositiveInt = 512
+    """Requests at each server; more wait here."""
+    start_s: PositiveFloat = 600.0
+    """How long a server may take until it answers."""
+    wait_s: PositiveFloat = 300.0
+    """How long a sample waits while no server answers, or all of them are busy; then it fails."""
+    request_s: PositiveFloat = 3600.0
+    """The longest a request to vLLM may take."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> VllmConfig:
+        if self.urls and self.python is not None:
+            raise ValueError("urls are of servers that run already, python starts others: give one of the two")
+        if self.devices and len(self.devices) != self.replicas:
+            raise ValueError(f"devices has {len(self.devices)} entries for {self.replicas} replicas")
+        return self
+
+
 class ModelConfig(Config):
-    """A base model, held by a worker process of its own. All but `path` and `name` is handed to that worker."""
+    """A base model, held by a worker process of its own. What that worker needs to know is handed to it."""
 
     path: Folder
     """The model's folder; or a Hugging Face id, for its folder in the local cache; or the bundled `ephebe`."""
@@ -55,6 +108,22 @@ class ModelConfig(Config):
     """Of training requests."""
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for so long exits."""
+    tool_format: str | None = None
+    """How it writes tool calls: hermes, llama3_json, mistral or module:attribute. None: as its chat template shows."""
+    sampler: Literal["torch", "vllm"] = "torch"
+    """torch: the worker trains and samples. vllm: it trains, and vLLM samples."""
+    vllm: VllmConfig = VllmConfig()
+
+    @model_validator(mode="after")
+    def _has_its_sampler(self) -> ModelConfig:
+        if self.sampler == "vllm" and not self.vllm.urls and self.vllm.python is None:
+            raise ValueError(
+                "sampler is vllm: say where it runs (vllm.urls), or which Python has it "
+                "(vllm.python=.venv-vllm/bin/python, after make vllm)"
+            )
+        if self.sampler != "vllm" and self.vllm != VllmConfig():
+            raise ValueError(f"there are vllm settings, but sampler is {self.sampler}; set sampler=vllm")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -78,11 +147,41 @@ class Limits(Config):
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
     max_conversations: PositiveInt = 10_000
-    """Held in memory so that they go on token for token; the least recently used ones beyond it are let go."""
+    """Held in memory; beyond it those used longest ago are let go, of the owner who has the most."""
     max_conversation_tokens: PositiveInt = 64 << 20
     """Of all of them together: four bytes each."""
     max_turns: PositiveInt = 200_000
     """Of the model's answers kept in traces, for each owner; the oldest traces beyond it are deleted."""
+
+
+class EpisodesConfig(Config):
+    """Of the broker that episodes are registered at, played from and read back: docs/episodes.md has more."""
+
+    min_lease_s: PositiveFloat = 1.0
+    max_lease_s: PositiveFloat = 3600.0
+    """Leases that are asked for are cut to these bounds."""
+    max_wait_s: NonNegativeFloat = 60.0
+    """How long a claim, or whoever reads results, may wait for the first one."""
+    hold_calls_s: NonNegativeFloat = 60.0
+    """How long a model call waits while its run is paused; then 503, and the SDK comes back."""
+    max_task_bytes: PositiveInt = 1 << 20
+    max_result_bytes: PositiveInt = 1 << 20
+    max_leases: PositiveInt = 4096
+    """Open ones of each client; beyond it 429."""
+    max_waiting: PositiveInt = 10_000
+    """Claims that wait at once, over all clients; beyond it they are answered with nothing."""
+    max_runs: PositiveInt = 1024
+    """Of each owner."""
+    keep_ended_s: NonNegativeFloat = 7 * 86400.0
+    """How long after its trainer committed it an episode is known: a late end is told from a lost one."""
+    url: Annotated[str, AfterValidator(_url)] | None = None
+    """How players reach this server, as http://host:port. None: as they addressed it when they claimed."""
+
+    @model_validator(mode="after")
+    def _has_room(self) -> EpisodesConfig:
+        if self.min_lease_s > self.max_lease_s:
+            raise ValueError("min_lease_s is more than max_lease_s")
+        return self
 
 
 class ServeConfig(Config):
@@ -99,6 +198,7 @@ class ServeConfig(Config):
     """Default: in the state folder."""
     models: list[ModelConfig] = Field(default=[])
     limits: Limits = Limits()
+    episodes: EpisodesConfig = EpisodesConfig()
     keep_results_s: NonNegativeFloat = 3600.0
     """How long a finished future can be asked for again."""
     keep_runs_s: NonNegativeFloat = 30 * 86400.0
@@ -107,9 +207,12 @@ class ServeConfig(Config):
     """How long the files of a deleted checkpoint stay: somebody may be reading them. Longer, if a crash would need
     them again."""
     keep_conversations_s: NonNegativeFloat = 86400.0
-    """How long a conversation can pause and still go on token for token."""
+    """How long a conversation stays in memory while nothing is added to it. Later it is found in its trace."""
     keep_traces_s: NonNegativeFloat = 7 * 86400.0
     """How long a trace stays after its last answer."""
+    history: Literal["exact", "template"] = "exact"
+    """Of chats that do not say it: what was read and sampled before stays token for token, or the chat template renders
+    all of it anew."""
     session_timeout_s: float = 300.0
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0
@@ -161,11 +264,13 @@ MAX_BEAT_S = 5.0
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address`: the ZeroMQ endpoint the server binds. `state`: a folder for this worker alone."""
     fields: dict[str, Any] = {
-        **model.model_dump(exclude={"path", "name"}),
+        **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm"}),
         "address": address,
         "model": str(model.path),
         "state": str(state),
         "max_models": serve.limits.max_models,
         "beat_every_s": min(MAX_BEAT_S, serve.worker_silence_s / BEATS_IN_SILENCE or MAX_BEAT_S),
     }
+    if model.sampler != "torch" and model.cache_tokens is None:
+        fields["cache_tokens"] = 1  # it never samples
     return msgspec.convert(fields, WorkerConfig)

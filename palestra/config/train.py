@@ -39,6 +39,8 @@ class TrainModel(Config):
     tokenizer: Folder | None = None
     """A folder with tokenizer.json and a chat template. Default: the model's own; a server elsewhere needs it."""
     rank: PositiveInt = 16
+    train_unembed: bool = True
+    """Whether the adapter changes the unembedding, too. A server that samples with vLLM refuses it."""
     start_from: str | None = None
     """A `tinker://…/weights/…` address to begin with."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -187,6 +189,9 @@ class RunConfig(Config):
     """Address of a Tinker API. None: a server of its own, for this run, in the run's folder."""
     server_patience_s: PositiveFloat = 120.0
     """A server that cannot be reached for so long ends the run; it can be resumed."""
+    alias: str | None = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """The `model` by which others sample the newest weights at the server's model endpoint, during the run and after
+    it. Runs that share a server each need their own. None: no name. A server without aliases does without."""
     model: TrainModel = TrainModel()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from palestra.model import TokenEvent
 from palestra.types import AdamParams, LoraConfig, SampleRequest, SampleResult
 from palestra.types.engine import DatumOutput, ModelCard, Pass
 
@@ -59,7 +60,7 @@ class ModelImage:
 class SampleStep:
     finished: list[tuple[int, SampleResult]] = field(default_factory=list)
     failed: list[tuple[int, Exception]] = field(default_factory=list)
-    tokens: int = 0
+    tokens: list[TokenEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

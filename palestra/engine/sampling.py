@@ -8,17 +8,28 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from palestra.engine.backend import Backend, Weights, raise_if_broken
+from palestra.engine.backend import Backend, SampleStep, Weights, raise_if_broken
 from palestra.engine.queues import ModelTable, failure_of
 from palestra.engine.samplers import SamplerShelf
 from palestra.engine.stats import Counters
 from palestra.model import DataError
 from palestra.types import SampleResult
-from palestra.types.engine import BaseModel, Failure, FromWorker, KeptSampler, Sample, Sampled, SavedAdapter
+from palestra.types.engine import (
+    BaseModel,
+    Failure,
+    FromWorker,
+    KeptSampler,
+    Sample,
+    Sampled,
+    SavedAdapter,
+    Streamed,
+    StreamedTokens,
+)
 
 GAPS = 512
+STREAM_EVERY_S = 0.02  # tokens are told this often: a message for each would cost more than drawing it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,8 @@ class Running:
     weights_key: int | None
     cost_before: float
     """Of one sequence, by the clock of `Samples`."""
+    untold: dict[int, StreamedTokens] = field(default_factory=dict)
+    """Of a stream, by sequence."""
 
 
 @dataclass(slots=True)
@@ -62,6 +75,9 @@ class Samples:
         self._stepped_at: float | None = None
         """When the last step ended, if any of its samples goes on."""
         self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._streams: set[int] = set()
+        """Numbers of running samples that are streamed."""
+        self._told_at = 0.0
 
     @property
     def token_gap_p95_s(self) -> float:
@@ -131,6 +147,8 @@ class Samples:
                 self._fail(sample, 0.0, e)
                 continue
             self._running[number] = Running(sample, self._hold(weights), self._cost)
+            if sample.stream:
+                self._streams.add(number)
             self._numbers[sample.request_id] = number
             self._rows += sample.request.num_samples
 
@@ -171,8 +189,10 @@ class Samples:
             return
         self._cost += (time.perf_counter() - start) / max(1, self._rows)
         self.counters.sample_steps += 1
-        self.counters.sample_rows += step.tokens
-        self.counters.tokens_sampled += step.tokens
+        self.counters.sample_rows += len(step.tokens)
+        self.counters.tokens_sampled += len(step.tokens)
+        if self._streams:
+            self._stream(step)
         for number, result in step.finished:
             self._answer(*self._leave(number), result)
         for number, error in step.failed:
@@ -182,8 +202,37 @@ class Samples:
             self._gaps.append(now - self._stepped_at)
         self._stepped_at = now if self._running else None
 
+    def _stream(self, step: SampleStep) -> None:
+        """A first token is told at once, and what is left of those that end."""
+        due = time.perf_counter() - self._told_at > STREAM_EVERY_S
+        for event in step.tokens:
+            if event.request_id in self._streams:
+                running = self._running[event.request_id]
+                part = running.untold.get(event.sample)
+                if part is None:
+                    part = StreamedTokens(request_id=running.sample.request_id, sample=event.sample)
+                    running.untold[event.sample] = part
+                part.tokens.append(event.token)
+                part.logprobs.append(event.logprob)
+                if event.top is not None:
+                    part.topk_logprobs.append(event.top)
+                due = due or event.is_first
+        ended = [number for number, _ in step.finished if number in self._streams]
+        parts = [part for n in (self._streams if due else ended) for part in self._take_untold(n)]
+        if parts:
+            self._send(Streamed(parts=parts))
+        if due:
+            self._told_at = time.perf_counter()
+
+    def _take_untold(self, number: int) -> list[StreamedTokens]:
+        untold = self._running[number].untold
+        parts = list(untold.values())
+        untold.clear()
+        return parts
+
     def _leave(self, number: int) -> tuple[Sample, float]:
         running = self._running.pop(number)
+        self._streams.discard(number)
         del self._numbers[running.sample.request_id]
         if running.weights_key is not None:
             held = self._held[running.weights_key]

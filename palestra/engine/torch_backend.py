@@ -77,6 +77,8 @@ class TorchBackend:
             max_rows=config.max_sample_rows,
             prefill_tokens=self.token_budget,  # a step with a long prompt is a quantum too
         )
+        if self.sampler.grammars is not None:
+            self.sampler.grammars.warm_up()
         self.card = ModelCard(
             folder=config.model,
             architecture=model.spec.architecture,
@@ -85,6 +87,7 @@ class TorchBackend:
             parameters=model.spec.n_parameters,
             dtype=str(decoder.dtype).removeprefix("torch."),
             device=str(decoder.device),
+            eos_token_ids=model.spec.eos_token_ids,
         )
 
     # Models
@@ -212,7 +215,7 @@ class TorchBackend:
         return SampleStep(
             [(f.request_id, f.result) for f in output.finished],
             [(f.request_id, f.error) for f in output.failed],
-            len(output.tokens),
+            output.tokens,
         )
 
     def load_now(self) -> BackendLoad:

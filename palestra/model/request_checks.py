@@ -7,7 +7,7 @@ from math import inf, isfinite
 from palestra.model.errors import DataError
 from palestra.model.prompt_scores import TargetCells
 from palestra.model.spec import ModelSpec
-from palestra.types import SampleRequest
+from palestra.types import MAX_GRAMMAR, Grammar, SampleRequest, SamplingParams
 
 MAX_ALTERNATIVES = 1 << 22  # of one request: 64 bytes each while they are gathered
 
@@ -58,13 +58,27 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
             vocab,
         ),
         (not p.stop_strings or has_tokenizer, "stop strings need a tokenizer; this sampler has none", None),
+        (request.grammar is None or has_tokenizer, "a grammar needs a tokenizer; this sampler has none", None),
         (all(p.stop_strings), "a stop string is empty", None),
         (not p.stop_strings or all(map(_is_text, p.stop_strings)), "a stop string is not valid Unicode text", None),
     ]
     for fine, message, value in checks:
         if not fine:
             raise DataError(message.format(value))
+    if request.grammar is not None:
+        _check_grammar(request.grammar, p)
     _check_prompt_scores(request, vocab)
+
+
+def _check_grammar(grammar: Grammar, params: SamplingParams) -> None:
+    """Whether it can be followed is known when it is compiled."""
+    size = len(grammar.text) + len(grammar.around)
+    if not size <= MAX_GRAMMAR:
+        raise DataError(grammar.refusal(f"the grammar has {size} characters; at most {MAX_GRAMMAR} are followed"))
+    if not _is_text(grammar.text + grammar.around):
+        raise DataError(grammar.refusal("the grammar is not valid Unicode text"))
+    if -inf in params.logit_bias.values():
+        raise DataError("a logit_bias of -infinity may leave a grammar without any token; send -100")
 
 
 def _check_prompt_scores(request: SampleRequest, vocab: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence as Seq
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from palestra.model.adapters import Adapter, AdapterPool
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
+from palestra.model.grammars import CompiledGrammar, Grammars
 from palestra.model.head import chunk_rows, logits_of
 from palestra.model.kv_cache import KVCache, PagedAttention
 from palestra.model.lora import LoraPlan
@@ -36,6 +38,7 @@ from palestra.model.stop_strings import ends_with_stop
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 CACHE_BYTES = {"cpu": 512 << 20, "cuda": 16 << 30}
+GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +49,10 @@ class TokenEvent:
     sample: int
     token: int
     logprob: float
+    """The raw one, where the request asked for those."""
+    top: TopLogprobs | None
+    is_first: bool
+    """Of its sequence."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +84,9 @@ class _Sample:
     index: int
     seq: Sequence
     draw: DrawRow
+    mask: TokenMask | None = None
     logprobs: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
     top: list[TopLogprobs] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
@@ -97,7 +106,6 @@ class _Request:
     weights: _Weights | None
     """A snapshot: training goes on meanwhile, this request does not notice."""
     stop_ids: tuple[int, ...]
-    mask: TokenMask | None
     scores: PromptScores | None
     samples: list[_Sample] = field(default_factory=list)
 
@@ -126,10 +134,13 @@ class Sampler:
         self._requests: dict[int, _Request] = {}
         self._samples: dict[int, _Sample] = {}
         self._weights: dict[int, _Weights] = {}
+        self.grammars = None if tokenizer is None else Grammars(tokenizer, spec.vocab_size)
+        self._compiling: dict[int, Future[CompiledGrammar]] = {}
+        """By request: what it waits for, before anything is computed."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._compiling)
 
     @property
     def running(self) -> int:
@@ -159,9 +170,11 @@ class Sampler:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        is_scheduled = self._compiling.pop(request_id, None) is None
         for sample in request.samples:
             if sample.stop_reason is None:
-                self.scheduler.abort(sample.seq)
+                if is_scheduled:
+                    self.scheduler.abort(sample.seq)
                 sample.stop_reason = StopReason.ABORT
         return self._close(request)
 
@@ -169,6 +182,8 @@ class Sampler:
     def step(self) -> StepOutput:
         """Runs the model once; with nothing to do, does nothing."""
         output = StepOutput()
+        if self._compiling:
+            self._begin_compiled(output)
         plan = self.scheduler.plan()
         if not plan.decode and not plan.prefill:
             return output
@@ -187,8 +202,8 @@ class Sampler:
         ready = self._ask_masks(self.scheduler.commit(plan), output)
         for samples, drawn in self._draw(plan.rows, hidden, ready) if ready else []:
             _keep_top(samples, drawn)
-            for sample, token, logprob in zip(samples, drawn.tokens, drawn.logprobs, strict=True):
-                self._advance(sample, token, logprob, output)
+            for sample, token, logprob, raw in zip(samples, drawn.tokens, drawn.logprobs, drawn.raw, strict=True):
+                self._advance(sample, token, logprob, raw, output)
 
     def generate(
         self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
@@ -238,26 +253,45 @@ class Sampler:
             max_len = max(len(prompt) + 1, min(max_len, self.pages.n_pages * self.pages.page_size))
         seed = secrets.randbits(64) if p.seed is None else p.seed
         scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size)
-        entry = _Request(next(self._ids), request, weights, stop_ids, mask, scores)
+        entry = _Request(next(self._ids), request, weights, stop_ids, scores)
         version = 0 if weights is None else weights.adapter.weights_id
         for index in range(request.num_samples):
             seq = Sequence(
                 next(self._uids),
-                version,
+                (version, request.cache_salt),
                 list(prompt),
                 len(prompt),
                 max_len,
                 lane=-1 if weights is None else version,
                 compute_from=None if scores is None else scores.first_row,
             )
-            row = DrawRow(p, seed, index, request.prompt, [], stop_ids)
-            entry.samples.append(_Sample(entry, index, seq, row))
+            row = DrawRow(p, seed, index, request.prompt, [], stop_ids, request.raw_logprobs)
+            entry.samples.append(_Sample(entry, index, seq, row, mask))
         leader = entry.samples[0].seq
         leader.siblings = [s.seq for s in entry.samples[1:]]
-        self.scheduler.add(leader)
+        if request.grammar is not None and self.grammars is not None:
+            self._compiling[entry.id] = self.grammars.compile(request.grammar)
+        else:
+            self.scheduler.add(leader)
         self._requests[entry.id] = entry
         self._samples.update((s.seq.uid, s) for s in entry.samples)
         return entry.id
+
+    def _begin_compiled(self, output: StepOutput) -> None:
+        """Those whose grammars are ready. A step that would have nothing to do waits for one."""
+        if not self.scheduler.has_work:
+            wait(self._compiling.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
+        for number in [n for n, compiled in self._compiling.items() if compiled.done()]:
+            request = self._requests[number]
+            try:
+                grammar = self._compiling[number].result()
+                for sample in request.samples:
+                    sample.mask = grammar.begin(request.stop_ids)
+                self.scheduler.add(request.samples[0].seq)
+                del self._compiling[number]
+            except Exception as e:
+                self.abort(number)
+                output.failed.append(Failed(number, DataError(str(e)) if isinstance(e, RequestTooLarge) else e))
 
     # One step
 
@@ -296,18 +330,37 @@ class Sampler:
         return logits_of(self.decoder, hidden, self._lora_plan([(seq, len(hidden))]))
 
     def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
-        """Masks are the caller's code: one that raises or allows nothing ends its own request, the rest goes on."""
-        masked = [self._samples[s.uid] for r in ready for s in r.seqs if self._samples[s.uid].request.mask]
+        """Masks are the caller's code: one that raises ends its own request, the rest goes on. One that allows nothing
+        more ends its sequence."""
+        samples = [self._samples[s.uid] for r in ready for s in r.seqs]
+        masked = [sample for sample in samples if sample.mask is not None]
+        if not masked:
+            return ready
         for sample in masked:
             try:
-                sample.draw.allowed = _allowed(sample, self.decoder.spec.vocab_size)
+                if sample.stop_reason is None and not self._ask_mask(sample):
+                    sample.stop_reason = StopReason.STOP
+                    self._finish(sample, output)
             except Exception as e:
                 if self.abort(sample.request.id) is not None:
                     output.failed.append(Failed(sample.request.id, e))
-        if not output.failed:
-            return ready
-        alive = [Ready(r.row, [s for s in r.seqs if s.uid in self._samples]) for r in ready]
+        over = {sample.seq.uid for sample in samples if sample.stop_reason is not None}
+        alive = [Ready(r.row, [s for s in r.seqs if s.uid not in over]) for r in ready] if over else ready
         return [r for r in alive if r.seqs]
+
+    def _ask_mask(self, sample: _Sample) -> bool:
+        """Whether anything can follow."""
+        assert sample.mask is not None
+        vocab_size, generated = self.decoder.spec.vocab_size, sample.draw.generated
+        allowed = sample.draw.allowed = sample.mask.allowed(generated)
+        if allowed is None:
+            return True
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
+            raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
+        if not generated and not allowed.any():
+            grammar, problem = sample.request.spec.grammar, "nothing can be drawn: {} allows no token at all"
+            raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
+        return bool(allowed.any())
 
     def _draw(self, rows: list[Chunk], hidden: Tensor, ready: list[Ready]) -> list[tuple[list[_Sample], Drawn]]:
         """Logits once per ready row; each of its sequences draws from them, some at a time: a draw holds its rows a
@@ -331,19 +384,26 @@ class Sampler:
             drawn.append((part, draw(own, [s.draw for s in part], top=top)))
         return drawn
 
-    def _advance(self, sample: _Sample, token: int, logprob: float, output: StepOutput) -> None:
+    def _advance(self, sample: _Sample, token: int, logprob: float, raw: float, output: StepOutput) -> None:
         request, generated = sample.request, sample.draw.generated
         assert isinstance(generated, list)
         generated.append(token)
         sample.logprobs.append(logprob)
-        output.tokens.append(TokenEvent(request.id, sample.index, token, logprob))
+        if request.spec.raw_logprobs:
+            sample.raw.append(raw)
+        top = sample.top[-1] if sample.top else None
+        output.tokens.append(TokenEvent(request.id, sample.index, token, raw, top, len(generated) == 1))
         if self._has_stopped(request, generated):
             sample.stop_reason = StopReason.STOP
         elif len(sample.seq.tokens) + 1 >= sample.seq.max_len:
             sample.stop_reason = StopReason.LENGTH
         if sample.stop_reason is None:
             self.scheduler.append(sample.seq, token)
-            return
+        else:
+            self._finish(sample, output)
+
+    def _finish(self, sample: _Sample, output: StepOutput) -> None:
+        request = sample.request
         self.scheduler.finish(sample.seq)
         if all(s.stop_reason is not None for s in request.samples):
             output.finished.append(Finished(request.id, self._close(request)))
@@ -352,7 +412,9 @@ class Sampler:
         stops = request.spec.params.stop_strings
         if generated[-1] in request.stop_ids:
             return True
-        return bool(stops) and self.tokenizer is not None and ends_with_stop(self.tokenizer, generated, stops)
+        if not stops or self.tokenizer is None or len(generated) <= request.spec.params.min_tokens:
+            return False
+        return ends_with_stop(self.tokenizer, generated[request.spec.params.min_tokens :], stops)
 
     # A request's way out
 
@@ -367,6 +429,7 @@ class Sampler:
                     tokens=list(s.draw.generated),
                     logprobs=s.logprobs,
                     stop_reason=s.stop_reason or StopReason.ABORT,
+                    raw_logprobs=s.raw,
                     topk_logprobs=s.top,
                 )
                 for s in request.samples
@@ -385,15 +448,3 @@ def _keep_top(samples: list[_Sample], drawn: Drawn) -> None:
         k = sample.request.spec.topk_logprobs
         if k:
             sample.top.append(TopLogprobs(tuple(ids[:k]), tuple(logprobs[:k])))
-
-
-def _allowed(sample: _Sample, vocab_size: int) -> Tensor | None:
-    assert sample.request.mask is not None
-    allowed = sample.request.mask.allowed(sample.draw.generated)
-    if allowed is None:
-        return None
-    if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
-        raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
-    if not allowed.any():
-        raise DataError("the token mask allows no token at all")
-    return allowed

@@ -27,7 +27,7 @@ class TokenMask(Protocol):
     """A grammar or any other rule: which tokens may come next."""
 
     def allowed(self, generated: Sequence[int]) -> Tensor | None:
-        """A bool tensor over the vocabulary, or None when all are allowed."""
+        """A bool tensor over the vocabulary, or None when all are allowed. With none of them, the sequence is over."""
         ...
 
 
@@ -41,6 +41,8 @@ class DrawRow:
     prompt: Sequence[int]
     generated: Sequence[int]
     stop_ids: tuple[int, ...] = ()
+    raw: bool = False
+    """Also the log-probabilities of the unscaled model."""
     allowed: Tensor | None = None
     """What its mask lets through at this step: bool over the vocabulary, never empty; None lets everything through."""
 
@@ -49,6 +51,8 @@ class DrawRow:
 class Drawn:
     tokens: list[int]
     logprobs: list[float]
+    raw: list[float]
+    """By the unscaled model where a row asks for it, else the same as `logprobs`."""
     top_ids: Tensor | None
     top_logprobs: Tensor | None
     """[rows, k]: the k likeliest, when asked for."""
@@ -56,7 +60,7 @@ class Drawn:
 
 def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     """One token per row of float32 logits. Reported log-probabilities are the model's own at the row's
-    temperature (raw ones on request): before penalties, bias, masks, top-k, top-p and min-p."""
+    temperature (raw ones too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
     temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
     temperature = _column(logits, temperatures)
     scaled = logits if all(t == 1.0 for t in temperatures) else logits / temperature
@@ -72,10 +76,11 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     tokens = inverse_cdf(probabilities, uniforms(rows, logits.device)) if not all(greedy) else best.argmax(-1)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
-    reported = _reported(logits, logp, rows)
-    chosen = reported.gather(1, tokens[:, None]).squeeze(1)
-    top_logprobs, top_ids = reported.topk(top, -1) if top else (None, None)
-    return Drawn(tokens.tolist(), chosen.tolist(), top_ids, top_logprobs)
+    raw = _raw(logits, logp, rows)
+    chosen = logp.gather(1, tokens[:, None]).squeeze(1).tolist()
+    raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1).tolist()
+    top_logprobs, top_ids = raw.topk(top, -1) if top else (None, None)
+    return Drawn(tokens.tolist(), chosen, raw_chosen, top_ids, top_logprobs)
 
 
 def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
@@ -150,8 +155,8 @@ def _has_filter(p: SamplingParams) -> bool:
     return p.temperature > 0 and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
 
 
-def _reported(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
-    raw = [p.raw_logprobs and p.temperature not in (0.0, 1.0) for p in _params(rows)]
+def _raw(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
     if not any(raw):
         return logp
     chosen = torch.tensor(raw, device=logits.device)[:, None]
@@ -159,13 +164,13 @@ def _reported(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
 
 
 def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
-    """Penalties, bias, masks and unripe stop tokens: a changed copy, or None when no row asks for any."""
-    changed: Tensor | None = None
+    """Masks, penalties, bias and unripe stop tokens: a changed copy, or None when no row asks for any."""
+    changed = _masked(logits, rows)
     for i, row in enumerate(rows):
         p = row.params
         plain = p.repetition_penalty == 1.0 and not p.presence_penalty and not p.frequency_penalty
         unripe = len(row.generated) < p.min_tokens and row.stop_ids
-        if plain and not p.logit_bias and row.allowed is None and not unripe:
+        if plain and not p.logit_bias and not unripe:
             continue
         changed = logits.clone() if changed is None else changed
         if not plain:
@@ -173,11 +178,21 @@ def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
         if p.logit_bias:
             ids = torch.tensor(list(p.logit_bias), device=logits.device)
             changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
-        if row.allowed is not None:
-            changed[i].masked_fill_(~row.allowed.to(logits.device), -torch.inf)
         if unripe and _something_else_is_left(row):
             changed[i, list(row.stop_ids)] = -torch.inf
     return changed
+
+
+def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
+    """-inf for what masks exclude: all of them at once, since a pass over the vocabulary for each would add up."""
+    numbers = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not numbers:
+        return None
+    allowed = torch.stack([row.allowed for row in rows if row.allowed is not None]).to(logits.device)
+    if len(numbers) == len(rows):
+        return torch.where(allowed, logits, -torch.inf)
+    index = torch.tensor(numbers, device=logits.device)
+    return logits.index_copy(0, index, torch.where(allowed, logits[index], -torch.inf))
 
 
 def _something_else_is_left(row: DrawRow) -> bool:

@@ -16,13 +16,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from palestra import __version__
+from palestra.server.anthropic import routes as anthropic_routes
+from palestra.server.anthropic.errors import envelope as anthropic_envelope
 from palestra.server.auth import Doorkeeper
+from palestra.server.episodes import player_routes, wire
+from palestra.server.episodes import routes as episode_routes
 from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
 from palestra.server.logs import RequestLog
 from palestra.server.metrics import CONTENT_TYPE
+from palestra.server.openai import alias_routes
 from palestra.server.openai import routes as openai_routes
+from palestra.server.openai.errors import BROKE, envelope
+from palestra.server.openai.responses import routes as responses_routes
 from palestra.server.openai.service import OpenAIService
+from palestra.server.openapi import describe, refusals
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
@@ -43,27 +51,39 @@ def create_app(hub: Hub) -> FastAPI:
         title="Palestra",
         version=__version__,
         summary="A Tinker-compatible training engine",
-        responses={"4XX": {"model": ErrorResponse, "description": "Refused; 429 asks to come back."}},
+        responses=refusals(ErrorResponse),
     )
     config = hub.config
     app.state.hub, app.state.tinker = hub, TinkerService(hub)
     app.state.openai = OpenAIService(hub, app.state.tinker)
     app.state.doorkeeper = Doorkeeper(
-        hub.store, is_loopback=config.is_loopback, require_key=config.require_key == "always"
+        hub.store,
+        hub.episodes.broker.keys.find,
+        is_loopback=config.is_loopback,
+        require_key=config.require_key == "always",
     )
     app.state.max_body_bytes = config.limits.max_body_bytes
-    for routes in (routes_service, routes_training, routes_sampling, routes_futures, routes_rest):
+    for routes in (
+        *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
+        *(episode_routes, player_routes),
+    ):
         app.include_router(routes.router)
     for number, prefix in enumerate(openai_routes.PREFIXES):
         app.include_router(openai_routes.router, prefix=prefix, include_in_schema=number == 0)
+        app.include_router(alias_routes.router, prefix=prefix, include_in_schema=number == 0)
+        app.include_router(responses_routes.router, prefix=prefix, include_in_schema=number == 0)
+    for number, prefix in enumerate(anthropic_routes.PREFIXES):
+        app.include_router(anthropic_routes.router, prefix=prefix, include_in_schema=number == 0)
     for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
+    describe(app, wire.BODIES, wire.ANSWERS)
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(WireError, _malformed)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _broken)
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
@@ -78,7 +98,8 @@ async def _healthz() -> dict[str, str]:
 async def _readyz(request: Request) -> Response:
     """200 when every engine is there."""
     hub: Hub = request.app.state.hub
-    away = [worker.name for worker in hub.all_workers if not worker.link.is_up]
+    samplers = hub.sampling.runners
+    away = [worker.name for worker in hub.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
     ready = not away and not hub.is_leaving
     return JSONResponse({"ready": ready, "waiting_for": away}, status_code=200 if ready else 503)
 
@@ -108,13 +129,26 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"{where}: {first['msg']}" if where else str(first["msg"])}, status_code=400)
 
 
+def _told(path: str, status: int, detail: str) -> dict[str, Any]:
+    """In the envelope of whose path it is, for what no route of its own answers."""
+    if path.startswith(anthropic_routes.PATHS):
+        return anthropic_envelope(status, detail)
+    return envelope(status, detail) if path.startswith(openai_routes.PREFIXES) else {"detail": detail}
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = _told(request.url.path, error.status_code, str(error.detail))
+    return JSONResponse(told, status_code=error.status_code, headers=error.headers)
+
+
 async def _left(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": "the request ended before its body did"}, status_code=400)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     log.error("a request broke", path=request.url.path, exc_info=error)
-    return JSONResponse({"detail": "something broke in the server; its log has the details"}, status_code=500)
+    return JSONResponse({"detail": BROKE}, status_code=500)
 
 
 class BodyLimit:
@@ -131,7 +165,7 @@ class BodyLimit:
         detail = f"the request is longer than {limit} bytes"
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > limit:
-            await JSONResponse({"detail": detail}, status_code=413)(scope, receive, send)
+            await JSONResponse(_told(scope["path"], 413, detail), status_code=413)(scope, receive, send)
             return
         seen = 0
 

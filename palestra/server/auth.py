@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -18,11 +19,31 @@ from palestra.server.errors import Refusal
 from palestra.store import Store
 from palestra.store.keys import find_key, list_keys
 from palestra.store.records import Key, Rights
+from palestra.types.episodes import LeaseRef
 
 LOCAL_OWNER = "local"
 CACHE_S = 2.0  # a key that is revoked works no longer than this
 CACHE_SIZE = 4096
 TRAINERS = (Rights.ADMIN, Rights.TRAINER)
+EPISODE_PREFIX = "ep-"  # of keys that are no row anywhere: the broker knows them
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRef:
+    """One attempt to play an episode."""
+
+    owner: str
+    episode_id: str
+    attempt: int
+
+    @property
+    def ref(self) -> LeaseRef:
+        return LeaseRef(episode_id=self.episode_id, attempt=self.attempt)
+
+    @property
+    def origin(self) -> str:
+        """What its traces are found by."""
+        return f"{self.episode_id}#{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +51,28 @@ class Caller:
     owner: str
     right: Rights
     key: Key | None = None
+    attempt: AttemptRef | None = None
+    """Whose key it is, with the right `episode`."""
+
+    @property
+    def who(self) -> str:
+        """Among the owner's: those of one key, or of one attempt, are not told apart."""
+        if self.attempt is not None:
+            return self.attempt.origin
+        return "" if self.key is None else str(self.key.key_id)
 
 
 class Doorkeeper:
-    def __init__(self, store: Store, *, is_loopback: bool, require_key: bool):
+    def __init__(
+        self,
+        store: Store,
+        find_attempt: Callable[[str], AttemptRef | None],
+        *,
+        is_loopback: bool,
+        require_key: bool,
+    ):
         self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
+        self._find_attempt = find_attempt
         self._known: dict[str, tuple[float, Caller | None]] = {}
         self._has_keys: tuple[float, bool] = (0.0, False)
 
@@ -43,6 +81,13 @@ class Doorkeeper:
         caller = await self._identify(_key_of(connection))
         if caller.right not in rights:
             raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
+        return caller
+
+    async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
+        """Also with the key of an attempt. A stored key with that right is nobody's attempt."""
+        caller = await self.admit(connection, rights=(*rights, Rights.EPISODE))
+        if caller.right is Rights.EPISODE and caller.attempt is None:
+            raise Refusal(403, "this key has the right 'episode' but belongs to no episode: claims make such keys")
         return caller
 
     def check_origin(self, connection: HTTPConnection) -> None:
@@ -55,6 +100,11 @@ class Doorkeeper:
             raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
     async def _identify(self, key: str) -> Caller:
+        if key.startswith(EPISODE_PREFIX):
+            attempt = self._find_attempt(key)
+            if attempt is None:
+                raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
+            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt)
         if self._is_loopback and not self._require_key and not await self._keys_exist():
             return Caller(LOCAL_OWNER, Rights.ADMIN)
         if not key:

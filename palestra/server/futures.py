@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from palestra.store.journal import Position
-from palestra.types.engine import Blame, Failure, Trained
+from palestra.types.engine import Blame, Failure, StreamedTokens, Trained
 
 
 class RequestKind(StrEnum):
@@ -116,6 +116,20 @@ class SampleFuture(Waitable):
     is_sent: bool = False
     """To the living worker."""
     retrieved: bool = False
+    parts: asyncio.Queue[StreamedTokens | None] | None = None
+    """Of a stream, what was drawn so far. None in it: the future is done, or the server is about to leave."""
+    has_told: bool = False
+    """Part of it is out: it cannot be sampled anew."""
+
+    def tell(self, part: StreamedTokens) -> None:
+        if self.parts is not None:
+            self.has_told = True
+            self.parts.put_nowait(part)
+
+    def wake(self) -> None:
+        Waitable.wake(self)
+        if self.parts is not None:
+            self.parts.put_nowait(None)
 
 
 def digest_of(kind: RequestKind, message: bytes, reply: dict[str, Any]) -> bytes:

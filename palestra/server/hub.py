@@ -17,8 +17,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 from sqlalchemy import Connection
 
-from palestra.config.serve import ServeConfig, worker_config
+from palestra.config.serve import ModelConfig, ServeConfig, worker_config
 from palestra.server.checkpoints import Checkpoints
+from palestra.server.episodes.service import Episodes
 from palestra.server.futures import RequestKind, TrainFuture
 from palestra.server.ledger import Ledger
 from palestra.server.link import Heard, address_in
@@ -26,6 +27,7 @@ from palestra.server.metrics import JournalState, Metrics, QueueState
 from palestra.server.models import TrainedModel
 from palestra.server.observer import Observer
 from palestra.server.recovery import Recovery
+from palestra.server.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
 from palestra.server.training import Training
@@ -42,18 +44,20 @@ from palestra.store.settings import setting_once
 from palestra.store.traces import Purge, purge_traces
 from palestra.types.engine import (
     BaseModel,
-    DropSamplers,
     Failure,
     Hello,
     Kept,
     KeptSampler,
     Sampled,
     SampleWeights,
+    Saved,
     SavedAdapter,
     Snapshotted,
     Stats,
+    Streamed,
     Trained,
     TrainOutcome,
+    encode_message,
 )
 
 log = structlog.get_logger()
@@ -82,10 +86,10 @@ class Hub:
         )
         self.sampling = Sampling(
             self.observer,
-            lambda worker: self.training.lane(worker).is_narrow,
             max_pending=config.limits.max_pending_samples,
             keep_results_s=config.keep_results_s,
         )
+        self.episodes = Episodes(store, config.episodes, self.metrics, secret)
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
         self.is_leaving = False
@@ -116,8 +120,9 @@ class Hub:
             stack.callback(hub.observer.close)
             hub._make_workers()
             await hub._recover()
+            await stack.enter_async_context(hub.episodes.running())
             stack.push_async_callback(hub._close)
-            await asyncio.gather(*(worker.start() for worker in hub.all_workers))
+            await asyncio.gather(*(hub._start(worker) for worker in hub.all_workers))
             for work in (hub._flush_often, hub._sweep_often, hub._expire_often):
                 task = asyncio.create_task(work(), name=work.__name__)
                 stack.callback(task.cancel)
@@ -146,6 +151,34 @@ class Hub:
             log_file = self.config.state / "logs" / f"{name}.log"
             worker = Worker(model.name[0], told, self, log_file=log_file, patience=patience)
             self.workers.update(dict.fromkeys(model.name, worker))
+            self.sampling.runners[worker] = self._runner(worker, model)
+
+    def _runner(self, worker: Worker, model: ModelConfig) -> SampleRunner:
+        if model.sampler == "torch":
+            return WorkerRunner(worker, lambda worker: self.training.lane(worker).is_narrow)
+        from palestra.server.vllm.runner import VllmRunner
+
+        return VllmRunner(
+            worker,
+            model,
+            self.metrics,
+            self.config.state,
+            is_live=lambda sampler_id: sampler_id in self.sampling.samplers,
+            until_saved=self._until_saved,
+            on_sampled=lambda message: self.sampling.on_sampled(message, encode_message(message)),
+            on_streamed=self.sampling.on_streamed,
+        )
+
+    async def _until_saved(self, kept: KeptSampler) -> None:
+        """Or until it is sure that they never will be."""
+        model = self.training.models.get(kept.model_id)
+        future = model.futures.get(kept.seq_id) if model is not None else None
+        while future is not None and not future.is_done and not self.is_leaving:
+            await future.wait(SWEEP_S)
+
+    async def _start(self, worker: Worker) -> None:
+        await worker.start()
+        await self.sampling.runners[worker].start()
 
     def _folder_name(self, names: list[str]) -> str:
         """By name, not by number: another model served from the same state must not meet this one's snapshots. Any of
@@ -166,23 +199,27 @@ class Hub:
 
     def on_message(self, worker: Worker, heard: Heard) -> None:
         match heard.message:
+            case Streamed():
+                self.sampling.on_streamed(heard.message)
             case Sampled():
                 self.sampling.on_sampled(heard.message, heard.frame)
             case Trained():
-                if isinstance(heard.message.outcome, Kept):
-                    self._drop_if_gone(worker, heard.message.request_id)
+                if isinstance(heard.message.outcome, Kept | Saved):
+                    self._on_kept(worker, heard.message.request_id)
                 self.training.on_trained(worker, heard.message, heard.frame)
             case Snapshotted():
                 self.training.on_snapshotted(heard.message)
             case Stats():
                 self.metrics.worker_stats(worker.name, heard.message)
 
-    def _drop_if_gone(self, worker: Worker, request_id: str) -> None:
-        """A replay brings back samplers that were let go meanwhile."""
-        future = self.training.futures.get(request_id)
+    def _on_kept(self, worker: Worker, request_id: str) -> None:
+        """A replay also brings back samplers that were let go meanwhile."""
+        future, runner = self.training.futures.get(request_id), self.sampling.runners[worker]
         sampler_id = future.reply.get("sampling_session_id", "") if future is not None else ""
         if sampler_id and sampler_id not in self.sampling.samplers:
-            worker.link.send(DropSamplers(sampler_ids=[sampler_id]))
+            runner.drop([sampler_id])
+        elif sampler_id:
+            runner.prepare(self.sampling.samplers[sampler_id].weights)
 
     def on_exit(self, worker: Worker, ending: Ending) -> None:
         self.metrics.worker_gone(worker.name)
@@ -260,6 +297,8 @@ class Hub:
             self.training.expire(time.time())
             self.sampling.expire(time.time())
             await self._guarded(self._sweep_checkpoints())
+            for runner in self.sampling.runners.values():
+                await self._guarded(asyncio.to_thread(runner.sweep))
             before = time.time() - self.config.keep_runs_s
             await self._guarded(self.store.write(lambda c, before=before: purge(c, before)))
             await self._guarded(self._sweep_traces())
@@ -359,11 +398,13 @@ class Hub:
     def leave(self) -> None:
         """Held polls answer at once; nothing new is taken."""
         self.is_leaving = True
+        self.episodes.leave()
         for future in (*self.training.futures.values(), *self.sampling.futures.values()):
             future.wake()
 
     async def _close(self) -> None:
         self.leave()
+        await asyncio.gather(*(r.stop() for r in self.sampling.runners.values()), return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self.all_workers), return_exceptions=True)
         await self.training.writing.settle_down()
         await self._guarded(self.flush())

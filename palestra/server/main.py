@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 
+from palestra.chat.errors import ChatError
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
 from palestra.server.hub import Hub
@@ -53,7 +54,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
             raise
         print("error: otlp_endpoint needs: pip install 'palestra[otel]'", file=sys.stderr)  # noqa: T201
         return 1
-    except (CannotServe, StoreError, JournalError, WorkerError, PermissionError) as e:
+    except (CannotServe, ChatError, StoreError, JournalError, WorkerError, PermissionError) as e:
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return 1
     return 0

@@ -86,6 +86,9 @@ class Metrics:
         self._conversations = counter(
             "palestra_conversation_calls", "How prompts of chats were found", [*model, "match"]
         )
+        self._vllm_up = gauge("palestra_vllm_up", "1 while this vLLM server answers", [*model, "replica"])
+        self._vllm_retries = counter("palestra_vllm_retries", "Samples asked of vLLM again", model)
+        self._vllm_loads = counter("palestra_vllm_adapter_loads", "Adapters loaded into vLLM servers", model)
         self._worker_counters = {field: counter(*about, model) for field, about in WORKER_COUNTERS.items()}
         self._worker_gauges = {field: gauge(*about, model) for field, about in WORKER_GAUGES.items()}
         self._last_stats: dict[str, Stats | None] = {}
@@ -145,6 +148,21 @@ class Metrics:
             counter.labels(base_model).inc(getattr(stats, field) - getattr(last or stats, field))
         for field, gauge in self._worker_gauges.items():
             gauge.labels(base_model).set(getattr(stats, field))
+
+    # Samplers beside the worker
+
+    def tokens_sampled(self, base_model: str, count: int) -> None:
+        """By another than the worker, which tells of its own."""
+        self._worker_counters["tokens_sampled"].labels(base_model).inc(count)
+
+    def vllm_up(self, base_model: str, replica: int, *, is_up: bool) -> None:
+        self._vllm_up.labels(base_model, str(replica)).set(is_up)
+
+    def vllm_retried(self, base_model: str) -> None:
+        self._vllm_retries.labels(base_model).inc()
+
+    def vllm_loaded(self, base_model: str) -> None:
+        self._vllm_loads.labels(base_model).inc()
 
     # Read when somebody asks
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,25 +21,27 @@ from palestra.server.errors import Refusal
 from palestra.server.futures import RequestKind, SampleFuture
 from palestra.server.observer import Observer
 from palestra.server.room import Room
+from palestra.server.sample_runners import SampleRunner
 from palestra.server.tinker.paths import SampleRequestId
 from palestra.server.training import outcome_name
 from palestra.server.workers import Worker
 from palestra.types import SampleRequest
 from palestra.types.engine import (
     Blame,
-    CancelSample,
     DropSamplers,
     Failure,
     KeptSampler,
     Sample,
     Sampled,
     SampleWeights,
+    Streamed,
     encode_message,
 )
 
 log = structlog.get_logger()
 
 CLONE_STRIDE = 1_000_000_000  # a clone's sample numbers start at a multiple of it
+FIRST_OWN = (1 << 32) * CLONE_STRIDE  # of samples that we number: SDK clients count from below
 SENT_AGAIN = 10  # a sample that was there at so many deaths of the worker may be what kills it
 MAX_COMPLETIONS = 20_000
 READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost comes again soon
@@ -59,6 +62,8 @@ class Sampler:
     completions: dict[int, Completions] = field(default_factory=dict)
     """For each clone that has sampled."""
     clones: int = 0
+    own_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_OWN))
+    """For requests that bring none. Never used twice: a late answer must not find another's request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,19 +103,17 @@ class Completions:
 
 
 class Sampling:
-    def __init__(
-        self, observer: Observer, is_held: Callable[[Worker], bool], *, max_pending: int, keep_results_s: float
-    ):
+    def __init__(self, observer: Observer, *, max_pending: int, keep_results_s: float):
         self.boot = secrets.token_hex(6)
         self.samplers: dict[str, Sampler] = {}
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
         self._observer, self._room, self._keep_results_s = observer, Room(max_pending), keep_results_s
-        self._is_held = is_held
-        """Whether samples of a worker have to wait."""
+        self.runners: dict[Worker, SampleRunner] = {}
+        """Who samples for each base model."""
         self._deaths: dict[str, int] = {}
 
-    def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest) -> SampleFuture:
+    def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest, *, stream: bool = False) -> SampleFuture:
         """At once: the worker samples it when it is there and the weights are."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(request), digest_size=16).digest()
         known = sampler.futures.get(seq_id)
@@ -118,10 +121,12 @@ class Sampling:
             if known.digest != digest:
                 raise Refusal(400, f"seq_id {seq_id} of {sampler.sampler_id} was used for another request")
             return known
+        self.runners[sampler.worker].check(request)
         if not self._room.has_some_for(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; come back in a moment", retry_after_s=1.0)
         name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
-        message = encode_message(Sample(request_id=str(name), weights=sampler.weights, request=request))
+        salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
+        sample = Sample(request_id=str(name), weights=sampler.weights, request=salted, stream=stream)
         future = SampleFuture(
             str(name),
             sampler.owner,
@@ -129,7 +134,8 @@ class Sampling:
             sampler_id=sampler.sampler_id,
             seq_id=seq_id,
             sequence_ids=name.sequence_ids(request.num_samples),
-            message=message,
+            message=encode_message(sample),
+            parts=asyncio.Queue() if stream else None,
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
         self._room.take(future.owner)
@@ -137,15 +143,21 @@ class Sampling:
         return future
 
     def _send(self, worker: Worker, future: SampleFuture) -> None:
-        if future.message is not None and not future.is_sent and worker.link.is_up and not self._is_held(worker):
+        runner = self.runners[worker]
+        if future.message is not None and not future.is_sent and runner.is_ready:
             future.is_sent = True
-            worker.link.send_encoded(future.message)
+            runner.send(future.request_id, future.message)
+
+    def on_streamed(self, message: Streamed) -> None:
+        for part in message.parts:
+            future = self.pending.get(part.request_id)
+            if future is not None:
+                future.tell(part)
 
     def on_sampled(self, message: Sampled, frame: bytes) -> None:
         future = self._take(message.request_id)
         if future is None:
             return
-        self._deaths.pop(message.request_id, None)
         sampler = self.samplers.get(future.sampler_id)
         if sampler is not None:
             total_s = time.monotonic() - future.submitted
@@ -163,40 +175,53 @@ class Sampling:
         if self._take(future.request_id) is not None:
             sampler = self.samplers.get(future.sampler_id)
             if sampler is not None:
-                sampler.worker.link.send(CancelSample(request_id=future.request_id))
+                self.runners[sampler.worker].cancel(future.request_id)
             self._fail(future, "the sample was cancelled")
+
+    def forget(self, future: SampleFuture) -> None:
+        """Nobody will ask for it again."""
+        self.futures.pop(future.request_id, None)
+        sampler = self.samplers.get(future.sampler_id)
+        if sampler is not None:
+            sampler.futures.pop(future.seq_id, None)
 
     def _take(self, request_id: str) -> SampleFuture | None:
         """Whoever gets it has to see to its end."""
         future = self.pending.pop(request_id, None)
         if future is not None:
             self._room.give_back(future.owner)
+            self._deaths.pop(request_id, None)
         return future
 
     def _done(self, future: SampleFuture, frame: bytes) -> None:
         future.message = None
         future.finish(frame)
         sampler = self.samplers.get(future.sampler_id)
-        if sampler is not None:
+        if sampler is not None and future.seq_id < FIRST_OWN:
             clone = future.seq_id // CLONE_STRIDE
             sampler.completions.setdefault(clone, Completions()).add(future.request_id)
 
-    def _fail(self, future: SampleFuture, reason: str) -> None:
-        failure = Sampled(request_id=future.request_id, outcome=Failure(message=reason, blame=Blame.USER))
+    def _fail(self, future: SampleFuture, reason: str, blame: Blame = Blame.USER) -> None:
+        failure = Sampled(request_id=future.request_id, outcome=Failure(message=reason, blame=blame))
         self._done(future, encode_message(failure))
 
     # A worker dies, a worker comes
 
     def on_exit(self, worker: Worker) -> None:
         """A sample that was under way at several deaths is not tried again: it may be their cause."""
+        if not self.runners[worker].dies_with_worker:
+            return
         for future in list(self.pending.values()):
             if not future.is_sent or not self._is_of(future, worker):
                 continue
             future.is_sent = False
+            if future.has_told:
+                self._take(future.request_id)
+                self._fail(future, "the engine died while this was streamed; send it again", Blame.SERVER)
+                continue
             deaths = self._deaths[future.request_id] = self._deaths.get(future.request_id, 0) + 1
             if deaths >= SENT_AGAIN:
                 self._take(future.request_id)
-                self._deaths.pop(future.request_id)
                 self._fail(future, f"the engine died {deaths} times while this sample was under way")
 
     def on_hello(self, worker: Worker, sampler_ids: Iterable[str]) -> None:
@@ -221,11 +246,11 @@ class Sampling:
         for sampler in samplers:
             for future in sampler.futures.values():
                 if self._take(future.request_id) is not None:
-                    sampler.worker.link.send(CancelSample(request_id=future.request_id))
+                    self.runners[sampler.worker].cancel(future.request_id)
                     self._fail(future, reason)
             self.samplers.pop(sampler.sampler_id, None)
             if isinstance(sampler.weights, KeptSampler):
-                sampler.worker.link.send(DropSamplers(sampler_ids=[sampler.sampler_id]))
+                self.runners[sampler.worker].drop([sampler.sampler_id])
 
     def expire(self, now: float) -> None:
         for future in list(self.futures.values()):
@@ -233,7 +258,4 @@ class Sampling:
                 continue
             keep = READ_KEEP_S if future.retrieved else self._keep_results_s
             if now - future.finished_at > keep:
-                del self.futures[future.request_id]
-                sampler = self.samplers.get(future.sampler_id)
-                if sampler is not None:
-                    sampler.futures.pop(future.seq_id, None)
+                self.forget(future)

@@ -21,6 +21,7 @@ import structlog
 
 from palestra import __version__
 from palestra.server.link import Heard, Link
+from palestra.server.log_files import last_words, open_log
 from palestra.server.watchdog import Ending, Patience, Watchdog
 from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
 
@@ -32,8 +33,6 @@ BACK_OFF_S = (0.25, 10.0)
 """Before the next start: the first time and at most. It doubles while workers die before they are ready."""
 STOP_S = 30.0
 RESPAWN_S = 2.0
-MAX_LOG_BYTES = 8 << 20  # a log longer than this is set aside at the next start
-LAST_WORDS_BYTES = 4096
 
 
 class WorkerError(Exception):
@@ -80,7 +79,7 @@ class Worker:
         done, _ = await asyncio.wait({exits, hello}, return_when=asyncio.FIRST_COMPLETED)
         hello.cancel()
         if hello not in done:
-            raise WorkerError(f"the engine worker for {self.config.model} did not start: {self._last_words()}")
+            raise WorkerError(f"the engine worker for {self.config.model} did not start: {last_words(self._log_file)}")
         self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
 
@@ -168,11 +167,10 @@ class Worker:
         return False
 
     def _spawn(self) -> None:
-        self._set_long_log_aside()
         environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
         if self.config.threads:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
-        with self._log_file.open("ab") as out:
+        with open_log(self._log_file) as out:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "palestra.engine"],
                 env=environment,
@@ -189,11 +187,6 @@ class Worker:
         partial.write_text(json.dumps(facts))
         partial.rename(self._pid_file)
         self._watchdog.on_spawn()
-
-    def _set_long_log_aside(self) -> None:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        if self._log_file.exists() and self._log_file.stat().st_size > MAX_LOG_BYTES:
-            self._log_file.replace(f"{self._log_file}.1")
 
     def _try_spawn(self) -> bool:
         """A full disk or process table is no reason to give up for good."""
@@ -219,7 +212,7 @@ class Worker:
             self._ending = Ending.DIED
             if self._stopping:
                 return
-            words = self._last_words()
+            words = last_words(self._log_file)
             log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
             self.listener.on_exit(self, ending)
             wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
@@ -247,15 +240,6 @@ class Worker:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-
-    def _last_words(self) -> str:
-        try:
-            with self._log_file.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1] if lines else f"it said nothing; see {self._log_file}"
 
 
 async def _pidfd_exit(pid: int) -> None:

@@ -217,6 +217,20 @@ class NewKey(Struct, frozen=True, kw_only=True):
     key: Key
 
 
+class Alias(Struct, frozen=True, kw_only=True):
+    """A name of its owner's for a base model, a checkpoint's path or a sampling session."""
+
+    owner: str
+    name: str
+    model: str
+    """What it points at."""
+    created_at: float
+    updated_at: float
+    """When it last moved."""
+    version: int = 1
+    """Moves, its making among them."""
+
+
 class Page(Struct, Generic[T], frozen=True, kw_only=True):
     items: list[T]
     total: int

@@ -144,6 +144,7 @@ traces = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False, index=True),
     Column("turns", Integer, nullable=False),
+    Column("origin", Text, index=True),
     Index(None, "owner", "updated_at"),
 )
 
@@ -157,6 +158,95 @@ turns = Table(
     Column("read", LargeBinary, nullable=False),
     Column("samples", LargeBinary, nullable=False),
     Column("facts", LargeBinary, nullable=False),
+)
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("trace_id", Text, ForeignKey("traces.trace_id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("sample", Integer, primary_key=True, autoincrement=False),
+    Column("name", LargeBinary, nullable=False, index=True),
+    Column("thoughts", LargeBinary, nullable=False),
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("model", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+episode_runs = Table(
+    "episode_runs",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    Column("settings", Text, nullable=False),
+    Column("model", Text),
+    Column("version", Integer, nullable=False),
+    Column("is_paused", Boolean, nullable=False),
+    Column("committed", BigInteger, nullable=False),
+    Column("delivered", BigInteger, nullable=False),
+    Column("registered", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+episode_groups = Table(
+    "episode_groups",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    Column("group_id", Text, primary_key=True),
+    Column("spec", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("number", BigInteger),
+    Column("serial", BigInteger, nullable=False),
+    Column("made", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+# Only ever read as a whole: the server looks things up in memory.
+episodes = Table(
+    "episodes",
+    metadata,
+    Column("episode_id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("index", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("strikes", Integer, nullable=False),
+    Column("lost", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("not_before", Double, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("claim_id", Text, nullable=False),
+    Column("claimed_at", Double),
+    Column("lease_s", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("version", Integer, nullable=False),
+    Column("oldest_version", Integer),
+    Column("calls", Integer, nullable=False),
+    Column("losses", Text, nullable=False),
+    Column("result", Text),
+)
+
+episode_tombstones = Table(
+    "episode_tombstones",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("until", Double, nullable=False),
 )
 
 settings = Table(

@@ -1,6 +1,7 @@
 """Traces: the calls of a model that belong together, each as the ids it read and sampled.
 
-A turn keeps what it read since its parent; its prompt is the parent's prompt, the parent's sample, and that.
+A turn keeps what it read since its parent; its prompt is the parent's prompt, the parent's sample, and that. An answer
+has a name that its conversation is found by when it goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from msgspec import Struct
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from palestra.store.records import Page
-from palestra.store.rows import fetch_one, fetch_page
+from palestra.store.rows import fetch_all, fetch_one, fetch_page
+from palestra.store.tables import answers as a
+from palestra.store.tables import episodes as e
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
 
@@ -28,6 +31,8 @@ class Trace(Struct, frozen=True, kw_only=True):
     created_at: float
     updated_at: float
     turns: int = 0
+    origin: str | None = None
+    """The attempt of an episode that made it, as "episode_id#attempt". None: of no episode."""
 
 
 class TurnSample(Struct, frozen=True, kw_only=True):
@@ -45,9 +50,11 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     base_model: str
     weights: str
     """Exactly which: two turns with the same text here were sampled from the same weights."""
+    version: int | None = None
+    """Of an episode's run, as its trainer counts them."""
     temperature: float
     match: str
-    """How its prompt was found: new, continued, branched, unmatched."""
+    """How its prompt was found: new, continued, branched, unmatched, given."""
     started_at: float
     """Seconds since the epoch."""
     prepare_s: float
@@ -56,6 +63,10 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     """From there until it was sampled, waiting included."""
     compute_s: float
     """Of the engine's time."""
+    begun: int = 0
+    """Of the prompt's tokens, how many are the beginning of the answer, which the request had continued."""
+    drift: bool = False
+    """The chat template would have rewritten what was read and sampled before; the ids that were held stand."""
     cached_tokens: int = 0
     params: dict[str, Any] = {}
     """Of the sampling, as far as they differ from the defaults."""
@@ -74,6 +85,31 @@ class Turn(Struct, frozen=True, kw_only=True):
     parent_sample: int | None = None
 
 
+class KeptAnswer(Struct, frozen=True, kw_only=True):
+    """What a sample is found again by."""
+
+    name: bytes
+    """Of the conversation up to and with it; whose it is goes into the name."""
+    thoughts: dict[int, str]
+    """What was thought in it, by the place of the message, as far as the parent does not know."""
+
+
+class FoundAnswer(Struct, frozen=True, kw_only=True):
+    """A sample with all that is needed to go on from it."""
+
+    number: int
+    sample: int
+    parent: int | None
+    parent_sample: int | None
+    read: Sequence[int]
+    """Since its parent."""
+    tokens: Sequence[int]
+    stop_reason: str
+    answer: KeptAnswer
+    begun: int
+    drift: bool
+
+
 class Purge(Struct, frozen=True, kw_only=True):
     """What of the traces may stay."""
 
@@ -88,9 +124,12 @@ class TurnKey(Struct, frozen=True):
     number: int
 
 
-def append_turn(conn: Connection, trace: Trace, turn: Turn, read: Sequence[int]) -> TurnKey:
+def append_turn(
+    conn: Connection, trace: Trace, turn: Turn, read: Sequence[int], answers: Sequence[KeptAnswer] = ()
+) -> TurnKey:
     """Where it is then. `read`: the end of its prompt that its parent does not have. A turn without a parent begins the
-    trace; one whose trace was purged meanwhile begins another, with its whole prompt."""
+    trace; one whose trace was purged meanwhile begins another, with its whole prompt. `answers`: one for each sample,
+    or none."""
     number = conn.execute(select(t.c.turns).where(t.c.trace_id == trace.trace_id)).scalar_one_or_none()
     if number is None:
         if turn.parent is not None:
@@ -109,6 +148,10 @@ def append_turn(conn: Connection, trace: Trace, turn: Turn, read: Sequence[int])
             facts=msgspec.msgpack.encode(turn.facts),
         )
     )
+    if answers:
+        place = {"trace_id": trace.trace_id, "number": number}
+        named = [{"name": one.name, "thoughts": msgspec.msgpack.encode(one.thoughts)} for one in answers]
+        conn.execute(insert(a), [{**place, "sample": sample, **one} for sample, one in enumerate(named)])
     conn.execute(update(t).where(t.c.trace_id == trace.trace_id).values(turns=number + 1, updated_at=trace.updated_at))
     return TurnKey(trace.trace_id, number)
 
@@ -121,10 +164,18 @@ def get_trace(conn: Connection, trace_id: str, owner: str) -> Trace | None:
     return fetch_one(conn, Trace, select(t).where(t.c.trace_id == trace_id, t.c.owner == owner))
 
 
-def list_traces(conn: Connection, owner: str, *, limit: int, offset: int = 0) -> Page[Trace]:
-    """The last used first."""
+def list_traces(conn: Connection, owner: str, *, limit: int, offset: int = 0, origin: str | None = None) -> Page[Trace]:
+    """The last used first; all of them, or those of an attempt."""
     query = select(t).where(t.c.owner == owner).order_by(t.c.updated_at.desc(), t.c.trace_id)
+    if origin is not None:
+        query = query.where(t.c.origin == origin)
     return fetch_page(conn, Trace, query, limit=limit, offset=offset)
+
+
+def traces_of(conn: Connection, origin: str, owner: str) -> list[Trace]:
+    """Those of an attempt, the first made first."""
+    query = select(t).where(t.c.origin == origin, t.c.owner == owner).order_by(t.c.created_at, t.c.trace_id)
+    return fetch_all(conn, Trace, query)
 
 
 def turns_of(conn: Connection, trace_id: str) -> list[Turn]:
@@ -149,17 +200,76 @@ def turns_of(conn: Connection, trace_id: str) -> list[Turn]:
     return turns
 
 
+def answers_of(conn: Connection, trace_id: str) -> list[FoundAnswer]:
+    """Those that have a name, in the order they were kept: a parent comes before its children."""
+    names: dict[int, list[Any]] = {}
+    for row in conn.execute(select(a).where(a.c.trace_id == trace_id).order_by(a.c.number, a.c.sample)):
+        names.setdefault(row.number, []).append(row)
+    found: list[FoundAnswer] = []
+    for row in conn.execute(select(u).where(u.c.trace_id == trace_id).order_by(u.c.number)):
+        samples = msgspec.msgpack.decode(row.samples, type=list[_PackedSample])
+        facts = msgspec.msgpack.decode(row.facts, type=TurnFacts)
+        found += [
+            FoundAnswer(
+                number=row.number,
+                sample=named.sample,
+                parent=row.parent,
+                parent_sample=row.parent_sample,
+                read=array("i", row.read),
+                tokens=array("i", samples[named.sample].tokens),
+                stop_reason=samples[named.sample].stop_reason,
+                answer=KeptAnswer(
+                    name=named.name, thoughts=msgspec.msgpack.decode(named.thoughts, type=dict[int, str])
+                ),
+                begun=facts.begun,
+                drift=facts.drift,
+            )
+            for named in names.get(row.number, ())
+        ]
+    return found
+
+
+def traces_named(conn: Connection, names: Sequence[bytes], *, most: int) -> list[tuple[bytes, str]]:
+    """Traces that have an answer of one of the names: in their order, the last used first, `most` for each name."""
+    rank = func.row_number().over(partition_by=a.c.name, order_by=(t.c.updated_at.desc(), t.c.trace_id))
+    found: list[tuple[bytes, str]] = []
+    for start in range(0, len(names), MAX_NAMED):
+        part = list(names[start : start + MAX_NAMED])
+        ranked = select(a.c.name, a.c.trace_id, rank.label("rank")).join(t, t.c.trace_id == a.c.trace_id)
+        rows = ranked.where(a.c.name.in_(part)).subquery()
+        query = select(rows.c.name, rows.c.trace_id).where(rows.c.rank <= most).order_by(rows.c.rank)
+        found += [(bytes(row.name), row.trace_id) for row in conn.execute(query)]
+    order = {name: place for place, name in enumerate(names)}
+    return sorted(found, key=lambda pair: order[pair[0]])
+
+
 def purge_traces(conn: Connection, purge: Purge) -> int:
-    """How many went."""
+    """How many went. Those of episodes that are not committed stay."""
     newer = func.sum(t.c.turns).over(partition_by=t.c.owner, order_by=(t.c.updated_at.desc(), t.c.trace_id))
-    ranked = select(t.c.trace_id, t.c.updated_at, newer.label("up_to_here")).subquery()
+    ranked = select(t.c.trace_id, t.c.updated_at, t.c.origin, newer.label("up_to_here")).subquery()
     is_over = (ranked.c.updated_at < purge.before) | (ranked.c.up_to_here > purge.max_turns)
-    gone = list(conn.execute(select(ranked.c.trace_id).where(is_over)).scalars())
+    over = list(conn.execute(select(ranked.c.trace_id, ranked.c.origin).where(is_over)))
+    played = _still_here(conn, {_episode_of(row.origin) for row in over if row.origin is not None})
+    gone = [row.trace_id for row in over if row.origin is None or _episode_of(row.origin) not in played]
     for start in range(0, len(gone), MAX_NAMED):
         part = gone[start : start + MAX_NAMED]
+        conn.execute(delete(a).where(a.c.trace_id.in_(part)))
         conn.execute(delete(u).where(u.c.trace_id.in_(part)))
         conn.execute(delete(t).where(t.c.trace_id.in_(part)))
     return len(gone)
+
+
+def _episode_of(origin: str) -> str:
+    return origin.rpartition("#")[0]
+
+
+def _still_here(conn: Connection, episode_ids: set[str]) -> set[str]:
+    """Those that their trainer has not committed: it may read their tokens yet."""
+    names, found = sorted(episode_ids), set[str]()
+    for start in range(0, len(names), MAX_NAMED):
+        part = names[start : start + MAX_NAMED]
+        found.update(conn.execute(select(e.c.episode_id).where(e.c.episode_id.in_(part))).scalars())
+    return found
 
 
 MAX_NAMED = 500  # in one statement: SQLite may be built for 999

@@ -17,6 +17,7 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
+from palestra.training.aliases import RunAlias
 from palestra.training.collecting import TrainingError
 from palestra.training.conversations import DataError
 from palestra.training.dpo import check_dpo, run_dpo
@@ -111,11 +112,13 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s)))
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
-        start = Start(rank=config.model.rank, seed=config.seed, address=config.model.start_from, with_optimizer=False)
+        wanted = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
+        start = Start(**wanted, address=config.model.start_from, with_optimizer=False)
         if state is not None:
-            start = Start(rank=config.model.rank, seed=config.seed, address=state.address)
+            start = Start(**wanted, address=state.address)
             listener.note(f"going on after step {state.step}")
-        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start))
+        alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
+        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
         run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
         trackers = stack.enter_context(told_the_end(open_trackers(config.trackers, run)))
         yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers)

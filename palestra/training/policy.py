@@ -42,6 +42,7 @@ class Start(Struct, kw_only=True):
 
     rank: int
     seed: int
+    train_unembed: bool = True
     address: str | None = None
     with_optimizer: bool = True
 

@@ -14,6 +14,7 @@ from typing import TypedDict
 import tinker
 from tinker import types
 
+from palestra.training.aliases import RunAlias, api_key
 from palestra.training.policy import PolicyError, SamplingError, Start, Update
 from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import TrainSequence
@@ -21,8 +22,9 @@ from palestra.types.rollouts import TrainSequence
 os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine tells nobody
 
 GOODBYE_S = 5.0
-LOCAL_KEY = "tml-local"
-"""On loopback any key will do; elsewhere TINKER_API_KEY is the user's."""
+SETTLE_S = 60.0
+FINAL = "final"
+"""The last weights, saved for sampling."""
 
 
 class Server(TypedDict):
@@ -71,21 +73,34 @@ class TinkerSampler:
 class TinkerPolicy:
     """One LoRA model in training. `open` makes it."""
 
-    def __init__(self, service: tinker.ServiceClient, model: tinker.TrainingClient, base_model: str, server: Server):
+    def __init__(
+        self,
+        service: tinker.ServiceClient,
+        model: tinker.TrainingClient,
+        base_model: str,
+        server: Server,
+        alias: RunAlias | None,
+    ):
         self._service, self._model, self._base_model, self._server = service, model, base_model, server
+        self._alias = alias
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str | None, base_model: str, start: Start) -> AsyncIterator[TinkerPolicy]:
-        """`url`: None is hosted Tinker, or what TINKER_BASE_URL says."""
-        server = Server(base_url=url, api_key=os.environ.get("TINKER_API_KEY", LOCAL_KEY))
+    async def open(
+        cls, url: str | None, base_model: str, start: Start, alias: RunAlias | None = None
+    ) -> AsyncIterator[TinkerPolicy]:
+        """`url`: None is hosted Tinker, or what TINKER_BASE_URL says. `alias` follows what is published."""
+        server = Server(base_url=url, api_key=api_key())
         with translated(PolicyError, f"{url or 'Tinker'} does not give us {base_model} to train"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
             model = await create_model(service, base_model, start)
-        status = "errored"
+        status, policy = "errored", cls(service, model, base_model, server, alias)
         try:
-            yield cls(service, model, base_model, server)
-            status = "success"
+            try:
+                yield policy
+                status = "success"
+            finally:
+                await policy._settle(SETTLE_S if status == "success" else GOODBYE_S)
         finally:
             with suppress(tinker.TinkerError, TimeoutError):  # a server that is gone needs no goodbye
                 async with asyncio.timeout(GOODBYE_S):
@@ -110,7 +125,21 @@ class TinkerPolicy:
 
     async def publish(self, version: int) -> TinkerSampler:
         with translated(PolicyError, "the new weights could not be published"):
-            return TinkerSampler(await self._model.save_weights_and_get_sampling_client_async(), version)
+            client = await self._model.save_weights_and_get_sampling_client_async()
+        if self._alias is not None:
+            await self._alias.move(client._sampling_session_id)  # the SDK (0.36) tells its id nowhere else
+        return TinkerSampler(client, version)
+
+    async def _settle(self, patience_s: float) -> None:
+        """Sampling sessions end with the run: the alias goes to a checkpoint, which stays."""
+        if self._alias is None:
+            return
+        try:
+            async with asyncio.timeout(patience_s):
+                saved = await (await self._model.save_weights_for_sampler_async(FINAL)).result_async()
+                await self._alias.settle(saved.path)
+        except (tinker.TinkerError, TimeoutError) as error:
+            self._alias.complain(f"the last weights could not be saved: {str(error) or type(error).__name__}")
 
     async def base(self) -> TinkerSampler:
         with translated(PolicyError, f"{self._base_model} cannot be sampled"):
@@ -133,7 +162,9 @@ class TinkerPolicy:
 
 async def create_model(service: tinker.ServiceClient, base_model: str, start: Start) -> tinker.TrainingClient:
     if start.address is None:
-        return await service.create_lora_training_client_async(base_model=base_model, rank=start.rank, seed=start.seed)
+        return await service.create_lora_training_client_async(
+            base_model=base_model, rank=start.rank, seed=start.seed, train_unembed=start.train_unembed
+        )
     if start.with_optimizer:
         return await service.create_training_client_from_state_with_optimizer_async(start.address)
     return await service.create_training_client_from_state_async(start.address)

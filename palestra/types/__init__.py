@@ -1,6 +1,9 @@
 """Records that cross a boundary. Imports nothing of ours, no torch."""
 
 from palestra.types.sampling import (
+    MAX_GRAMMAR,
+    Grammar,
+    GrammarKind,
     SampledSequence,
     SampleRequest,
     SampleResult,
@@ -19,8 +22,11 @@ from palestra.types.training import (
 )
 
 __all__ = [
+    "MAX_GRAMMAR",
     "AdamParams",
     "Datum",
+    "Grammar",
+    "GrammarKind",
     "ImageChunk",
     "LoraConfig",
     "LossName",

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from palestra.types.sampling import SampleRequest, SampleResult
+from palestra.types.sampling import SampleRequest, SampleResult, TopLogprobs
 from palestra.types.training import AdamParams, Datum, LoraConfig
 
 # What to do with a model
@@ -99,6 +99,8 @@ class Sample(Struct, frozen=True, kw_only=True, tag="sample"):
     request_id: str
     weights: SampleWeights
     request: SampleRequest
+    stream: bool = False
+    """Its tokens are told as they are drawn, and then all of them once more as the result."""
 
 
 # The other things a server says
@@ -202,6 +204,21 @@ class Sampled(Struct, frozen=True, kw_only=True, tag="sampled"):
     compute_s: float = 0.0
 
 
+class StreamedTokens(Struct, frozen=True, kw_only=True, array_like=True):
+    """What one sequence got since the last time."""
+
+    request_id: str
+    sample: int
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    """What the result will say of them: raw ones where the request asked for those."""
+    topk_logprobs: list[TopLogprobs] = []
+
+
+class Streamed(Struct, frozen=True, kw_only=True, tag="streamed"):
+    parts: list[StreamedTokens]
+
+
 class ModelState(Struct, frozen=True, kw_only=True):
     model_id: str
     received_seq: int
@@ -220,6 +237,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     parameters: int
     dtype: str
     device: str
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
@@ -278,7 +296,7 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     snapshots: int = 0
 
 
-FromWorker = Trained | Sampled | Hello | Beat | Snapshotted | Stats
+FromWorker = Trained | Sampled | Streamed | Hello | Beat | Snapshotted | Stats
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -17,6 +17,33 @@ class StopReason(StrEnum):
     ABORT = "abort"
 
 
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    """The text is a JSON schema; of any object: `{"type": "object"}`."""
+    REGEX = "regex"
+    LARK = "lark"
+    """llguidance's dialect: added tokens by name or id, `%json {…}` for schemas. Or GBNF: it has no rule `start`."""
+
+
+MAX_GRAMMAR = 1 << 18  # characters; more than twice what OpenAI takes
+
+
+class Grammar(Struct, frozen=True, kw_only=True):
+    """What may be drawn, apart from the tokens that end a turn."""
+
+    kind: GrammarKind
+    text: str
+    around: str = ""
+    """Lark, too: what may be drawn where `text` is only a part of it, `@answer`. Empty: it is all."""
+    is_wide: bool = False
+    """Of Lark: it is put together from schemas, and may branch as widely as they do."""
+    asked_by: str = ""
+    """The field of a request that it comes from: what is wrong with it is said of that."""
+
+    def refusal(self, detail: str) -> str:
+        return f"{self.asked_by}: {detail}" if self.asked_by else detail
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     """None: until something stops it or the context is full."""
@@ -36,15 +63,18 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
-    raw_logprobs: bool = False
-    """Report log-probabilities of the unscaled model distribution instead of the one at `temperature`."""
 
 
 class SampleRequest(Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     num_samples: int = 1
+    cache_salt: str = ""
+    """Keys and values are shared with requests that have the same one: nobody learns from a cache what others asked."""
+    grammar: Grammar | None = None
     topk_logprobs: int = 0
+    raw_logprobs: bool = False
+    """Log-probabilities by the unscaled model beside those at `temperature`; the top-k are then the unscaled ones."""
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
@@ -67,6 +97,8 @@ class SampledSequence(Struct, kw_only=True):
     logprobs: list[float]
     """One per token, under the distribution it was drawn from (before top-k/top-p)."""
     stop_reason: StopReason
+    raw_logprobs: list[float] = []
+    """By the unscaled model, where the request asked for them."""
     topk_logprobs: list[TopLogprobs] = []
 
 

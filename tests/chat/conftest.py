@@ -24,9 +24,34 @@ STYLES: dict[str, dict[str, Any]] = {
         "eos_token": {"__type": "AddedToken", "content": "<|end_of_text|>", "special": True},
         "added": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
     },
-    "brackets": {"bos_token": "<s>", "eos_token": "</s>", "added": ["<s>", "</s>", "[INST]", "[/INST]"]},
+    "brackets": {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "added": [
+            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+            *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        ],
+    },
+    "turns": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "added": ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"],
+    },
+    "bars": {
+        "bos_token": "<｜begin▁of▁sentence｜>",
+        "eos_token": "<｜end▁of▁sentence｜>",
+        "added": [
+            *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+            *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+        ],
+    },
+    "open": {
+        "eos_token": "<|endoftext|>",
+        "added": ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+        "stops": ["<|user|>", "<|observation|>"],
+    },
 }
-"""Keys of tokenizer_config.json that differ, and special tokens to add."""
+"""Keys of tokenizer_config.json that differ, special tokens to add, and those that generation_config.json calls eos."""
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +67,8 @@ def style_folder(bare_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
     def get(style: str) -> Path:
         if style not in made:
-            made[style] = _write(style, bare_folder, tmp_path_factory.mktemp(style))
+            made[style] = shutil.copytree(bare_folder, tmp_path_factory.mktemp(style), dirs_exist_ok=True)
+            dress(made[style], style)
         return made[style]
 
     return get
@@ -60,14 +86,16 @@ def tokenizer_of(style_folder: Callable[[str], Path]) -> Callable[[str], ChatTok
     return get
 
 
-def _write(style: str, bare: Path, folder: Path) -> Path:
-    shutil.copytree(bare, folder, dirs_exist_ok=True)
+def dress(folder: Path, style: str) -> None:
+    """Gives a folder with the tokenizer of a random model a family's tokens and template."""
     config = json.loads((folder / "tokenizer_config.json").read_text()) | STYLES[style]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in config.pop("added", [])])
     tokenizer.save(str(folder / "tokenizer.json"))
+    if stops := config.pop("stops", None):
+        ids = [tokenizer.token_to_id(text) for text in stops]
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     if style != "chatml":
         config["chat_template"] = (TEMPLATES / f"{style}.jinja").read_text()
         (folder / "chat_template.jinja").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder

@@ -1,16 +1,26 @@
-"""What is held: by whom, for how long, how it is found again."""
+"""What is held: by whom, for how long, how it is found again, where it was kept when it was let go."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from palestra.chat import ChatTokenizer
+from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.canonical import chain
-from palestra.chat.conversations import Ask, Conversations, Match, Place, Prompt, Reply
+from palestra.chat.conversations import (
+    Ask,
+    Conversations,
+    History,
+    Match,
+    Place,
+    Prefix,
+    Prompt,
+    Remembered,
+    Reply,
+)
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 SCOPE = ("owner", "key", "model")
@@ -25,7 +35,7 @@ class Clock:
 
 
 class Held:
-    """Conversations of one tokenizer, with answers that are made up token by token."""
+    """Conversations of one tokenizer, with answers that are made up token by token, and a shelf of all turns."""
 
     def __init__(self, tokenizer: ChatTokenizer, **limits: Any):
         self.clock = Clock()
@@ -33,19 +43,37 @@ class Held:
         self.all = Conversations(clock=self.clock, **given)
         self.tokenizer = tokenizer
         self.traces = 0
+        self.shelf: list[Remembered] = []
+        self.looked_for: list[bytes] = []
 
-    def prompt(self, *messages: dict[str, Any], **options: Any) -> Prompt:
-        return self.all.prompt(self.tokenizer, Ask(**{"scope": SCOPE, "messages": messages} | options))
+    def prompt(self, *messages: dict[str, Any], recalls: bool = False, **options: Any) -> Prompt:
+        ask = Ask(**{"scope": SCOPE, "messages": messages} | options)
+        return self.all.prompt(self.tokenizer, ask, self.recall if recalls else None)
+
+    def recall(self, names: Sequence[bytes]) -> Iterator[tuple[bytes, list[Remembered]]]:
+        self.looked_for = list(names)
+        for name in names:
+            for one in reversed([turn for turn in self.shelf if turn.name == name]):
+                yield name, [turn for turn in self.shelf if turn.place.trace_id == one.place.trace_id]
 
     def says(self, prompt: Prompt, text: str, *, ended: bool = True, **fields: Any) -> dict[str, Any]:
         """One token for each character: never as an encoder would have it."""
+        tokens = [t for character in text for t in self.tokenizer.encode_text(character)]
+        message = {"role": "assistant", "content": text, **fields}
+        self.samples(prompt, message, [*tokens, *([self.tokenizer.turn_end] if ended else ())], by_length=not ended)
+        return message
+
+    def samples(self, prompt: Prompt, message: dict[str, Any], tokens: list[int], *, by_length: bool = False) -> None:
         self.traces += prompt.parent is None
         trace = f"t{self.traces}" if prompt.parent is None else prompt.parent.place.trace_id
-        message = {"role": "assistant", "content": text, **fields}
-        tokens = [t for character in text for t in self.tokenizer.encode_text(character)]
-        tokens += [self.tokenizer.turn_end] if ended else []
-        self.all.keep(prompt, [Reply(message, tokens, Place(trace, 0, 0))])
-        return message
+        place, parent = Place(trace, len(self.shelf), 0), None if prompt.parent is None else prompt.parent.place
+        answer = prompt.answered(message)
+        self.all.keep(prompt, [Reply(message, tokens, place, by_length)])
+        self.shelf.append(
+            Remembered(
+                place, parent, prompt.read, tokens, answer.name, answer.thoughts, prompt.begun, prompt.drift, by_length
+            )
+        )
 
 
 @pytest.fixture
@@ -58,7 +86,10 @@ def tokens_of(prompt: Prompt) -> list[int]:
     return prompt.parent.ids()
 
 
-@pytest.mark.parametrize("style", ["chatml", "thinking", "headers", "brackets"])
+STYLE_NAMES = ["chatml", "thinking", "headers", "brackets", "turns", "bars"]
+
+
+@pytest.mark.parametrize("style", STYLE_NAMES)
 def test_a_conversation_goes_on_from_the_ids_that_were_sampled(style: str, tokenizer_of: TokenizerOf) -> None:
     held = Held(tokenizer_of(style))
     first = held.prompt(USER)
@@ -125,6 +156,30 @@ def test_reasoning_may_be_left_out_but_not_changed(held: Held) -> None:
         assert held.prompt(USER, changed, USER).match is Match.UNMATCHED
 
 
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        ("abc</think>xyz", ["CHANGED</think>xyz", "xyz", "<think>abc</think>xyz"]),
+        ("Hi <think>p</think> there", ["Hi <think>CHANGED</think> there", "Hi  there"]),
+        ("<tool_call>oops</tool_call><think>b</think>", ["<tool_call>oops</tool_call>"]),
+        ("xyz", ["abc</think>xyz"]),
+    ],
+)
+def test_think_tags_that_were_told_as_text_are_text(held: Held, told: str, changed: list[str]) -> None:
+    answer = held.says(held.prompt(USER), told)
+    assert held.prompt(USER, answer, USER).match is Match.CONTINUED
+    for content in changed:
+        assert held.prompt(USER, {**answer, "content": content}, USER).match is Match.UNMATCHED
+
+
+def test_reasoning_may_be_told_in_several_blocks(held: Held) -> None:
+    answer = held.says(held.prompt(USER), "yes", reasoning_content="a\nb")
+    for content in ("<think>a</think> <think>b</think>yes", "<think>\na\nb\n</think>\n\nyes"):
+        assert held.prompt(USER, {"role": "assistant", "content": content}, USER).match is Match.CONTINUED
+    other = {**answer, "reasoning_content": None, "content": "<think>a</think><think>c</think>yes"}
+    assert held.prompt(USER, other, USER).match is Match.UNMATCHED
+
+
 def test_reasoning_tells_equal_answers_apart(held: Held) -> None:
     answers = [held.says(held.prompt(USER), "yes", reasoning_content=thought) for thought in ("a", "b")]
     for number, answer in enumerate(answers, 1):
@@ -178,3 +233,296 @@ def test_a_turn_whose_parent_was_let_go_meanwhile_stands_alone(tokenizer_of: Tok
     found = held.prompt(USER, answer, USER, again, USER)
     assert found.match is Match.CONTINUED
     assert tokens_of(found)[: len(prompt.ids)] == prompt.ids
+
+
+# Whose they are
+
+
+def test_an_owner_with_much_loses_its_own(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"), max_conversations=4)
+    quiet = held.says(held.prompt(USER, scope=("quiet",)), "x")
+    users = [{"role": "user", "content": str(i)} for i in range(8)]
+    answers = [held.says(held.prompt(user, scope=("loud",)), "x") for user in users]
+    assert held.prompt(USER, quiet, USER, scope=("quiet",)).match is Match.CONTINUED
+    found = [held.prompt(u, a, USER, scope=("loud",)).match for u, a in zip(users, answers, strict=True)]
+    assert found == [Match.UNMATCHED] * 5 + [Match.CONTINUED] * 3
+
+
+def test_long_conversations_of_one_owner_do_not_cost_others_theirs(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"), max_tokens=300)
+    quiet = held.says(held.prompt(USER, scope=("quiet",)), "x")
+    for i in range(5):
+        held.says(held.prompt({"role": "user", "content": str(i)}, scope=("loud",)), "y" * 100)
+        assert held.all.tokens <= 300
+    assert held.prompt(USER, quiet, USER, scope=("quiet",)).match is Match.CONTINUED
+
+
+# What was let go
+
+
+@pytest.mark.parametrize("style", STYLE_NAMES)
+def test_a_conversation_that_was_let_go_is_found_where_it_was_kept(style: str, tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of(style), max_conversations=1)
+    one = held.says(held.prompt(USER), "one", reasoning_content="why")
+    two = held.says(held.prompt(USER, one, USER), "two", ended=False)
+    expected = held.prompt(USER, one, USER, two, USER)
+    held.says(held.prompt({"role": "user", "content": "other"}), "x")
+    assert held.prompt(USER, one, USER, two, USER).match is Match.UNMATCHED
+    found = held.prompt(USER, one, USER, two, USER, recalls=True)
+    assert (found.match, found.ids, found.read) == (Match.CONTINUED, expected.ids, expected.read)
+    assert (found.drift, found.thoughts) == (expected.drift, expected.thoughts)
+    assert found.parent is not None
+    assert found.parent.place == held.shelf[1].place
+    held.says(found, "three")
+
+
+def test_nothing_is_looked_for_that_is_held_or_that_nobody_said(held: Held) -> None:
+    one = held.says(held.prompt(USER, recalls=True), "one")
+    held.prompt(USER, one, USER, recalls=True)
+    assert held.looked_for == []
+    held.prompt(USER, one, USER, {**one, "content": "other"}, USER, recalls=True)
+    assert len(held.looked_for) == 1
+
+
+def test_what_was_thought_decides_which_trace_is_revived(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"), max_conversations=1)
+    answers = [held.says(held.prompt(USER), "yes", reasoning_content=thought) for thought in "abc"]
+    for number, answer in enumerate(answers, 1):
+        found = held.prompt(USER, answer, USER, recalls=True)
+        assert found.parent is not None
+        assert found.parent.place.trace_id == f"t{number}"
+
+
+def test_a_branch_of_a_trace_that_is_held_in_part_is_revived(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"), max_conversations=1)
+    one = held.says(held.prompt(USER), "one")
+    waiting = held.prompt(USER, one, USER)
+    held.says(held.prompt({"role": "user", "content": "other"}), "x")
+    held.says(waiting, "two")  # its trace is held again, but for the turn it went on from
+    found = held.prompt(USER, one, {"role": "user", "content": "else"}, recalls=True)
+    assert found.match is Match.CONTINUED
+    assert len(held.all) == 1
+
+
+def test_a_turn_whose_trace_was_revived_before_it_was_kept_is_there_once(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"))
+    prompt = held.prompt(USER)
+    tokens = [65, held.tokenizer.turn_end]
+    held.samples(prompt, one := {"role": "assistant", "content": "one"}, tokens)
+    size, place = held.all.tokens, held.shelf[0].place
+    held.all.keep(prompt, [Reply(one, tokens, place)])
+    assert held.all.tokens == size
+    assert held.prompt(USER, one, USER).candidates == 1
+    held.clock.now = 101.0
+    assert (held.prompt(USER, one, USER).match, held.all.tokens) == (Match.UNMATCHED, 0)
+
+
+# The template's way
+
+
+def test_a_template_that_keeps_the_past_gives_the_same_either_way(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("chatml"))
+    tokens = [*held.tokenizer.encode_text("one"), held.tokenizer.turn_end]
+    one = {"role": "assistant", "content": "one"}
+    held.samples(held.prompt(USER), one, tokens)
+    exact, rendered = (held.prompt(USER, one, USER, history=history) for history in History)
+    assert exact == rendered
+    assert rendered.match is Match.CONTINUED
+
+
+def test_by_the_template_a_prompt_goes_on_only_from_what_it_still_shows(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("thinking"))
+    one = {"role": "assistant", "content": "one"}
+    held.samples(held.prompt(USER), one, [*held.tokenizer.encode_text("one"), held.tokenizer.turn_end])
+    two = {"role": "assistant", "content": "two", "reasoning_content": "hm"}
+    held.samples(held.prompt(USER, one, USER), two, held.tokenizer.encode_text("<think>\nhm\n</think>\n\ntwo"))
+    prompt = held.prompt(USER, one, USER, two, USER, history=History.TEMPLATE)
+    assert prompt.ids == held.tokenizer.encode_chat([USER, one, USER, two, USER])
+    assert (prompt.match, prompt.drift) == (Match.BRANCHED, False)
+    assert tokens_of(prompt) + prompt.read == prompt.ids
+    held = Held(tokenizer_of("thinking"))
+    odd = held.says(held.prompt(USER), "odd")
+    prompt = held.prompt(USER, odd, USER, history=History.TEMPLATE)
+    assert (prompt.match, prompt.parent, prompt.read) == (Match.UNMATCHED, None, prompt.ids)
+    assert held.prompt(USER, history=History.TEMPLATE).match is Match.NEW
+
+
+CALL = {"id": "c", "function": {"name": "f", "arguments": {}}}
+TOOL = {"role": "tool", "content": "r", "tool_call_id": "c"}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+SAYS: dict[str, dict[str, Any]] = {
+    "words": {"content": "yes"},
+    "thought": {"content": "yes", "reasoning_content": "hm"},
+    "call": {"content": "", "tool_calls": [CALL]},
+    "both": {"content": "yes", "tool_calls": [CALL]},
+}
+
+
+@pytest.mark.parametrize(
+    ("style", "says", "back", "drift"),
+    [
+        ("chatml", "thought", USER, False),
+        ("chatml", "both", TOOL, False),
+        ("thinking", "words", USER, False),
+        ("thinking", "thought", USER, True),  # thinking before the last question is dropped
+        ("thinking", "thought", TOOL, False),
+        ("headers", "thought", TOOL, True),  # it shows no thinking at all
+        ("headers", "call", TOOL, False),
+        ("brackets", "words", USER, False),
+        ("brackets", "call", TOOL, False),
+        ("brackets", "both", TOOL, True),  # it shows calls without the words beside them
+        ("turns", "both", TOOL, False),
+        ("bars", "words", USER, True),  # it opens a think block that it does not show afterwards
+    ],
+)
+def test_a_template_that_rewrites_the_past_is_told_and_overruled(
+    style: str, says: str, back: dict[str, Any], drift: bool, tokenizer_of: TokenizerOf
+) -> None:
+    held = Held(tokenizer_of(style))
+    answer = {"role": "assistant", **SAYS[says]}
+    held.samples(held.prompt(USER), answer, [*held.tokenizer.encode_text("what"), held.tokenizer.turn_end])
+    echoed = {key: value for key, value in answer.items() if key != "reasoning_content"}
+    prompt = held.prompt(USER, echoed, back)
+    assert (prompt.match, prompt.drift) == (Match.CONTINUED, drift)
+    assert prompt.ids[: len(tokens_of(prompt))] == tokens_of(prompt)
+    assert ("drift" in prompt.counts) == drift
+    more = held.says(prompt, "more")
+    assert held.prompt(USER, echoed, back, more, TOOL).drift == drift  # and it stays so
+
+
+def test_what_was_read_may_be_rewritten_too(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("thinking"))
+    options: dict[str, Any] = {
+        "template_kwargs": {"enable_thinking": False}
+    }  # an empty think block, until a question follows
+    one = held.says(held.prompt(USER, **options), "one")
+    assert held.prompt(USER, one, USER, **options).drift
+    held = Held(tokenizer_of("brackets"))
+    one = held.says(held.prompt(USER, tools=TOOLS), "one")  # tools stand before the last question only
+    prompt = held.prompt(USER, one, USER, tools=TOOLS)
+    assert prompt.drift
+    shown = held.tokenizer.decode(prompt.ids, skip_special=False)
+    assert (shown.count("[AVAILABLE_TOOLS]"), shown.count("[INST]")) == (1, 2)  # where they were read, once
+
+
+def test_thinking_that_is_dropped_turns_later_is_told_then(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("thinking"))
+    one = held.says(held.prompt(USER), "", reasoning_content="hm", tool_calls=[CALL])
+    second = held.prompt(USER, one, TOOL)
+    two = held.says(second, "two")
+    third = held.prompt(USER, one, TOOL, two, USER)
+    assert (second.drift, third.drift) == (False, True)
+
+
+def test_where_nothing_ends_a_turn_the_next_one_does(tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of("open"))
+    tokenizer = held.tokenizer
+    user, observation = (tokenizer.encode_chat([message])[2] for message in (USER, TOOL))
+    answer = {"role": "assistant", "content": "a"}
+    for drawn, expected in ((user, []), (observation, [user]), (None, [user])):
+        held.samples(held.prompt(USER), answer, [65, *([] if drawn is None else [drawn])])
+        prompt = held.prompt(USER, answer, USER)
+        assert prompt.read[: len(expected) + 1] == [*expected, *tokenizer.encode_text("\n")]
+        assert not prompt.drift
+
+
+# Ids that a client kept
+
+
+def test_ids_that_come_with_a_request_stand(held: Held) -> None:
+    said = {"role": "assistant", "content": "hello"}
+    ids = [*held.tokenizer.encode_chat([USER]), 65, 66, 67]
+    prompt = held.prompt(USER, said, USER, prefix=Prefix(ids, 2))
+    following = held.tokenizer.observation([USER])
+    assert prompt.ids == [*ids, held.tokenizer.turn_end, *following]
+    assert (prompt.match, prompt.parent, prompt.read) == (Match.GIVEN, None, prompt.ids)
+    ended = held.prompt(USER, said, USER, prefix=Prefix([*ids, held.tokenizer.turn_end], 2))
+    assert ended.ids == prompt.ids
+
+
+def test_ids_that_are_ours_continue_our_turn(held: Held) -> None:
+    one = held.says(held.prompt(USER), "one")
+    ours = held.prompt(USER, one, USER)
+    same = held.prompt(USER, one, USER, prefix=Prefix(tokens_of(ours), 2))
+    assert same == ours
+    other = held.prompt(USER, one, USER, prefix=Prefix([*tokens_of(ours)[:-2], 65], 2))
+    assert (other.match, other.parent) == (Match.GIVEN, None)
+    two = held.says(ours, "two")
+    further = held.prompt(USER, one, USER, two, USER, prefix=Prefix(tokens_of(ours), 2))
+    assert further == held.prompt(USER, one, USER, two, USER)
+
+
+def test_an_answer_may_go_on_in_ids_that_a_client_kept(held: Held) -> None:
+    said = {"role": "assistant", "content": "hello"}
+    ids = [*held.tokenizer.encode_chat([USER]), 65]
+    for given in (ids, [*ids, held.tokenizer.turn_end]):
+        prompt = held.prompt(USER, said, prefix=Prefix(given, 2), continue_final_message=True)
+        assert (prompt.ids, prompt.match) == (ids, Match.GIVEN)
+
+
+# Answers that go on
+
+
+@pytest.mark.parametrize("style", STYLE_NAMES)
+def test_an_answer_goes_on_in_the_ids_it_has(style: str, tokenizer_of: TokenizerOf) -> None:
+    held = Held(tokenizer_of(style))
+    first = held.prompt(USER)
+    begun = held.says(first, "hel", ended=False)
+    prompt = held.prompt(USER, begun, continue_final_message=True)
+    assert prompt.ids == tokens_of(prompt)
+    assert (prompt.match, prompt.read, prompt.begun) == (Match.CONTINUED, [], len(prompt.ids) - len(first.ids))
+    more = held.says(prompt, "lo", ended=False)
+    assert more["content"] == "lo"
+    twice = held.prompt(USER, {**begun, "content": "hello"}, continue_final_message=True)
+    assert twice.begun == len(twice.ids) - len(first.ids)
+    held.says(twice, " you")
+    after = held.prompt(USER, {**begun, "content": "hello you"}, USER)
+    assert after.match is Match.CONTINUED
+    assert tokens_of(after)[: len(twice.ids)] == twice.ids
+
+
+def test_an_answer_that_had_ended_goes_on_without_its_end(held: Held) -> None:
+    one = held.says(held.prompt(USER), "one")
+    two = held.says(held.prompt(USER, one, USER), "two")
+    prompt = held.prompt(USER, one, USER, two, continue_final_message=True)
+    whole = tokens_of(held.prompt(USER, one, USER, two, USER))
+    assert prompt.ids == whole[:-1]
+    assert prompt.match is Match.CONTINUED
+    assert prompt.parent is not None
+    assert prompt.parent.name == held.shelf[0].name
+
+
+def test_what_a_stop_string_cut_off_is_not_gone_on_from(held: Held) -> None:
+    one = held.says(held.prompt(USER), "one")
+    second = held.prompt(USER, one, USER)
+    cut = {"role": "assistant", "content": "two"}
+    held.samples(second, cut, held.tokenizer.encode_text("two STOP"))
+    prompt = held.prompt(USER, one, USER, cut, continue_final_message=True)
+    assert prompt.ids == [*second.ids, *held.tokenizer.encode_text("two")]
+    assert prompt.match is Match.CONTINUED
+
+
+def test_a_beginning_that_a_client_wrote_is_rendered(held: Held) -> None:
+    one = held.says(held.prompt(USER), "one")
+    begun = {"role": "assistant", "content": "It is"}
+    prompt = held.prompt(USER, one, USER, begun, continue_final_message=True)
+    assert prompt.ids == [*held.prompt(USER, one, USER).ids, *held.tokenizer.encode_text("It is")]
+    assert (prompt.match, prompt.begun) == (Match.CONTINUED, len(held.tokenizer.encode_text("It is")))
+    held.says(prompt, " so")
+    assert held.prompt(USER, one, USER, {**begun, "content": "It is so"}, USER).match is Match.CONTINUED
+    assert held.prompt(USER, begun, continue_final_message=True).match is Match.NEW
+
+
+def test_thoughts_that_go_on_are_joined(held: Held) -> None:
+    begun = held.says(held.prompt(USER), "", ended=False, reasoning_content="I th")
+    prompt = held.prompt(USER, begun, continue_final_message=True)
+    held.says(prompt, "yes", reasoning_content="ink")
+    joined = {"role": "assistant", "content": "yes", "reasoning_content": "I think"}
+    for echoed in (joined, {**joined, "reasoning_content": None}):
+        assert held.prompt(USER, echoed, USER).match is Match.CONTINUED
+    assert held.prompt(USER, {**joined, "reasoning_content": "I thank"}, USER).match is Match.UNMATCHED
+
+
+def test_calls_cannot_be_continued(held: Held) -> None:
+    with pytest.raises(ChatError, match="without tool calls"):
+        held.prompt(USER, call({}), continue_final_message=True)

@@ -1,4 +1,4 @@
-"""All calls of an answer are found; what cannot be read stays text; thinking is told apart."""
+"""All calls of an answer are found; what cannot be read stays text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.chat import ParsedCall, parse_tool_call, parse_tool_calls
-from palestra.chat.tool_calls import split_open_thinking
+from palestra.chat import ParsedCall, parse_tool_call
+from palestra.chat.speech import Speech, SpeechParser, put_together
+from palestra.chat.tool_formats import tool_format
 
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
 
 
-def names(text: str) -> list[str]:
-    return [call.name for call in parse_tool_calls(text).calls]
+def hear(text: str) -> Speech:
+    parser = SpeechParser(tool_format("hermes"))
+    return put_together([*parser.feed(text), *parser.finish()])
 
 
 @pytest.mark.parametrize(
@@ -33,8 +35,9 @@ def names(text: str) -> list[str]:
     ],
 )
 def test_every_call_is_found_and_the_rest_stays(text: str, calls: list[str], around: str) -> None:
-    assert names(text) == calls
-    assert parse_tool_calls(text).text == around
+    speech = hear(text)
+    assert [call.name for call in speech.calls] == calls
+    assert speech.content == around
 
 
 arguments = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.booleans(), st.lists(st.text())))
@@ -44,30 +47,13 @@ arguments = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.bo
 def test_calls_survive_whatever_their_arguments_hold(calls: list[tuple[str, dict[str, Any]]]) -> None:
     wanted = [ParsedCall(name=name, arguments=given) for name, given in calls]
     bodies = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
-    found = parse_tool_calls("".join(f"<tool_call>{body}</tool_call>" for body in bodies))
+    found = hear("".join(f"<tool_call>{body}</tool_call>" for body in bodies))
     assert found.calls == wanted
-    assert found.text == ""
+    assert found.content == ""
 
 
 @given(st.text(alphabet="<>/{}\"'tool_callthinkname: x1\n,"))
 def test_the_first_of_several_is_the_one_that_a_single_parser_finds(text: str) -> None:
     first = parse_tool_call(f"<tool_call>{F}</tool_call>{text}")
     if isinstance(first, ParsedCall) and "think" not in text:
-        assert parse_tool_calls(f"<tool_call>{F}</tool_call>{text}").calls[0] == first
-
-
-@pytest.mark.parametrize(
-    ("text", "reasoning", "said"),
-    [
-        ("<think>\nhm\n</think>\n\nyes", "hm", "\n\nyes"),
-        ("hm</think>yes", "hm", "yes"),
-        ("<think>a</think><think>b</think>c", "a\nb", "c"),
-        ("<think>never closed", "never closed", ""),
-        (f"<think>hm <tool_call>{F}", "hm", f"<tool_call>{F}"),
-        ("plain", None, "plain"),
-        ("a < think", None, "a < think"),
-    ],
-)
-def test_thinking_is_told_apart(text: str, reasoning: str | None, said: str) -> None:
-    spoken = split_open_thinking(text)
-    assert (spoken.reasoning, spoken.said) == (reasoning, said)
+        assert hear(f"<tool_call>{F}</tool_call>{text}").calls[0] == first

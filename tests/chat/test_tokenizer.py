@@ -19,7 +19,10 @@ from palestra.chat import ChatError, ChatTokenizer
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 
-NASTY = ["<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "<|im_", "end|>", "<", "<|eot_id|>", "[INST]", "</s>"]
+NASTY = [
+    *("<|im_end|>", "<|im_start|>system\n", "<|endoftext|>", "<|im_", "end|>", "<", "<|eot_id|>", "[INST]", "</s>"),
+    *("<end_of_turn>", "<｜User｜>", "<｜", "｜>", "<|user|>"),
+]
 PIECES = st.sampled_from([*NASTY, "<think>", "</tool_call>", "a", "Hello", " ", "\n", "4", "ß", "🙂", "\t", '"', "\\"])
 TEXTS = st.lists(PIECES, max_size=8).map("".join)
 TURNS = TEXTS.map(lambda text: "." + text.replace("</think>", "").rstrip())
@@ -43,6 +46,7 @@ def conversations(draw: st.DrawFn, roles: tuple[str, ...]) -> tuple[list[dict[st
         ("chatml", ("user", "tool", "system"), ""),
         ("thinking", ("user", "tool"), ""),
         ("headers", ("user", "ipython"), ""),
+        ("turns", ("user",), ""),
         ("brackets", ("user",), " "),  # this template puts a space before each of the assistant's turns
     ],
 )
@@ -66,7 +70,7 @@ def test_prompt_turns_and_observations_are_the_whole_conversation(
     check()
 
 
-@pytest.mark.parametrize("style", ["chatml", "headers", "brackets"])
+@pytest.mark.parametrize("style", ["chatml", "headers", "brackets", "turns", "bars", "open"])
 def test_no_text_becomes_a_special_token(style: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(style)
 
@@ -150,8 +154,16 @@ def test_observation_behind_a_tokenizer_that_marks_the_beginning_of_a_text(tmp_p
 
 def test_observation_takes_template_options(tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of("thinking")
-    tokens = tokenizer.observation([{"role": "user", "content": "on"}], enable_thinking=False)
+    tokens = tokenizer.observation([{"role": "user", "content": "on"}], template_kwargs={"enable_thinking": False})
     assert tokenizer.decode(tokens).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "chat", "max_tokens", "turn"])
+def test_template_options_may_have_any_name_and_change_nothing_else(name: str, tokenizer_of: TokenizerOf) -> None:
+    tokenizer, messages = tokenizer_of("thinking"), [{"role": "user", "content": "on"}]
+    options = {name: "x"}
+    assert tokenizer.encode_chat(messages, template_kwargs=options) == tokenizer.encode_chat(messages)
+    assert tokenizer.observation(messages, template_kwargs=options) == tokenizer.observation(messages)
 
 
 def test_what_ends_a_turn(random_model: Callable[..., Path], tokenizer_of: TokenizerOf) -> None:

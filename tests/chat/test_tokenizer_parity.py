@@ -31,17 +31,19 @@ TOOL_TURNS = [
     {"role": "tool", "content": "[1, 2]"},
     {"role": "tool", "content": "{}"},
 ]
-
-
-CHATS = {"plain": PLAIN, "system": WITH_SYSTEM, "turns": TURNS, "tool": TOOL_TURNS}
-ALTERNATING = {"brackets"}
-"""Templates that refuse tool turns."""
-CASES = [
-    pytest.param(style, chat, id=f"{style}-{name}")
-    for style in ("chatml", "thinking", "headers", "brackets")
-    for name, chat in CHATS.items()
-    if not (style in ALTERNATING and name == "tool")
+CALLS = [
+    *PLAIN,
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "look",
+        "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": {"ü": [1, {"b": None}], "a": "<b>"}}}],
+    },
+    {"role": "tool", "content": "42", "tool_call_id": "c"},
 ]
+CHATS = {"plain": PLAIN, "system": WITH_SYSTEM, "turns": TURNS, "tool": TOOL_TURNS, "calls": CALLS}
+STYLES = ("chatml", "thinking", "headers", "brackets", "turns", "bars", "open")
+CASES = [pytest.param(style, chat, id=f"{style}-{name}") for style in STYLES for name, chat in CHATS.items()]
 
 
 @pytest.mark.parametrize(("style", "messages"), CASES)
@@ -60,13 +62,27 @@ def test_encodes_as_transformers(
     wanted = theirs.apply_chat_template(
         messages, tools=tools, tokenize=True, return_dict=False, **({"add_generation_prompt": True} | options)
     )
-    assert ours.encode_chat(messages, tools, **options) == wanted
+    kwargs = {name: value for name, value in options.items() if name != "add_generation_prompt"}
+    prompted = options.get("add_generation_prompt", True)
+    assert ours.encode_chat(messages, tools, prompted, template_kwargs=kwargs) == wanted
     rendered = theirs.apply_chat_template(
         messages, tools=tools, tokenize=False, **({"add_generation_prompt": True} | options)
     )
-    assert ours.render(messages, tools, **options) == rendered
+    assert ours.render(messages, tools, prompted, kwargs) == rendered
     assert ours.decode(wanted, skip_special=False) == theirs.decode(wanted)
     assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("content", ["It is", " It is  ", "<think>\nIt", "", "<|im_end|"])
+def test_an_answer_is_continued_as_transformers_does(
+    style: str, content: str, style_folder: Callable[[str], Path], tokenizer_of: Callable[[str], ChatTokenizer]
+) -> None:
+    messages = [*PLAIN, {"role": "assistant", "content": content}]
+    wanted = _transformers(style_folder(style)).apply_chat_template(
+        messages, tokenize=True, return_dict=False, continue_final_message=True
+    )
+    assert tokenizer_of(style).encode_chat(messages, continue_final_message=True) == wanted
 
 
 def test_a_list_of_templates_has_one_for_tools(style_folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -144,15 +144,18 @@ def test_many_samples_of_a_long_prompt_equal_the_training_forward(bench):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
 @pytest.mark.parametrize("raw", [False, True])
-def test_logprobs_at_another_temperature_are_of_the_scaled_distribution_or_raw(bench, temperature, raw):
+def test_logprobs_at_another_temperature_are_of_the_scaled_distribution_and_raw(bench, temperature, raw):
     prompt = bench.tokens(12)
     wish = bench.request(prompt, temperature=temperature, raw_logprobs=raw, top_k=50, top_p=0.9, topk_logprobs=3)
     sequence = bench.sampler().generate([wish])[0].sequences[0]
     with torch.no_grad():
         logits = bench.reference()(torch.tensor([prompt + sequence.tokens])).logits[0, len(prompt) - 1 : -1].double()
-    truth = torch.log_softmax(logits / (1.0 if raw else temperature), -1)
+    scaled = torch.log_softmax(logits / temperature, -1)
+    truth = torch.log_softmax(logits, -1) if raw else scaled
+    assert len(sequence.raw_logprobs) == (len(sequence.tokens) if raw else 0)
     for i, token in enumerate(sequence.tokens):
-        assert sequence.logprobs[i] == pytest.approx(truth[i, token].item(), abs=2e-5)
+        assert sequence.logprobs[i] == pytest.approx(scaled[i, token].item(), abs=2e-5)
+        assert not raw or sequence.raw_logprobs[i] == pytest.approx(truth[i, token].item(), abs=2e-5)
         top = truth[i].topk(3)
         assert list(sequence.topk_logprobs[i].token_ids) == top.indices.tolist()
         assert sequence.topk_logprobs[i].logprobs == pytest.approx(top.values.tolist(), abs=2e-5)

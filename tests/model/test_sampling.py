@@ -17,8 +17,8 @@ from palestra.types import SamplingParams
 VOCAB = 11
 
 
-def row(seed: int = 0, sample: int = 0, prompt=(1, 2), generated=(), stop_ids=(), allowed=None, **params) -> DrawRow:
-    return DrawRow(SamplingParams(**params), seed, sample, prompt, list(generated), tuple(stop_ids), allowed)
+def row(seed=0, sample=0, prompt=(1, 2), generated=(), stop_ids=(), raw=False, allowed=None, **params) -> DrawRow:
+    return DrawRow(SamplingParams(**params), seed, sample, prompt, list(generated), tuple(stop_ids), raw, allowed)
 
 
 def random_logits(n: int = 1, vocab: int = VOCAB, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
@@ -155,21 +155,23 @@ def test_temperature_zero_is_greedy():
 
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 1.5, 10.0])
 @pytest.mark.parametrize("raw", [False, True])
-def test_reported_logprobs_are_those_of_the_scaled_distribution_or_raw_ones(temperature, raw):
+def test_reported_logprobs_are_those_of_the_scaled_distribution_and_raw_ones(temperature, raw):
     """Before top-k, top-p, min-p, penalties and bias, whatever those do to the draw."""
     logits = random_logits(6)
     rows = [
-        row(seed=s, temperature=temperature, raw_logprobs=raw, generated=[1, 2], **extra)
+        row(seed=s, temperature=temperature, raw=raw, generated=[1, 2], **extra)
         for s, extra in enumerate(
             [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 4.0}}]
         )
     ]
     result = draw(logits, rows, top=VOCAB)
-    truth = torch.log_softmax(logits.double() / (1.0 if raw else temperature), -1)
+    scaled = torch.log_softmax(logits.double() / temperature, -1)
+    truth = torch.log_softmax(logits.double(), -1) if raw else scaled
     assert result.top_ids is not None
     assert result.top_logprobs is not None
     for i, token in enumerate(result.tokens):
-        assert result.logprobs[i] == pytest.approx(truth[i, token].item(), abs=1e-5)
+        assert result.logprobs[i] == pytest.approx(scaled[i, token].item(), abs=1e-5)
+        assert result.raw[i] == pytest.approx(truth[i, token].item(), abs=1e-5)
         assert torch.allclose(result.top_logprobs[i].double(), truth[i].sort(descending=True).values, atol=1e-5)
         assert result.top_ids[i].tolist() == truth[i].argsort(descending=True).tolist()
 

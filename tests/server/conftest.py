@@ -48,12 +48,12 @@ _names = itertools.count()
 class Server:
     """A `palestra serve` with a state folder of its own. Not started yet; a context manager that leaves nothing."""
 
-    name, key = NAME, KEY
+    name, key, worker = NAME, KEY, WORKER
 
     def __init__(self, folder: Path, model: Path, *overrides: str, flags: tuple[str, ...] = (), **settings: Any):
         self.folder, self.model = folder, model
         self.state, self.checkpoints = folder / "state", folder / "state" / "checkpoints"
-        self.log, self.worker_log = folder / "server.log", self.state / "logs" / f"{WORKER}.log"
+        self.log, self.worker_log = folder / "server.log", self.state / "logs" / f"{self.worker}.log"
         self.overrides = [*overrides, *(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         self.flags = list(flags)
         self.url, self.port = "", 0
@@ -122,7 +122,7 @@ class Server:
     @property
     def worker_pid(self) -> int:
         """Of the first worker. A new one has another: see `wait_worker`."""
-        return json.loads((self.state / WORKER / "worker.json").read_text())["pid"]
+        return json.loads((self.state / self.worker / "worker.json").read_text())["pid"]
 
     def wait_worker(self, *, other_than: int = 0, timeout_s: float = START_S) -> int:
         """Until the engine is there, and is not this old process."""

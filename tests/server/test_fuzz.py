@@ -39,7 +39,7 @@ def _settings(examples: int) -> settings:
 @pytest.fixture(scope="module")
 def fuzzed(make_module_server: MakeServer) -> Any:
     """Polls are not held: nobody waits for what will never be."""
-    return make_module_server(poll_hold_s=0.05, gap_wait_s=0.05)
+    return make_module_server("episodes.max_wait_s=0.05", poll_hold_s=0.05, gap_wait_s=0.05)
 
 
 def alive(server: Any) -> None:

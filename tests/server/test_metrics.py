@@ -7,8 +7,13 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from palestra.episodes.board import Board
+from palestra.server.episodes.clock import Clock
+from palestra.server.episodes.observer import EpisodeObserver
 from palestra.server.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, QueueState
 from palestra.types.engine import Stats
+from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, NewGroup
+from palestra.types.rollouts import Task
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -118,6 +123,30 @@ def busy_metrics() -> Metrics:
     metrics.worker_hello("m")
     metrics.worker_stats("m", Stats(tokens_trained=1))
     metrics.worker_restarted("m", "died")
+    metrics.vllm_up("m", 0, is_up=True)
+    metrics.vllm_retried("m")
+    metrics.vllm_loaded("m")
     metrics.watch_queues(lambda: [QueueState("m", "sample", 1, 0.1)])
     metrics.watch_journal(lambda: JournalState(0, 0))
+    busy_episodes(EpisodeObserver(metrics.registry))
     return metrics
+
+
+def busy_episodes(observer: EpisodeObserver) -> None:
+    """One was lost and played again."""
+    board, clock = Board(), Clock(lambda: 0.0, lambda: 0.0)
+    observer.watch(lambda: board, clock)
+    board.put_run("o", "r", 0.0)
+    task = Task(id="t", environment="e", prompt=[])
+    board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)
+    for now in (0.0, 1000.0):
+        claim = ClaimRequest(client_id="c", claim_id=f"{now}")
+        leases = board.claim("o", claim, now)
+        observer.claimed("o", claim, leases, 0.1)
+        for lease in leases:
+            result = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=EpisodeResult(reward=1.0))
+            observer.ended("o", board.end("o", "c", [result], now + 999.0 if now == 0.0 else now))
+        for over in board.take_news().over:
+            observer.over(board, over)
+    observer.delivered(board, ("o", "r"), 1000.0)
+    observer.read(("o", "r"), board.delivered("o", "r", 1000.0, after=0, limit=1), 1001.0)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from palestra.episodes.board import Board
 from palestra.store import Store
+from palestra.store.episodes import save_changes
 from palestra.store.traces import (
+    KeptAnswer,
     Purge,
     Trace,
     Turn,
     TurnFacts,
     TurnSample,
+    answers_of,
     append_turn,
     get_trace,
     list_traces,
     purge_traces,
+    traces_named,
+    traces_of,
     turns_of,
 )
+from palestra.types.episode_rows import Change, EpisodeRow
+from palestra.types.episodes import NewGroup
+from palestra.types.rollouts import Task
 
 FACTS = TurnFacts(
     response_id="r",
@@ -68,6 +78,34 @@ def test_a_turn_whose_trace_was_purged_begins_another(store: Store) -> None:
     assert (only.number, only.parent, only.prompt) == (0, None, [1, 2, 3])
 
 
+def test_answers_are_found_by_their_names_with_all_it_takes_to_go_on(store: Store) -> None:
+    def named(name: bytes, **thoughts: str) -> KeptAnswer:
+        return KeptAnswer(name=name, thoughts={int(place[1:]): text for place, text in thoughts.items()})
+
+    two = msgspec.structs.replace(turn([1], 2), samples=[*turn([1], 2).samples, *turn([1], 3).samples])
+    later = msgspec.structs.replace(FACTS, drift=True, begun=2)
+    child = msgspec.structs.replace(turn([1, 3, 4], 5, parent=0), parent_sample=1, facts=later)
+    store.write_now(lambda c: append_turn(c, trace("a"), two, [1], [named(b"x"), named(b"y", _1="hm")]))
+    store.write_now(lambda c: append_turn(c, trace("a", at=2.0), child, [4], [named(b"z")]))
+    store.write_now(lambda c: append_turn(c, trace("b", at=9.0), turn([1], 2), [1], [named(b"x")]))
+    store.write_now(lambda c: append_turn(c, trace("c", at=5.0), turn([1], 2), [1], [named(b"x")]))
+    store.write_now(lambda c: append_turn(c, trace("unnamed"), turn([1], 2), [1]))
+    found = store.read_now(lambda c: traces_named(c, [b"z", b"other", b"x"], most=2))
+    assert found == [(b"z", "a"), (b"x", "b"), (b"x", "c")]
+    first, second, third = store.read_now(lambda c: answers_of(c, "a"))
+    assert [(a.number, a.sample, list(a.tokens)) for a in (first, second, third)] == [
+        (0, 0, [2]),
+        (0, 1, [3]),
+        (1, 0, [5]),
+    ]
+    assert (second.answer, second.parent, second.drift) == (named(b"y", _1="hm"), None, False)
+    assert (third.parent, third.parent_sample, list(third.read)) == (0, 1, [4])
+    assert (third.drift, third.begun, third.stop_reason) == (True, 2, "stop")
+    assert store.read_now(lambda c: answers_of(c, "unnamed")) == []
+    store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100)))
+    assert store.read_now(lambda c: traces_named(c, [b"x", b"z"], most=2)) == []
+
+
 def test_traces_are_their_owners(store: Store) -> None:
     store.write_now(lambda c: append_turn(c, trace("a", owner="alice"), turn([1], 2), [1]))
     assert store.read_now(lambda c: get_trace(c, "a", "bob")) is None
@@ -95,3 +133,28 @@ def test_old_and_surplus_traces_go(store: Store, purge: Purge, left: set[str]) -
     assert found == left
     for name in ("a1", "a2", "a3", "b1"):
         assert bool(store.read_now(lambda c, n=name: turns_of(c, n))) == (name in left)
+
+
+def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(tables_store: Store) -> None:
+    def put(name: str, origin: str | None, at: float) -> None:
+        one = msgspec.structs.replace(trace(name, at=at), origin=origin)
+        tables_store.write_now(lambda c: append_turn(c, one, turn([1], 2), [1]))
+
+    put("late", "e-1#2", 3.0)
+    put("early", "e-1#2", 2.0)
+    put("lost", "e-1#1", 1.0)
+    put("free", None, 1.0)
+    found = tables_store.read_now(lambda c: traces_of(c, "e-1#2", "o"))
+    assert [(one.trace_id, one.origin) for one in found] == [("early", "e-1#2"), ("late", "e-1#2")]
+    assert tables_store.read_now(lambda c: traces_of(c, "e-1#2", "p")) == []
+    board = Board()
+    board.put_run("o", "r", 0.0)
+    task = Task(id="t", environment="e", prompt=[])
+    board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)
+    changes = [c for c in board.take_changes() if isinstance(c.row, EpisodeRow)]
+    (kept,) = [Change(EpisodeRow, ("e-1",), msgspec.structs.replace(c.row, episode_id="e-1")) for c in changes if c.row]
+    tables_store.write_now(lambda c: save_changes(c, [kept]))
+    assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 1
+    assert tables_store.read_now(lambda c: get_trace(c, "free", "o")) is None
+    tables_store.write_now(lambda c: save_changes(c, [Change(EpisodeRow, ("e-1",), None)]))
+    assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 3

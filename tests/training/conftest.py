@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from palestra.config.train import load_train_config
-from palestra.training.listener import Silence
+from palestra.training.listener import Listener, Silence
 from palestra.training.runs import RunFolder
 from tests.training.trainers import SMALL, merged
 
@@ -42,13 +42,13 @@ def ephebe_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run_training(ephebe_url: str, tmp_path: Path) -> Callable[..., RunFolder]:
     """`run_training("name", key={"sub": 1})`: a whole run, to its end; the folder to read it from."""
 
-    def run(name: str, **settings: Any) -> RunFolder:
+    def run(name: str, listener: Listener | None = None, **settings: Any) -> RunFolder:
         from palestra.training.launch import train
 
         saved = merged(SMALL, {"server": ephebe_url, "runs": str(tmp_path / "runs"), "name": name, **settings})
         config = load_train_config([], [], saved)
         with RunFolder.create(config.runs, name, config) as folder:
-            asyncio.run(train(config, folder, Silence(), device="cpu"))
+            asyncio.run(train(config, folder, listener or Silence(), device="cpu"))
         return folder
 
     return run

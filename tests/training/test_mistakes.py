@@ -203,7 +203,7 @@ def test_an_interrupted_run_says_how_to_go_on(folder, ephebe_url, tmp_path):
     run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "stopped")
     wait_for_steps(tmp_path, "stopped", 1, run)
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=30)
+    said, _ = run.communicate(timeout=90)
     assert run.returncode == 130, said
     assert "palestra train --resume stopped" in said
     assert RunReader(tmp_path / "runs" / "stopped").status() is RunStatus.STOPPED
@@ -280,6 +280,6 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(folder, ephebe_url, tmp_path):
     run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "told")
     wait_for_steps(tmp_path, "told", 1, run)
     run.send_signal(signal.SIGTERM)
-    said, _ = run.communicate(timeout=30)
+    said, _ = run.communicate(timeout=90)
     assert run.returncode == 130, said
     assert RunReader(tmp_path / "runs" / "told").status() is RunStatus.STOPPED

@@ -1,185 +1,189 @@
-"""From sampled tokens to what a client reads.
+"""Chat and text completions as OpenAI and vLLM write them: bodies and chunks.
 
-Owns: texts, reasoning, tool calls, logprobs as OpenAI and vLLM write them. Never touches: the engine, traces.
+Owns: the JSON. Never touches: how an answer came about.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from palestra import __version__
-from palestra.chat import ChatTokenizer, parse_tool_calls
-from palestra.chat.tool_calls import THINK, split_open_thinking
-from palestra.server.openai.schemas import ChatRequest, CompletionRequest, Sampling
-from palestra.types.sampling import SampledSequence, SampleResult, StopReason, TopLogprobs
-
-LOWEST = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinity
-OPENING = 8  # tokens at the end of a prompt that may open a think block
+from palestra.chat.speech import Said, Thought
+from palestra.server.openai.chat import message_of
+from palestra.server.openai.chat_events import (
+    Begun,
+    ChatAnswer,
+    ChatEvent,
+    Choice,
+    Delta,
+    DrawnToken,
+    Ended,
+    ToolCall,
+    Usage,
+)
+from palestra.server.openai.errors import as_refusal, refusal_body
+from palestra.server.openai.schemas import ChatRequest
+from palestra.server.openai.sse import DONE, event
+from palestra.server.openai.token_names import Names
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A sequence as its client is told of it."""
+class Header:
+    """What bodies and all chunks of one response have in common."""
 
-    sequence: SampledSequence
-    logprobs: Sequence[float]
-    top: Sequence[TopLogprobs]
+    kind: str
+    response_id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
 
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Turns tokens into text the way one request asked for."""
-
-    tokenizer: ChatTokenizer
-    call: Sampling
-    stop_ids: tuple[int, ...]
-
-    def text(self, sequence: SampledSequence) -> str:
-        """Without the token or string that ended it."""
-        tokens, skip = sequence.tokens, self.call.skip_special_tokens is not False
-        if tokens and tokens[-1] in self.stop_ids:
-            tokens = tokens[:-1]
-        text = self.tokenizer.decode(tokens, skip_special=skip)
-        ends = [place for stop in self.call.stops if (place := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text
-
-    def stop_reason(self, sequence: SampledSequence) -> str | int | None:
-        """vLLM's: what of the request ended it; null for the model's own end."""
-        if sequence.stop_reason is not StopReason.STOP:
-            return None
-        if sequence.tokens[-1] in (self.call.stop_token_ids or ()):
-            return sequence.tokens[-1]
-        if sequence.tokens[-1] in self.stop_ids:
-            return None
-        text = self.tokenizer.decode(sequence.tokens, skip_special=False)
-        return min((stop for stop in self.call.stops if stop in text), key=text.find, default=None)
-
-    def token_name(self, token: int) -> str:
-        if self.call.return_tokens_as_token_ids:
-            return f"token_id:{token}"
-        return self.tokenizer.decode([token], skip_special=False)
-
-    def token_bytes(self, token: int) -> list[int] | None:
-        """None for a token that is part of a character."""
-        text = self.tokenizer.decode([token], skip_special=False)
-        return None if "\ufffd" in text else list(text.encode())
+    def around(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"palestra-{__version__}",
+            "choices": choices,
+        }
 
 
-# Chat
+def usage_body(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
 
 
-def read_message(reader: Reader, sequence: SampledSequence, call: ChatRequest, prompt: Sequence[int]) -> dict[str, Any]:
-    opened = reader.tokenizer.decode(prompt[-OPENING:], skip_special=False).rstrip().endswith(THINK)
-    text = reader.text(sequence)
-    spoken = split_open_thinking(THINK + text if opened and not text.lstrip().startswith(THINK) else text)
-    content = spoken.said if spoken.reasoning is None else spoken.said.lstrip()
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if spoken.reasoning is not None:
-        message["reasoning_content"] = spoken.reasoning
-    found = parse_tool_calls(content) if call.calls_tools else None
-    if found is not None and found.calls:
-        message["content"] = found.text.strip() or None
-        message["tool_calls"] = [
-            {
-                "id": f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {"name": one.name, "arguments": json.dumps(one.arguments, ensure_ascii=False)},
-            }
-            for one in found.calls
+def chat_body(answer: ChatAnswer, call: ChatRequest) -> dict[str, Any]:
+    names = Names(answer.tokenizer, bool(call.return_tokens_as_token_ids))
+    choices = [_choice(choice, call, names) for choice in answer.choices]
+    body = Header("chat.completion", answer.response_id, answer.model).around(choices)
+    body |= {"usage": usage_body(answer.usage), "trace_id": answer.trace_id}
+    if call.prompt_logprobs is not None:
+        body["prompt_logprobs"] = names.prompt_logprobs(answer.prompt, answer.result)
+    return body | ({"prompt_token_ids": answer.prompt} if call.return_token_ids else {})
+
+
+def _choice(choice: Choice, call: ChatRequest, names: Names) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "index": choice.index,
+        "message": message_of(choice) | {"refusal": None},
+        "logprobs": _logprobs(choice.tokens, names) if call.logprobs else None,
+        "finish_reason": choice.finish,
+        "stop_reason": choice.stop,
+    }
+    return body | ({"token_ids": choice.sequence.tokens} if call.return_token_ids else {})
+
+
+def _logprobs(tokens: Sequence[DrawnToken], names: Names) -> dict[str, Any]:
+    return {"content": names.entries(tokens), "refusal": None}
+
+
+# Chunks
+
+
+async def chat_chunks(
+    call: ChatRequest, response_id: str, events: AsyncGenerator[ChatEvent, None]
+) -> AsyncGenerator[bytes, None]:
+    chunks: _ChatChunks | None = None
+    async with aclosing(events):
+        try:
+            async for one in events:
+                if isinstance(one, Begun):
+                    chunks = _ChatChunks(call, response_id, one)
+                assert chunks is not None
+                for line in chunks.write(one):
+                    yield line
+        except Exception as error:
+            if chunks is None:
+                raise
+            yield event(
+                refusal_body(as_refusal(error, response_id=response_id))
+            )  # the beginning is out: all that is left is to say so
+    yield DONE
+
+
+class _ChatChunks:
+    """Of one stream."""
+
+    def __init__(self, call: ChatRequest, response_id: str, begun: Begun):
+        self._call, self._prompt_tokens = call, len(begun.prompt)
+        self._header = Header("chat.completion.chunk", response_id, call.model)
+        self._names = Names(begun.tokenizer, bool(call.return_tokens_as_token_ids))
+        self._counts: list[int] = [0] * call.choices
+        self._calls: list[int] = [0] * call.choices
+
+    def write(self, one: ChatEvent) -> list[bytes]:
+        match one:
+            case Begun():
+                return self._begun(one)
+            case Delta():
+                self._counts[one.choice] += len(one.tokens)
+                shows = one.pieces or self._call.logprobs or self._call.return_token_ids
+                return [self._delta(one)] if shows else []
+            case Ended():
+                return self._ended(one.answer)
+
+    def _begun(self, begun: Begun) -> list[bytes]:
+        ids = {"prompt_token_ids": begun.prompt} if self._call.return_token_ids else {}
+        role = {"role": "assistant", "content": ""}
+        return [self._chunk([_chunk_choice(i, role)], ids if i == 0 else {}) for i in range(self._call.choices)]
+
+    def _delta(self, delta: Delta) -> bytes:
+        said: dict[str, Any] = {}
+        for piece in delta.pieces:
+            match piece:
+                case Thought(text=text):
+                    said["reasoning_content"] = said.get("reasoning_content", "") + text
+                case Said(text=text):
+                    said["content"] = said.get("content", "") + text
+                case ToolCall():
+                    said.setdefault("tool_calls", []).append(self._call_delta(delta.choice, piece))
+        choice = _chunk_choice(delta.choice, said)
+        if self._call.logprobs:
+            choice["logprobs"] = _logprobs(delta.tokens, self._names)
+        if self._call.return_token_ids:
+            choice["token_ids"] = [one.token for one in delta.tokens]
+        return self._chunk([choice])
+
+    def _call_delta(self, choice: int, call: ToolCall) -> dict[str, Any]:
+        number = self._calls[choice]
+        self._calls[choice] += 1
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": number, "id": call.id, "type": "function", "function": function}
+
+    def _ended(self, answer: ChatAnswer) -> list[bytes]:
+        ends = [
+            _chunk_choice(one.index, {}) | {"finish_reason": one.finish, "stop_reason": one.stop}
+            for one in answer.choices
         ]
-    return message
+        chunks = [self._chunk([end], {"trace_id": answer.trace_id}) for end in ends]
+        if self._options.get("include_usage"):
+            chunks.append(self._chunk([], {"usage": usage_body(answer.usage), "trace_id": answer.trace_id}))
+        return chunks
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return self._call.stream_options or {}
+
+    def _chunk(self, choices: list[dict[str, Any]], more: dict[str, Any] | None = None) -> bytes:
+        usage = stream_usage(self._options, self._prompt_tokens, self._counts)
+        return event(self._header.around(choices) | usage | (more or {}))
 
 
-def chat_choice(reader: Reader, index: int, drawn: Drawn, message: dict[str, Any], call: ChatRequest) -> dict[str, Any]:
-    finish = "tool_calls" if "tool_calls" in message else "stop"
-    choice: dict[str, Any] = {
-        "index": index,
-        "message": message,
-        "logprobs": _chat_logprobs(reader, drawn) if call.logprobs else None,
-        "finish_reason": "length" if drawn.sequence.stop_reason is StopReason.LENGTH else finish,
-        "stop_reason": reader.stop_reason(drawn.sequence),
-    }
-    return choice | ({"token_ids": drawn.sequence.tokens} if call.return_token_ids else {})
+def _chunk_choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _chat_logprobs(reader: Reader, drawn: Drawn) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        name = reader.token_name(token)
-        return {"token": name, "logprob": max(logprob, LOWEST), "bytes": reader.token_bytes(token)}
-
-    content = [
-        entry(token, logprob)
-        | {"top_logprobs": [entry(*pair) for pair in zip(row.token_ids, row.logprobs, strict=True)] if row else []}
-        for token, logprob, row in zip(
-            drawn.sequence.tokens, drawn.logprobs, drawn.top or [None] * len(drawn.logprobs), strict=True
-        )
-    ]
-    return {"content": content, "refusal": None}
-
-
-# Text
-
-
-def text_choice(
-    reader: Reader, index: int, drawn: Drawn, call: CompletionRequest, prompt: Sequence[int]
-) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "index": index,
-        "text": reader.text(drawn.sequence),
-        "logprobs": _text_logprobs(reader, drawn) if call.logprobs is not None else None,
-        "finish_reason": "length" if drawn.sequence.stop_reason is StopReason.LENGTH else "stop",
-        "stop_reason": reader.stop_reason(drawn.sequence),
-    }
-    ids = {"token_ids": drawn.sequence.tokens, "prompt_token_ids": list(prompt)}
-    return choice | (ids if call.return_token_ids else {})
-
-
-def _text_logprobs(reader: Reader, drawn: Drawn) -> dict[str, Any]:
-    texts = [reader.token_name(token) for token in drawn.sequence.tokens]
-    offsets = [0]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    top = [
-        {reader.token_name(t): max(p, LOWEST) for t, p in zip(row.token_ids, row.logprobs, strict=True)}
-        for row in drawn.top
-    ]
-    return {
-        "tokens": texts,
-        "token_logprobs": [max(p, LOWEST) for p in drawn.logprobs],
-        "top_logprobs": top or None,
-        "text_offset": offsets,
-    }
-
-
-# Both
-
-
-def response(
-    kind: str, response_id: str, model: str, trace_id: str, choices: list[dict[str, Any]], usage: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "id": response_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": f"palestra-{__version__}",
-        "choices": choices,
-        "usage": usage,
-        "trace_id": trace_id,
-    }
-
-
-def usage_of(prompts: Sequence[Sequence[int]], results: Sequence[SampleResult]) -> dict[str, Any]:
-    read = sum(len(prompt) for prompt in prompts)
-    written = sum(len(sequence.tokens) for result in results for sequence in result.sequences)
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": sum(result.cached_prompt_tokens for result in results)},
-    }
+def stream_usage(options: dict[str, Any], prompt_tokens: int, counts: Sequence[int]) -> dict[str, Any]:
+    """OpenAI writes null until the end; vLLM, asked for it, tells how far it is."""
+    if options.get("continuous_usage_stats"):
+        return {"usage": usage_body(Usage(prompt_tokens, sum(counts), 0, 0))}
+    return {"usage": None} if options.get("include_usage") else {}

@@ -6,7 +6,7 @@ Owns: the envelope. Never touches: what is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import structlog
 from fastapi import Request, Response
@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 M = TypeVar("M", bound=BaseModel)
 
+BROKE = "something broke in the server; its log has the details"
 CLIENT_LEFT = 499  # nginx's: nobody reads it, the log shows it
 
 
@@ -47,9 +48,16 @@ class ApiError(Refusal):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        is_final: bool = False,
     ):
         super().__init__(status, detail, retry_after_s=retry_after_s)
         self.param, self.code = param, code
+        self.is_final = is_final
+        """To send it again would not help, whatever SDKs think of the status."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"} if self.is_final else {}
 
 
 def invalid(param: str | None, detail: str, *, code: str | None = None) -> ApiError:
@@ -62,10 +70,12 @@ def no_model(model: str, known: list[str]) -> ApiError:
     return ApiError(404, detail, param="model", code="model_not_found")
 
 
-def too_long(prompt_tokens: int, context: int, param: str) -> ApiError:
+def too_long(prompt_tokens: int, context: int, param: str, *, at_least: bool = False) -> ApiError:
+    """`at_least`: it was not counted to its end."""
     detail = (
         f"This model's maximum context length is {context} tokens. However, your messages resulted in "
-        f"{prompt_tokens} tokens, which leaves no room for an answer. Please reduce the length of the messages."
+        f"{'at least ' if at_least else ''}{prompt_tokens} tokens, which leaves no room for an answer. "
+        "Please reduce the length of the messages."
     )
     return ApiError(400, detail, param=param, code="context_length_exceeded")
 
@@ -74,8 +84,20 @@ def parse_body(schema: type[M], body: bytes) -> M:
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
-        place = error.errors(include_url=False, include_context=False)[0]["loc"]
-        raise invalid(str(place[0]) if place else None, str(wire_error_of(error))) from None
+        raise _misread(error) from None
+
+
+def parse_fields(schema: type[M], fields: dict[str, Any]) -> M:
+    """Of a call that was put together from another route's."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _misread(error) from None
+
+
+def _misread(error: ValidationError) -> ApiError:
+    place = error.errors(include_url=False, include_context=False)[0]["loc"]
+    return invalid(str(place[0]) if place else None, str(wire_error_of(error)))
 
 
 _KINDS = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -87,34 +109,53 @@ def envelope(status: int, detail: str, param: str | None = None, code: str | Non
     return {"error": {"message": detail, "type": kind, "param": param, "code": code or _CODES.get(status)}}
 
 
-def _refused(error: Refusal) -> Response:
+def refusal_body(error: Refusal) -> dict[str, Any]:
     param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
+    return envelope(error.status, error.detail, param, code)
+
+
+def _refused(error: Refusal) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
-    return JSONResponse(envelope(error.status, error.detail, param, code), error.status, headers)
+    if isinstance(error, ApiError):
+        headers |= error.headers
+    return JSONResponse(refusal_body(error), error.status, headers)
 
 
-class OpenAIRoute(APIRoute):
-    """Whatever a route raises leaves it as an envelope."""
+def as_refusal(error: Exception, **where: str) -> Refusal:
+    """What a client is told of an error: those we did not expect are in the log."""
+    if isinstance(error, Refusal):
+        return error
+    log.error("a request broke", exc_info=error, **where)
+    return ApiError(500, BROKE)
+
+
+class RefusingRoute(APIRoute):
+    """Whatever a route raises leaves it as an envelope: the one that `refused` makes."""
+
+    refused: ClassVar[Callable[[Refusal], Response]]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        handle, refused = super().get_route_handler(), type(self).refused
 
         async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
             except Refusal as error:
-                return _refused(error)
+                return refused(error)
             except WireError as error:
-                return _refused(ApiError(error.status, str(error)))
+                return refused(ApiError(error.status, str(error)))
             except RequestValidationError as error:
                 first = error.errors()[0]
-                return _refused(invalid(str(first["loc"][-1]), f"{first['loc'][-1]}: {first['msg']}"))
+                return refused(invalid(str(first["loc"][-1]), f"{first['loc'][-1]}: {first['msg']}"))
             except HTTPException as error:
-                return _refused(ApiError(error.status_code, str(error.detail)))
+                return refused(ApiError(error.status_code, str(error.detail)))
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
             except Exception as error:
-                log.error("a request broke", path=request.url.path, exc_info=error)
-                return _refused(ApiError(500, "something broke in the server; its log has the details"))
+                return refused(as_refusal(error, path=request.url.path))
 
         return answer
+
+
+class OpenAIRoute(RefusingRoute):
+    refused = staticmethod(_refused)

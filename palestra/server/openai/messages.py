@@ -5,10 +5,12 @@ Owns: what is accepted, and saying where something is wrong. Never touches: toke
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from palestra.chat.nesting import MAX_DEPTH, is_too_deep
+from palestra.chat.tool_calls import read_json
 from palestra.server.openai.errors import ApiError, invalid
 from palestra.server.tinker.errors import shown
 
@@ -16,17 +18,57 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 """And what templates call them: few know `developer`."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of content parts, and the key their text is under."""
+MAX_MESSAGES = 16384  # each is looked at several times, whatever it says
 MAX_NAME = 128
+PROMPT_IDS, SAMPLED_IDS, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
+TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
+"""What NeMo Gym's agents carry along on answers."""
 
 
 def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if not given:
         raise invalid("messages", "messages: it is empty; send at least one")
+    if len(given) > MAX_MESSAGES:
+        raise invalid("messages", f"messages: {len(given)} of them; at most {MAX_MESSAGES} are read")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
 
 
 def read_tools(given: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)] if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTokens:
+    """Ids that came with a message: the whole conversation up to and with it."""
+
+    ids: list[int]
+    place: int
+
+
+def given_tokens(given: Sequence[dict[str, Any]]) -> GivenTokens | None:
+    """Of the last message that has them. Agents send them back as they got them, on each answer."""
+    carrying = [place for place, message in enumerate(given) if any(message.get(k) is not None for k in TOKEN_FIELDS)]
+    for place in carrying:
+        if missing := [key for key in TOKEN_FIELDS if given[place].get(key) is None]:
+            detail = f"{missing[0]} is missing; send all of {', '.join(TOKEN_FIELDS)} or none"
+            raise _wrong(f"messages[{place}]", detail)
+    if not carrying:
+        return None
+    last, where = given[carrying[-1]], f"messages[{carrying[-1]}]"
+    if last.get("role") != "assistant":
+        raise _wrong(where, f"{PROMPT_IDS} on a message that is not the assistant's")
+    prompt, sampled = (_ids(last[key], f"{where}.{key}") for key in (PROMPT_IDS, SAMPLED_IDS))
+    if not prompt:
+        raise _wrong(f"{where}.{PROMPT_IDS}", "it is empty")
+    if not isinstance(logprobs := last[LOGPROBS], list) or len(logprobs) != len(sampled):
+        raise _wrong(f"{where}.{LOGPROBS}", f"it must be a list with one number for each of {SAMPLED_IDS}")
+    return GivenTokens([*prompt, *sampled], carrying[-1])
+
+
+def _ids(given: Any, where: str) -> list[int]:
+    if not isinstance(given, list) or not all(type(token) is int and 0 <= token < 2**31 for token in given):
+        raise _wrong(where, "it must be a list of token ids")
+    return given
 
 
 def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
@@ -87,21 +129,26 @@ def _call(given: Any, where: str) -> dict[str, Any]:
 
 
 def _arguments(function: dict[str, Any], where: str) -> Any:
-    """Templates want them parsed; text that is no JSON object stays the text it is."""
+    """Templates want them parsed; text that is no JSON object, or one that they could not handle, stays the text it
+    is."""
     given = function.get("arguments")
     if given is None or isinstance(given, dict):
+        check_depth(given, f"{where}.function.arguments")
         return given or {}
     if not isinstance(given, str):
         raise _wrong(where, f"arguments are {shown(given)}; they must be JSON in a string")
-    try:
-        parsed = json.loads(given or "{}")
-    except (ValueError, RecursionError):
-        return given
+    parsed = read_json(given or "{}")
     return parsed if isinstance(parsed, dict) else given
+
+
+def check_depth(value: Any, where: str) -> None:
+    if is_too_deep(value):
+        raise _wrong(where, f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
     """Handed on as it is: the template shows it to the model word for word."""
+    check_depth(given, where)
     function = given.get("function")
     if given.get("type") != "function" or not isinstance(function, dict):
         raise _wrong(where, 'it must read {"type": "function", "function": {"name": …}}')
@@ -110,8 +157,8 @@ def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
         raise _wrong(where, f"function.name is {shown(name)}; it must be a string of 1 to {MAX_NAME} characters")
     if not isinstance(function.get("parameters") or {}, dict):
         raise _wrong(where, "function.parameters must be a JSON schema")
-    if function.get("strict"):
-        raise _wrong(where, "function.strict is not supported here yet", code="unsupported")
+    if not isinstance(function.get("strict"), bool | None):
+        raise _wrong(where, f"function.strict is {shown(function['strict'])}; it must be true or false")
     return given
 
 

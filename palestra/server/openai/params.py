@@ -20,17 +20,10 @@ SAME = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 """Fields that the engine knows by the same name."""
-SCORED_ROOM = 1  # to score a sequence, one more token must fit
 
 
 def sampling_params(
-    call: Sampling,
-    target: Target,
-    stop_ids: tuple[int, ...],
-    prompt_tokens: int,
-    max_tokens: int | None,
-    *,
-    scored: bool,
+    call: Sampling, target: Target, stop_ids: tuple[int, ...], prompt_tokens: int, max_tokens: int | None
 ) -> SamplingParams:
     """`max_tokens` is cut to the room there is: the answer then ends by length."""
     context = target.card.max_positions
@@ -40,7 +33,7 @@ def sampling_params(
             f"max_tokens is {max_tokens}; this model's maximum context length is {context} tokens",
             code="context_length_exceeded",
         )
-    room = context - prompt_tokens - (SCORED_ROOM if scored else 0)
+    room = context - prompt_tokens
     given: dict[str, Any] = {name: value for name in SAME if (value := getattr(call, name)) is not None}
     ending = () if call.ignore_eos else stop_ids
     return SamplingParams(
@@ -50,12 +43,6 @@ def sampling_params(
         stop_strings=call.stops,
         logit_bias=_bias(call, target),
     )
-
-
-def needs_scores(call: Sampling, wants_logprobs: bool) -> bool:
-    """The trace needs the logprobs of what was drawn from, the client those of the model itself: where they differ, the
-    sequence is read once more. Greedy answers are reported at temperature 1 anyway."""
-    return wants_logprobs and call.logprobs_mode != "temperature" and call.drawn_at not in (0.0, 1.0)
 
 
 def shown_params(params: SamplingParams) -> dict[str, Any]:

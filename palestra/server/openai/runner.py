@@ -1,105 +1,110 @@
-"""One sample of the engine, waited for; given up when its client leaves.
+"""A sample of the engine under way: waited for, or listened to; taken back when nobody wants it any more.
 
-Owns: submitting, waiting, cancelling, scores of what was sampled. Never touches: text, traces.
+Owns: submitting, waiting, cancelling. Never touches: text, traces.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
-
 from palestra.server.auth import Caller
+from palestra.server.errors import Refusal
 from palestra.server.futures import SampleFuture
 from palestra.server.hub import Hub
-from palestra.server.openai.errors import ApiError, no_model
+from palestra.server.openai.errors import ApiError
 from palestra.server.openai.models import Target, weights_name
-from palestra.server.sampling import CLONE_STRIDE
 from palestra.server.tinker.decode import SampleCall
 from palestra.server.tinker.sampling_service import SamplingService
-from palestra.types import SampleRequest, SampleResult, SamplingParams
-from palestra.types.engine import Blame, Failure, Sampled, decode_from_worker
-from palestra.types.sampling import SampledSequence, StopReason, TopLogprobs
+from palestra.types import Grammar, SampleRequest, SampleResult
+from palestra.types.engine import Blame, Failure, Sampled, StreamedTokens, decode_from_worker
+from palestra.types.sampling import StopReason
 
 T = TypeVar("T")
 
-FIRST_NUMBER = (1 << 32) * CLONE_STRIDE  # of a sampling session's samples: its SDK clients count from below
 WAIT_S = 60.0  # then it looks again; nothing depends on it
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Of sampled tokens, by the model itself."""
-
-    logprobs: list[float]
-    top: list[TopLogprobs]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     result: SampleResult
-    weights: str
     compute_s: float
+
+
+class Run:
+    def __init__(self, hub: Hub, future: SampleFuture, weights: str, grammar: Grammar | None):
+        self._hub, self._future = hub, future
+        self.weights = weights
+        """Which it is sampled from, exactly."""
+        self._grammar = grammar
+        self._heard: list[StreamedTokens | None] = []
+        """By `begun`, and not told by `parts` yet."""
+
+    async def begun(self) -> None:
+        """When a stream has a first part. What the engine refuses is raised here: nothing has been said by then."""
+        self._heard.append(await self._next())
+        if self._heard == [None]:
+            self._refuse_when_leaving()
+            await self.outcome()
+
+    async def parts(self) -> AsyncIterator[StreamedTokens]:
+        """Of a stream, as it is drawn, up to its end."""
+        while (part := await self._next()) is not None:
+            yield part
+        self._refuse_when_leaving()
+
+    async def _next(self) -> StreamedTokens | None:
+        assert self._future.parts is not None
+        return self._heard.pop() if self._heard else await self._future.parts.get()
+
+    async def outcome(self) -> Outcome:
+        while not await self._future.wait(WAIT_S):
+            self._refuse_when_leaving()
+        assert self._future.frame is not None
+        message = decode_from_worker(self._future.frame)
+        assert isinstance(message, Sampled)
+        if isinstance(message.outcome, Failure):
+            raise _failed(message.outcome, self._grammar)
+        if any(s.stop_reason is StopReason.ABORT for s in message.outcome.sequences):
+            raise ApiError(503, "the sampling was interrupted; send it again", retry_after_s=1.0)
+        return Outcome(message.outcome, message.compute_s)
+
+    def _refuse_when_leaving(self) -> None:
+        if self._hub.is_leaving and not self._future.is_done:
+            raise ApiError(503, "the server is being stopped", retry_after_s=2.0)
 
 
 class Runner:
     def __init__(self, hub: Hub, tinker: SamplingService):
         self._hub, self._tinker = hub, tinker
-        self._numbers = itertools.count(FIRST_NUMBER)
 
-    async def sample(self, caller: Caller, target: Target, request: SampleRequest) -> Outcome:
-        """Cancelled, it takes the sample back from the engine."""
-        future = await self._submit(caller, target, request)
-        sampler = self._hub.sampling.samplers[future.sampler_id]
-        try:
-            while not await future.wait(WAIT_S):
-                if self._hub.is_leaving:
-                    raise ApiError(503, "the server is being stopped", retry_after_s=2.0)
-        except BaseException:
-            self._hub.sampling.cancel(future)
-            raise
-        finally:
-            future.retrieved = True
-        assert future.frame is not None
-        message = decode_from_worker(future.frame)
-        assert isinstance(message, Sampled)
-        if isinstance(message.outcome, Failure):
-            raise _failed(message.outcome)
-        if any(s.stop_reason is StopReason.ABORT for s in message.outcome.sequences):
-            raise ApiError(503, "the sampling was interrupted; send it again", retry_after_s=1.0)
-        return Outcome(message.outcome, weights_name(sampler), message.compute_s)
-
-    async def score(
-        self, caller: Caller, target: Target, prompt: tuple[int, ...], sequence: SampledSequence, top: int
-    ) -> Scores:
-        """The prompt comes from the cache: this costs one pass over what was sampled."""
-        count = len(sequence.tokens)
-        request = SampleRequest(
-            prompt=(*prompt, *sequence.tokens),
-            params=SamplingParams(max_tokens=1, temperature=0.0),
-            prompt_logprobs=True,
-            topk_prompt_logprobs=top,
-            prompt_logprobs_last_n=count,
+    @asynccontextmanager
+    async def run(
+        self, caller: Caller, target: Target, request: SampleRequest, *, stream: bool = False
+    ) -> AsyncIterator[Run]:
+        """Left before its end, the sample is taken back from the engine."""
+        call = SampleCall(
+            request, target.sampling_session_id, None, target.base_model, target.model_path, stream=stream
         )
-        result = (await self.sample(caller, target, request)).result
-        logprobs = [value or 0.0 for value in (result.prompt_logprobs or [])[-count:]]
-        return Scores(logprobs, [row for row in (result.topk_prompt_logprobs or [])[-count:] if row is not None])
-
-    async def _submit(self, caller: Caller, target: Target, request: SampleRequest) -> SampleFuture:
-        number = None
-        if target.sampling_session_id is not None:
-            sampler = self._hub.sampling.samplers.get(target.sampling_session_id)
-            if sampler is None:  # its session ended meanwhile
-                raise no_model(target.name, list(self._hub.workers))
-            number = next(n for n in self._numbers if n not in sampler.futures)
-        call = SampleCall(request, target.sampling_session_id, number, target.base_model, target.model_path)
-        accepted = await self._tinker.sample(caller, call)
-        return self._hub.sampling.futures[accepted.request_id]
+        sampling = self._hub.sampling
+        try:
+            accepted = await self._tinker.sample(caller, call)
+            future = sampling.futures[accepted.request_id]
+            try:
+                with self._hub.episodes.calls.aborting(caller, lambda: sampling.cancel(future)):
+                    weights = weights_name(sampling.samplers[future.sampler_id])
+                    yield Run(self._hub, future, weights, request.grammar)
+            finally:
+                sampling.cancel(future)  # nothing to do for one that is done
+                sampling.forget(future)
+        except Refusal:
+            if target.alias is not None and target.sampling_session_id not in (None, *sampling.samplers):
+                # A run ended and took the session along. Its alias is at a checkpoint by now, or says that it is gone.
+                raise ApiError(503, f"{target.name} moved to other weights; send it again", retry_after_s=1.0) from None
+            raise
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -113,27 +118,10 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Gives the work up when the client leaves. The body has been read."""
-    task, left = asyncio.create_task(work), asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        left.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _failed(failure: Failure) -> ApiError:
+def _failed(failure: Failure, grammar: Grammar | None) -> ApiError:
     """A request's own fault is permanent; the engine's may pass."""
     if failure.blame is Blame.USER:
-        return ApiError(400, failure.message)
+        asked_by = "" if grammar is None else grammar.asked_by
+        is_about_it = asked_by and failure.message.startswith(f"{asked_by}: ")
+        return ApiError(400, failure.message, param=asked_by if is_about_it else None)
     return ApiError(500, failure.message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from palestra.server.openai.errors import invalid
@@ -17,56 +18,64 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 1024
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+"""The last is OpenAI's padding against onlookers, which their SDK may send; there is none here."""
 INT64 = 2**63
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 NOTHING: tuple[Any, ...] = ()
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "stream": (False,),
-    "stream_options": NOTHING,
-    "response_format": ({"type": "text"},),
-    "structured_outputs": NOTHING,
-    "guided_json": NOTHING,
-    "guided_regex": NOTHING,
-    "guided_choice": NOTHING,
-    "guided_grammar": NOTHING,
+    "guided_whitespace_pattern": NOTHING,
     "best_of": (1,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "allowed_token_ids": NOTHING,
     "bad_words": ([],),
     "logits_processors": ([],),
-    "prompt_logprobs": NOTHING,
     "truncate_prompt_tokens": NOTHING,
-    "include_stop_str_in_output": (False,),
     "spaces_between_special_tokens": (True,),
-    "required_prefix_token_ids": NOTHING,
     "kv_transfer_params": NOTHING,
     "priority": (0,),
-    "echo": (False,),
     "add_special_tokens": (False,),
+    "prompt_embeds": NOTHING,
+    "structural_tag": NOTHING,
+    "thinking_token_budget": NOTHING,
+    "repetition_detection": NOTHING,
+    "vllm_xargs": ({},),
 }
 """Known and not supported, with the values that ask for nothing (null always does)."""
 CHAT_NOT_YET = NOT_YET | {
+    "echo": (False,),
+    "suffix": ("",),
     "functions": ([],),
     "function_call": ("none",),
     "audio": NOTHING,
     "prediction": NOTHING,
     "web_search_options": NOTHING,
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
-    "reasoning_effort": NOTHING,
     "verbosity": ("medium",),
     "service_tier": ("auto", "default"),
-    "continue_final_message": (False,),
     "documents": ([],),
     "chat_template": NOTHING,
     "mm_processor_kwargs": ({},),
     "include_reasoning": (True,),
     "moderation": NOTHING,
 }
-TEXT_NOT_YET = NOT_YET | {"suffix": ("",)}
+TEXT_NOT_YET = NOT_YET | {
+    "suffix": ("",),
+    "messages": NOTHING,
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "max_completion_tokens": NOTHING,
+    "top_logprobs": (0,),
+    "reasoning_effort": NOTHING,
+    "chat_template_kwargs": ({},),
+    "history": NOTHING,
+    "continue_final_message": (False,),
+    "required_prefix_token_ids": NOTHING,
+}
+"""Also what only chats have."""
 
 
 class Wire(BaseModel):
@@ -81,8 +90,7 @@ class Wire(BaseModel):
         for name, harmless in cls.not_yet.items() if isinstance(given, dict) else ():
             value = given.get(name)
             if value is not None and value not in harmless:
-                hint = "; send stream: false" if name == "stream" else ""
-                raise invalid(name, f"{name}: {shown(value)} is not supported here yet{hint}", code="unsupported")
+                raise invalid(name, f"{name}: {shown(value)} is not supported here yet", code="unsupported")
         return given
 
 
@@ -106,8 +114,18 @@ class Sampling(Wire):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     logprobs_mode: Literal["raw", "temperature"] | None = None
     """Ours. raw, as OpenAI has it: of the model itself. temperature: of the distribution that was drawn from."""
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     user: str | None = None
@@ -131,18 +149,48 @@ class Sampling(Wire):
             raise invalid("stop", f"stop: 1 to {MAX_STOPS} strings, none of them empty")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> Sampling:
+        try:
+            msgspec.msgpack.encode(self.metadata)
+        except (OverflowError, RecursionError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+            raise invalid("metadata", f"metadata cannot be kept: {error}") from None
+        longest = self.max_tokens or getattr(self, "max_completion_tokens", None)
+        if longest is not None and self.min_tokens is not None and self.min_tokens > longest:
+            raise invalid("min_tokens", f"min_tokens is {self.min_tokens}, more than the {longest} tokens allowed")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_streamed(self) -> Sampling:
+        if self.stream_options and not self.stream:
+            raise invalid("stream_options", "stream_options needs stream: true")
+        for name, value in (self.stream_options or {}).items():
+            if name not in STREAM_OPTIONS and value:
+                raise invalid("stream_options", f"stream_options.{shown(name)} is not supported here yet")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "prompt_logprobs are known at the end only; send stream: false")
+        return self
+
 
 class ChatRequest(Sampling):
     not_yet = CHAT_NOT_YET
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """For templates that know it."""
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    required_prefix_token_ids: list[TokenId] | None = None
+    """The exact ids of the conversation up to its last answer."""
+    history: Literal["exact", "template"] | None = None
+    """Ours: whether what was said before stays token for token, or is rendered anew."""
 
     @property
     def calls_tools(self) -> bool:
@@ -152,12 +200,6 @@ class ChatRequest(Sampling):
     def _choices_fit(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise invalid(
-                "tool_choice",
-                f"tool_choice: {shown(self.tool_choice)} is not supported here yet; send auto or none",
-                code="unsupported",
-            )
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; send one of them")
         return self
@@ -167,7 +209,9 @@ class CompletionRequest(Sampling):
     not_yet = TEXT_NOT_YET
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    max_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -182,11 +226,19 @@ class CompletionRequest(Sampling):
             raise invalid("prompt", f"prompt: {len(self.prompts)} of them times n is more than {MAX_PROMPTS}")
         return self
 
+    @model_validator(mode="after")
+    def _says_something(self) -> CompletionRequest:
+        if self.max_tokens == 0 and (self.stream or not (self.echo or self.prompt_logprobs is not None)):
+            raise invalid("max_tokens", "max_tokens: 0 is for echo or prompt_logprobs, and not streamed")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise invalid("echo", "echo with logprobs is known at the end only; send stream: false")
+        return self
+
 
 class TokenizeRequest(Wire):
     """A text, or a chat as it would be read."""
 
-    not_yet = {name: CHAT_NOT_YET[name] for name in ("continue_final_message", "add_special_tokens", "chat_template")}
+    not_yet = {name: CHAT_NOT_YET[name] for name in ("add_special_tokens", "chat_template")}
 
     model: str | None = None
     prompt: str | None = None
@@ -194,12 +246,20 @@ class TokenizeRequest(Wire):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    required_prefix_token_ids: list[TokenId] | None = None
+    """The exact ids of the conversation up to its last answer."""
+    history: Literal["exact", "template"] | None = None
+    """Ours: whether what was said before stays token for token, or is rendered anew."""
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "send prompt (a text) or messages, one of them")
+        for name in ("continue_final_message", "required_prefix_token_ids", "history"):
+            if self.messages is None and getattr(self, name):
+                raise invalid(name, f"{name} is for messages, not for a text")
         return self
 
 

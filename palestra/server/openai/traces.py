@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
-from palestra.chat.conversations import Held
+from palestra.chat.canonical import Message
 from palestra.chat.trajectories import ModelCall, SampledTokens, trajectories
+from palestra.chat.turns import Answer, Held, Prompt
 from palestra.server.auth import Caller
+from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.openai.errors import ApiError
 from palestra.server.tinker.errors import shown
 from palestra.store import Store
 from palestra.store import traces as rows
-from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample
+from palestra.store.traces import KeptAnswer, Trace, Turn, TurnFacts, TurnKey, TurnSample
 from palestra.types.sampling import SampledSequence
 
 EXPORTED_AT_ONCE = 16  # traces in memory while an export is written
@@ -36,25 +38,53 @@ class Call:
     parent: Held | None
     sequences: Sequence[SampledSequence]
     facts: TurnFacts
+    answers: Sequence[Answer] = ()
+    """For each sequence, what its conversation is found by when it goes on."""
+
+    @classmethod
+    def of_chat(
+        cls, prompt: Prompt, sequences: Sequence[SampledSequence], messages: Sequence[Message], facts: TurnFacts
+    ) -> Call:
+        """`messages`: as the client is told of the sequences."""
+        return cls(
+            prompt=prompt.ids,
+            read=prompt.read,
+            parent=prompt.parent,
+            sequences=sequences,
+            facts=msgspec.structs.replace(facts, begun=prompt.begun, drift=prompt.drift),
+            answers=[prompt.answered(message) for message in messages],
+        )
 
 
 class Traces:
-    def __init__(self, store: Store):
-        self._store = store
+    def __init__(self, store: Store, episodes: EpisodeCalls):
+        self._store, self._episodes = store, episodes
 
     async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
         """On disk when it returns. All in one trace: the parent's, or a new one."""
+        if caller.attempt is not None:
+            self._episodes.check(caller.attempt)  # from here to the writer nothing comes between
         parent, now = calls[0].parent, time.time()
         trace_id = rows.new_trace_id() if parent is None else parent.place.trace_id
-        trace = Trace(trace_id=trace_id, owner=caller.owner, model=model, created_at=now, updated_at=now)
+        trace = Trace(
+            trace_id=trace_id,
+            owner=caller.owner,
+            model=model,
+            created_at=now,
+            updated_at=now,
+            origin=None if caller.attempt is None else caller.attempt.origin,
+        )
 
         def write(conn: Connection) -> list[TurnKey]:
-            return [rows.append_turn(conn, trace, _turn(call), call.read) for call in calls]
+            return [rows.append_turn(conn, trace, _turn(call), call.read, _answers(call)) for call in calls]
 
         return await self._store.write(write)
 
-    async def page(self, caller: Caller, limit: int, offset: int) -> dict[str, Any]:
-        found = await self._store.read(lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset))
+    async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> dict[str, Any]:
+        """`origin`: of an episode's attempt, as episode_id#attempt."""
+        found = await self._store.read(
+            lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset, origin=origin)
+        )
         return {"object": "list", "data": [_about(trace) for trace in found.items], "total": found.total}
 
     async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
@@ -63,15 +93,17 @@ class Traces:
 
     async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         _, turns = await self._read(caller, trace_id)
-        found = trajectories([_call(turn) for turn in turns])
+        found = trajectories([model_call(turn) for turn in turns])
         return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
 
-    async def export(self, caller: Caller, limit: int, offset: int) -> AsyncIterator[bytes]:
+    async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
         """A line for each trace. One that is purged meanwhile is left out."""
         for start in range(offset, offset + limit, EXPORTED_AT_ONCE):
             size = min(EXPORTED_AT_ONCE, offset + limit - start)
             page = await self._store.read(
-                lambda c, start=start, size=size: rows.list_traces(c, caller.owner, limit=size, offset=start)
+                lambda c, start=start, size=size: rows.list_traces(
+                    c, caller.owner, limit=size, offset=start, origin=origin
+                )
             )
             for trace in page.items:
                 turns = await self._store.read(lambda c, name=trace.trace_id: rows.turns_of(c, name))
@@ -109,7 +141,11 @@ def _turn(call: Call) -> Turn:
     )
 
 
-def _call(turn: Turn) -> ModelCall:
+def _answers(call: Call) -> list[KeptAnswer]:
+    return [KeptAnswer(name=answer.name, thoughts=dict(answer.thoughts)) for answer in call.answers]
+
+
+def model_call(turn: Turn) -> ModelCall:
     samples = [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]
     return ModelCall(prompt=turn.prompt, samples=samples)
 
@@ -123,6 +159,7 @@ def _about(trace: Trace) -> dict[str, Any]:
         "created_at": trace.created_at,
         "updated_at": trace.updated_at,
         "turn_count": trace.turns,
+        **({} if trace.origin is None else {"origin": trace.origin}),
     }
 
 

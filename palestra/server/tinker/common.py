@@ -9,6 +9,7 @@ from palestra.server.errors import Refusal, not_found
 from palestra.server.futures import RequestKind
 from palestra.server.hub import Hub
 from palestra.server.models import TrainedModel
+from palestra.server.sample_runners import SampleRunner
 from palestra.server.sampling import Sampler
 from palestra.server.sessions import Session
 from palestra.server.tinker import schemas as s
@@ -58,6 +59,9 @@ class Common:
         session = self.hub.sessions.active.get(session_id)
         if session is not None:
             session.touch()
+
+    def _runner(self, worker: Worker) -> SampleRunner:
+        return self.hub.sampling.runners[worker]
 
     def _base(self, base_model: str) -> Worker:
         worker = self.hub.base(base_model)

@@ -45,9 +45,10 @@ class SampleCall:
     request: SampleRequest
     sampling_session_id: str | None
     seq_id: int | None
-    """Set whenever `sampling_session_id` is."""
+    """Set whenever an SDK sets `sampling_session_id`."""
     base_model: str | None
     model_path: str | None
+    stream: bool = False
 
 
 def decompress(body: bytes, encoding: str | None, max_bytes: int) -> bytes:

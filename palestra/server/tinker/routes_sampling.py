@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from palestra.server.openapi import JSON_BODY
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import CallerNow, ServiceNow
 from palestra.server.tinker.body import decoded, read_body
@@ -11,8 +12,6 @@ from palestra.server.tinker.decode import sample_from_json
 from palestra.server.tinker.schemas_rest import SamplerResponse
 
 router = APIRouter(prefix="/api/v1", tags=["sampling"])
-
-_SAMPLE_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 @router.post("/create_sampling_session")
@@ -29,12 +28,12 @@ async def join_sampling_session(
     return s.JoinSamplingSessionResponse(client_counter=service.join(caller, body.sampling_session_id))
 
 
-@router.post("/asample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
+@router.post("/asample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
-@router.post("/sample", openapi_extra=_SAMPLE_BODY, response_model_exclude_none=True)
+@router.post("/sample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older."""
     return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))

@@ -18,7 +18,7 @@ from palestra.server.tinker.schemas_rest import SamplerResponse
 from palestra.server.workers import Worker
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import Sampler as SamplerRow
-from palestra.types.engine import Failure, Sampled, decode_from_worker
+from palestra.types.engine import Failure, Sampled, SavedAdapter, decode_from_worker
 
 MAX_DIRECT = 256
 MAX_CLONES = 4096
@@ -59,6 +59,8 @@ class SamplingService(Common):
             raise is_over(row.session_id)
         weights = weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder)
         sampler = Sampler(row.sampler_id, row.session_id, row.owner, row.base_model, weights, worker, row.model_path)
+        if isinstance(weights, SavedAdapter):
+            self._runner(worker).prepare(weights)
         return self.hub.sampling.samplers.setdefault(row.sampler_id, sampler)
 
     def join(self, caller: Caller, sampler_id: str) -> int:
@@ -74,7 +76,7 @@ class SamplingService(Common):
         if self.hub.is_leaving:
             raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
         sampler, seq_id = await self._sampler_of(caller, call)
-        future = self.hub.sampling.submit(sampler, seq_id, call.request)
+        future = self.hub.sampling.submit(sampler, seq_id, call.request, stream=call.stream)
         self.hub.metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
         return s.FutureResponse(request_id=future.request_id, sample_sequence_ids=future.sequence_ids)
 
@@ -83,7 +85,7 @@ class SamplingService(Common):
         if call.sampling_session_id is not None:
             sampler = self._sampler(caller, call.sampling_session_id)
             self._alive(sampler.session_id)
-            return sampler, call.seq_id if call.seq_id is not None else self._free_number(sampler)
+            return sampler, call.seq_id if call.seq_id is not None else next(sampler.own_numbers)
         folder, base_model = None, call.base_model
         if call.model_path is not None:
             checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(call.model_path), caller.owner)
@@ -97,16 +99,13 @@ class SamplingService(Common):
             weights = weights_of(sampler_id, None, None, folder)
             sampler = Sampler(sampler_id, "", caller.owner, base_model, weights, self._base(base_model))
             self._direct[key] = self.hub.sampling.samplers[sampler_id] = sampler
-        return self._direct[key], self._free_number(self._direct[key])
+        return self._direct[key], next(self._direct[key].own_numbers)
 
     def _forget_idle(self) -> None:
         """Of those without a session, for which nobody says when they are over."""
         idle = [k for k, sampler in self._direct.items() if not sampler.futures]
         for key in idle[: max(0, len(self._direct) - MAX_DIRECT)]:
             self.hub.sampling.drop([self._direct.pop(key)], "")
-
-    def _free_number(self, sampler: Sampler) -> int:
-        return max(sampler.futures, default=-1) + 1
 
     # Many results at once
 

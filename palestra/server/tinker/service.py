@@ -143,6 +143,7 @@ class TinkerService(WeightsService):
         self, session: Session, model_id: str, base_model: str, lora: LoraConfig, user_metadata: dict[str, str] | None
     ) -> TrainedModel:
         worker, now = self._base(base_model), time.time()
+        self._runner(worker).check_lora(lora)
         if sum(m.worker is worker for m in self.hub.training.models.values()) >= self.hub.config.limits.max_models:
             raise Refusal(429, "this server holds as many models as it may; finish a session first", retry_after_s=10)
         if lora.seed is None:

@@ -15,7 +15,7 @@ from palestra.server.tinker.paths import SamplerId, TinkerPath, TrainRequestId, 
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import CheckpointKind, Sampler
-from palestra.types.engine import KeepSampler, LoadWeights, SaveWeights
+from palestra.types.engine import LoadWeights, SaveWeights
 
 
 class WeightsService(SamplingService):
@@ -41,7 +41,7 @@ class WeightsService(SamplingService):
         model, kind = self._model(caller, request.model_id), RequestKind.SAVE_WEIGHTS_FOR_SAMPLER
         if request.path is None:
             sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
-            operation, reply = KeepSampler(sampler_id=sampler_id), encode.kept_json(sampler_id)
+            operation, reply = self._runner(model.worker).keeping(sampler_id), encode.kept_json(sampler_id)
             return await self._submit(model, request.seq_id, kind, operation, reply)
         path = self._path(model, request.seq_id, CheckpointKind.SAMPLER, request.path)
         reply = encode.saved_for_sampler_json(str(path))

@@ -22,7 +22,7 @@ MODEL = "ephebe"
 
 
 class Ephebe(Server):
-    name = MODEL
+    name, worker = MODEL, "worker-ephebe"
 
     def openai(self, key: str = "tml-test", **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)

@@ -24,14 +24,17 @@ TOOLS = [
 ]
 
 
-def result(call: Any) -> dict[str, Any]:
+def answered(name: str, arguments: str) -> str:
     """What the tool says."""
-    arguments = json.loads(call.function.arguments)
     values = {"count": lambda item: STOCK.get(item, 0), "add": lambda a, b: a + b, "subtract": lambda a, b: a - b}
     try:
-        content = str(values[call.function.name](**arguments))
+        return str(values[name](**json.loads(arguments)))
     except (KeyError, TypeError) as error:
-        content = f"Error: {error}"
+        return f"Error: {error}"
+
+
+def result(call: Any) -> dict[str, Any]:
+    content = answered(call.function.name, call.function.arguments)
     return {"role": "tool", "tool_call_id": call.id, "content": content}
 
 

@@ -10,7 +10,6 @@ import pytest
 from tests.server.openai.conftest import MODEL, Ephebe
 
 HI = [{"role": "user", "content": "Hi"}]
-TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
 
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
@@ -24,13 +23,13 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "function"),
     ({"tools": [{"type": "retrieval"}]}, "tools[0]", "function"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]", "name"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not supported"),
-    ({"tools": [TOOL], "tool_choice": TOOL}, "tool_choice", "not supported"),
-    ({"stream": True}, "stream", "not supported here yet"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls", "not supported"),
-    ({"continue_final_message": True}, "continue_final_message", "not supported"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"stream": "yes"}, "stream", "boolean"),
+    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "more than"),
+    ({"metadata": {"n": 10**30}}, "metadata", "cannot be kept"),
+    ({"suffix": "x"}, "suffix", "not supported"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
+    ({"continue_final_message": True}, "continue_final_message", "assistant's"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream: false"),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": "2"}, "n", "integer"),
@@ -68,8 +67,10 @@ def test_a_bad_chat_is_refused_by_name(ephebe: Ephebe, given: dict[str, Any], pa
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({}, "prompt"),
-        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"prompt": "x", "tools": [{"type": "function"}]}, "tools"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": [[1]] * 1025}, "prompt"),
     ],

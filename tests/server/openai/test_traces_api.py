@@ -60,6 +60,12 @@ def test_two_keys_see_nothing_of_each_other(make_ephebe: MakeEphebe) -> None:
     more = ask(server.openai(bob), messages=[*HI, said, *HI])
     (turn,) = his.get(f"/v1/traces/{more.trace_id}").json()["turns"]
     assert turn["match"] == "unmatched"
+    # Nor does he learn from a cache what she asked.
+    long = [{"role": "user", "content": "cups and hats " * 40}]
+    assert [
+        ask(server.openai(key), messages=long).usage.prompt_tokens_details.cached_tokens for key in (alice, bob)
+    ] == [0, 0]
+    assert ask(server.openai(alice), messages=long).usage.prompt_tokens_details.cached_tokens > 0
     # Nor do sessions of hers exist for him.
     service = server.client(key=alice)
     sampler = service.create_sampling_client(base_model=MODEL)

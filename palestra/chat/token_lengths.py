@@ -1,0 +1,67 @@
+"""How much text a token stands for at the most: what is too long for a context is known before it is encoded.
+
+Owns: that bound. Never touches: encoding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+COMPOSED = 4  # characters that NFC makes one of, at the most: a letter and three marks
+KEEPING = frozenset(("ByteLevel", "Split", "Digits", "Metaspace"))
+"""Pre-tokenizers that drop nothing, unless a `behavior` says so."""
+FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def longest_text(tokenizer: Tokenizer) -> int | None:
+    """Of one token, in characters. None where nothing bounds it: some of the text may be dropped, or any length of it
+    become one unknown token."""
+    facts = json.loads(tokenizer.to_str())
+    vocabulary = tokenizer.get_vocab()
+    steps = list(_steps(facts["pre_tokenizer"]))
+    swallows = any(token["lstrip"] or token["rstrip"] for token in facts["added_tokens"])
+    drops = any(step["type"] not in KEEPING or step.get("behavior") == "Removed" for step in steps)
+    if swallows or drops or not _reads_all(facts["model"], steps, vocabulary):
+        return None
+    shrinking = [_shrinking(step) for step in _steps(facts["normalizer"])]
+    if any(factor is None for factor in shrinking):
+        return None
+    # Spelled byte by byte, a name is longer than its text, never shorter.
+    return max(map(len, vocabulary)) * max((factor for factor in shrinking if factor is not None), default=1)
+
+
+def _reads_all(model: Mapping[str, Any], steps: list[dict[str, Any]], vocabulary: Mapping[str, int]) -> bool:
+    """Whether there is a token for every byte."""
+    by_bytes = any(step["type"] == "ByteLevel" for step in steps)
+    letters = ByteLevel.alphabet() if by_bytes else FALLBACK if model.get("byte_fallback") else None
+    return model["type"] == "BPE" and letters is not None and all(letter in vocabulary for letter in letters)
+
+
+def _shrinking(step: Mapping[str, Any]) -> int | None:
+    """How many characters it may make one of; None: any number."""
+    match step:
+        case {"type": "NFC"}:
+            return COMPOSED
+        case {"type": "Prepend"}:
+            return 1
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(new) >= len(old):
+            return 1
+        case _:
+            return None
+
+
+def _steps(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Of a sequence, or one, or none."""
+    match part:
+        case None:
+            return
+        case {"type": "Sequence"}:
+            for inner in part.get("pretokenizers") or part.get("normalizers") or ():
+                yield from _steps(inner)
+        case _:
+            yield dict(part)

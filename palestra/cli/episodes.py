@@ -1,0 +1,294 @@
+"""`palestra episodes`: what is queued, played, parked at a running server, and what to do about it.
+
+Owns: arguments and printing. Never touches: HTTP; the client library has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from palestra.cli.output import one_line_errors, print_json
+from palestra.cli.run_common import duration_text, json_option, number_text, print_table, safe_text, time_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from palestra.episodes import EpisodeClient
+    from palestra.types.episodes import EpisodeInfo, RunInfo
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATES = ["queued", "leased", "ended", "parked", "cancelled"]
+PAGE = 1000
+COUNTS = ("queued", "leased", "ended", "parked")
+
+
+def server_options(command: F) -> F:
+    for option in (
+        click.option("--key", metavar="KEY", help="Where the server needs one.  [TINKER_API_KEY]"),
+        click.option(
+            "--url",
+            metavar="URL",
+            envvar="TINKER_BASE_URL",
+            default="http://127.0.0.1:8000",
+            show_default=True,
+            help="Of a running server.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+run_option = click.option("--run", metavar="RUN", help="Only of this one.")
+
+
+@click.group()
+def episodes() -> None:
+    """Look after the episodes of a running server."""
+
+
+@episodes.command("list")
+@run_option
+@click.option("--state", type=click.Choice(STATES), help="Only those.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--offset", type=click.IntRange(0), default=0)
+@server_options
+@json_option
+def list_(
+    run: str | None, state: str | None, limit: int, offset: int, url: str, key: str | None, as_json: bool
+) -> None:
+    """List episodes."""
+    with open_client(url, key) as client:
+        found = client.episodes(run, state, limit=limit, offset=offset)
+    if as_json:
+        print_json(plain(found))
+        return
+    if not found.episodes:
+        what = " ".join(filter(None, (state, "episodes", f"of run {run}" if run else "")))
+        click.echo(f"no {what}" if not found.total else f"no more {what}: there are {found.total}")
+        return
+    print_table([["id", "run", "state", "try", "calls", "reward", "what"], *map(row, found.episodes)])
+    if (end := offset + len(found.episodes)) < found.total:
+        click.echo(f"… {end} of {found.total}; the next: --offset {end}")
+
+
+@episodes.command()
+@click.argument("episode_id", metavar="EPISODE")
+@server_options
+@json_option
+def show(episode_id: str, url: str, key: str | None, as_json: bool) -> None:
+    """Show one episode: its attempts, its losses, its result."""
+    with open_client(url, key) as client:
+        found = client.episode_info(episode_id)
+    if as_json:
+        print_json(plain(found))
+        return
+    for name, text in facts(found).items():
+        if text:
+            click.echo(f"{name:<12}{safe_text(text, keep='')}")
+
+
+@episodes.command()
+@click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
+@click.option("--run", metavar="RUN", help="All that are parked in this run.")
+@server_options
+@json_option
+def requeue(episode_ids: tuple[str, ...], run: str | None, url: str, key: str | None, as_json: bool) -> None:
+    """Put parked episodes back into the queue, with as many attempts as new ones."""
+    if bool(episode_ids) == (run is not None):
+        raise click.UsageError("name episodes, or a run whose parked ones are meant: --run RUN")
+    with open_client(url, key) as client:
+        count, skipped = (client.requeue(episode_ids), 0) if run is None else requeue_parked(client, run)
+    if as_json:
+        print_json({"requeued": count, "skipped": skipped})
+    else:
+        click.echo(f"{count} queued again" + (f"; {skipped} not: their groups are over" if skipped else ""))
+
+
+@episodes.command()
+@click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
+@click.option("--run", metavar="RUN", required=True)
+@click.option(
+    "--group", "group_ids", multiple=True, metavar="GROUP", help="All of a group; may be given several times."
+)
+@click.option("--all", "everything", is_flag=True, help="All groups of the run that are not whole yet.")
+@click.option("--reason", default="cancelled by hand", show_default=True, help="Players are told.")
+@server_options
+@json_option
+def cancel(
+    episode_ids: tuple[str, ...],
+    run: str,
+    group_ids: tuple[str, ...],
+    everything: bool,
+    reason: str,
+    url: str,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Cancel episodes of a run: they are not played any more. Single ones count as lost in their group."""
+    if everything == bool(episode_ids or group_ids):
+        raise click.UsageError("name episodes or groups (--group GROUP), or say --all")
+    with open_client(url, key) as client:
+        groups = open_groups(client, run) if everything else list(group_ids)
+        count = client.cancel(run, episode_ids=episode_ids, group_ids=groups, reason=reason)
+    if as_json:
+        print_json({"cancelled": count})
+    else:
+        click.echo(f"{count} cancelled")
+
+
+@episodes.command()
+@run_option
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS")
+@server_options
+def watch(run: str | None, every_s: float, url: str, key: str | None) -> None:
+    """Watch the counts of each run until Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+
+    seen = Pace()
+    with open_client(url, key) as client, Live(console=Console(), auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(counts_now(client, run, seen), refresh=True)
+                time.sleep(every_s)
+        except KeyboardInterrupt:
+            pass
+
+
+@contextmanager
+def open_client(url: str, key: str | None) -> Iterator[EpisodeClient]:
+    from palestra.episodes import EpisodeClient, EpisodeClientError
+
+    with one_line_errors(EpisodeClientError, ValueError), EpisodeClient(url, key, retry_s=0) as client:
+        yield client
+
+
+def all_of(client: EpisodeClient, run: str, state: str) -> list[EpisodeInfo]:
+    found: list[EpisodeInfo] = []
+    while page := client.episodes(run, state, limit=PAGE, offset=len(found)).episodes:
+        found += page
+    return found
+
+
+def requeue_parked(client: EpisodeClient, run: str) -> tuple[int, int]:
+    """One by one: those whose groups are over are refused (409), and the others should not suffer for it."""
+    from palestra.episodes import EpisodeApiError
+
+    count = skipped = 0
+    for one in all_of(client, run, "parked"):
+        try:
+            count += client.requeue([one.episode_id])
+        except EpisodeApiError as error:
+            if error.status != 409:
+                raise
+            skipped += 1
+    return count, skipped
+
+
+def open_groups(client: EpisodeClient, run: str) -> list[str]:
+    return list({one.group_id: None for state in ("queued", "leased") for one in all_of(client, run, state)})
+
+
+def counts_now(client: EpisodeClient, run: str | None, seen: Pace) -> Table:
+    """A server that was there before is waited for."""
+    from palestra.episodes import ServerSilent
+
+    try:
+        runs = [client.run_info(run)] if run else client.runs()
+    except ServerSilent as error:
+        if not seen.runs:
+            raise
+        return counts_table(seen.runs, seen, str(error))
+    seen.runs = runs
+    return counts_table(runs, seen)
+
+
+def row(one: EpisodeInfo) -> list[str]:
+    reward = one.result.reward if one.result else None
+    cells = (one.episode_id, one.run, str(one.state), str(one.attempt), str(one.calls), number_text(reward), what(one))
+    return [safe_text(cell, keep="") for cell in cells]
+
+
+def what(one: EpisodeInfo) -> str:
+    """What there is to say about it in a few words."""
+    now = time.time()
+    if one.state == "leased":
+        since = duration_text(max(now - one.claimed_at, 0)) if one.claimed_at else "?"
+        return f"{one.client_id}, for {since}"
+    if one.result is not None and one.result.error is not None:
+        return f"{one.result.error.type}: {one.result.error.message}"[:80]
+    if one.losses:
+        return f"lost {len(one.losses)}×, last: {one.losses[-1].reason}"[:80]
+    return ""
+
+
+def facts(one: EpisodeInfo) -> dict[str, str]:
+    result = one.result
+    told = {
+        "episode": f"{one.episode_id}, number {one.index} of group {one.group_id}",
+        "run": f"{one.run} ({one.kind})",
+        "state": f"{one.state}, attempt {one.attempt}, {one.calls} model calls",
+        "seed": str(one.seed),
+        "created": moment(one.created_at),
+        "claimed": f"{moment(one.claimed_at)} by {one.client_id}" if one.claimed_at else "",
+        "lease until": moment(one.expires_at) if one.state == "leased" else "",
+        "ended": moment(one.ended_at),
+        "deadline": moment(one.deadline),
+        "weights": f"{one.version}" + (f", oldest call {one.oldest_version}" if one.oldest_version is not None else ""),
+        "tags": ", ".join(f"{name}={value}" for name, value in one.tags.items()),
+    }
+    if result is not None:
+        told["reward"] = number_text(result.reward)
+        told["error"] = f"{result.error.type}: {result.error.message}" if result.error else ""
+        told["metrics"] = ", ".join(f"{name}={number_text(value)}" for name, value in result.metrics.items())
+    for loss in one.losses:
+        told[f"lost {loss.attempt}"] = f"{moment(loss.at)} {loss.reason}" + (
+            f" ({loss.client_id})" * bool(loss.client_id)
+        )
+    return told
+
+
+def moment(seconds: float | None) -> str:
+    return time_text(seconds) if seconds else ""
+
+
+class Pace:
+    """How things change from one look to the next: episodes that end, per second."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, int]] = {}
+        self.runs: list[RunInfo] = []
+        """As they were then."""
+
+    def of(self, one: RunInfo) -> float | None:
+        now, before = time.monotonic(), self._seen.get(one.run)
+        if before is None or now - before[0] >= 1:
+            self._seen[one.run] = now, one.ended
+        return None if before is None or now <= before[0] else (one.ended - before[1]) / (now - before[0])
+
+
+def counts_table(runs: list[RunInfo], seen: Pace, caption: str | None = None) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        "run", "weights", *COUNTS, "ended/s", "groups", "", caption=None if caption is None else Text(caption)
+    )
+    for one in runs:
+        pace = seen.of(one)
+        cells = [safe_text(one.run, keep=""), str(one.version), *(str(getattr(one, name)) for name in COUNTS)]
+        cells += ["-" if pace is None else f"{max(pace, 0):.1f}", f"{one.committed} of {one.delivered}"]
+        table.add_row(*map(Text, cells), Text("paused", "yellow") if one.is_paused else Text(""))
+    return table
+
+
+def plain(record: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(record)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API in front of the model endpoint."""

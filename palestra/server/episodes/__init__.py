@@ -1,0 +1,1 @@
+"""The broker of episodes, inside the server, and its HTTP API."""

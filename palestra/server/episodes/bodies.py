@@ -1,0 +1,112 @@
+"""JSON bodies into records and back: what does not fit is named, and so is the field that was meant.
+
+Owns: reading, unknown names, nesting. Never touches: what the values may be.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from msgspec import inspect
+
+from palestra.server.errors import Refusal
+from palestra.server.tinker.body import decoded, read_body
+from palestra.server.tinker.errors import shown
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64  # of anything nested: what is told back later is nested deeper still
+MAX_INT = 2**63 - 1
+
+
+async def read_record(request: Request, kind: type[T]) -> T:
+    return await decoded(lambda body: record_of(body, kind), await read_body(request))
+
+
+def json_response(record: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(record), media_type="application/json")
+
+
+def record_of(body: bytes, kind: type[T]) -> T:
+    try:
+        raw = msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(400, f"the body is not JSON that can be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise Refusal(400, f"the body is a JSON object, found {type(raw).__name__}")
+    _check_values(raw)
+    _check_names(raw, _info(kind), "")
+    try:
+        return msgspec.convert(raw, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise Refusal(400, _in_plain_words(str(error))) from None
+
+
+def _check_values(raw: Any) -> None:
+    level = [raw]
+    for _ in range(MAX_DEPTH):
+        inner = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        if any(isinstance(value, int) and abs(value) > MAX_INT for value in inner):
+            raise Refusal(400, "a number in the body does not fit into 64 bits")
+        level = [value for value in inner if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+@cache
+def _info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _check_names(raw: Any, info: inspect.Type, where: str) -> None:
+    match info:
+        case inspect.StructType() if isinstance(raw, dict):
+            known = {field.encode_name: field.type for field in info.fields}
+            for name, value in raw.items():
+                if name not in known:
+                    raise Refusal(400, _unknown(_at(where, name), name, list(known)))
+                _check_names(value, known[name], _at(where, name))
+        case inspect.ListType() | inspect.VarTupleType() if isinstance(raw, list):
+            for place, value in enumerate(raw):
+                _check_names(value, info.item_type, f"{where}[{place}]")
+        case inspect.EnumType() if isinstance(raw, str):
+            known_values = [str(value.value) for value in info.cls]
+            if raw not in known_values:
+                raise Refusal(400, f"{where}: {shown(raw)} is none of {', '.join(known_values)}")
+        case inspect.UnionType():
+            for one in info.types:
+                _check_names(raw, one, where)
+        case _:
+            pass
+
+
+def _at(where: str, name: str) -> str:
+    shown_name = name if name.isidentifier() and len(name) <= 64 else shown(name)
+    return f"{where}.{shown_name}" if where else shown_name
+
+
+def _unknown(where: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name[:64], known, 1, 0.5)
+    return f"{where}: unknown field; " + (f"did you mean: {near[0]}?" if near else f"there are: {', '.join(known)}")
+
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)
+
+
+def _in_plain_words(text: str) -> str:
+    """msgspec says the place last."""
+    found = _PLACE.match(text)
+    assert found is not None
+    what = found["what"].replace("`", "")
+    where = (found["where"] or "").lstrip(".")
+    if what.startswith("Object missing required field "):
+        name = what.removeprefix("Object missing required field ")
+        return f"{_at(where, name)}: it is missing"
+    what = what[:1].lower() + what[1:]
+    return f"{where}: {what}" if where else what

@@ -1,0 +1,89 @@
+"""Claims: served at once, or in their turn while they wait.
+
+Owns: long polls, keys and addresses in leases. Never touches: which episode is whose (the board's), HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from palestra.episodes.board import Board
+from palestra.episodes.errors import BoardError
+from palestra.server.auth import AttemptRef
+from palestra.server.episodes.broker import BoardRefusal, Broker
+from palestra.server.episodes.waiting import Waiter, WaitingClaims
+from palestra.types.episodes import ClaimRequest, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    owner: str
+    request: ClaimRequest
+
+    @property
+    def interest(self) -> tuple[str, str, str]:
+        return self.owner, self.request.run or "", self.request.kind or ""
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        return self.owner, self.request.client_id, self.request.claim_id
+
+
+Got = list[Lease] | BoardError
+
+
+class Claims:
+    def __init__(self, broker: Broker):
+        self._broker = broker
+        self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
+        broker.on_claimable = self._hand_out
+        broker.observer.watch_claims(lambda: len(self._waiting))
+
+    async def claim(self, claim: Claim) -> list[Lease]:
+        """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing."""
+        broker, began = self._broker, self._broker.clock.now()
+        broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
+        leases = broker.apply(lambda board, now: self._take(board, claim, now))
+        if not leases and claim.request.wait_s > 0:
+            leases = await self._wait(claim)
+        await broker.saved()
+        broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began)
+        return leases
+
+    def _take(self, board: Board, claim: Claim, now: float) -> list[Lease]:
+        leases = board.claim(claim.owner, claim.request, now)
+        keys = self._broker.keys
+        refs = [AttemptRef(claim.owner, lease.episode_id, lease.attempt) for lease in leases]
+        return [replace(lease, api_key=keys.open(ref)) for lease, ref in zip(leases, refs, strict=True)]
+
+    async def _wait(self, claim: Claim) -> list[Lease]:
+        config = self._broker.config
+        if self._broker.is_leaving or len(self._waiting) >= config.max_waiting:
+            return []
+        waiter = self._waiting.join(claim, claim.interest, claim.name)
+        try:
+            await asyncio.wait({waiter.got}, timeout=min(claim.request.wait_s, config.max_wait_s))
+        finally:
+            self._waiting.leave(waiter)
+        got = waiter.got.result() if waiter.got.done() else []
+        if isinstance(got, BoardError):
+            raise BoardRefusal(got)
+        return got
+
+    def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
+        """To whoever has waited longest. Those who would get nothing go on waiting."""
+        broker = self._broker
+
+        def take(waiter: Waiter[Claim, Got]) -> Got | None:
+            if broker.is_leaving:
+                return []
+            try:
+                return self._take(broker.board, waiter.asks, broker.clock.now()) or None
+            except BoardError as error:
+                return error
+
+        self._waiting.hand_out(take, is_concerned)

@@ -1,0 +1,32 @@
+"""The time that leases age by: seconds since the epoch, but never a jump.
+
+Owns: what time it is for the broker. Never touches: leases.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LOOK_S = 0.25  # somebody looks at the clock this often, whatever happens
+MOST_S = 1.0  # that can be between two looks: beyond it this process did not run, and nobody could be heard
+
+
+class Clock:
+    """The wall clock when the server started, and from there a monotonic one. Setting the system's clock changes
+    nothing. Time in which this process did not run (a laptop asleep, a machine that was stopped) does not count: no
+    client could beat meanwhile."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic):
+        self._monotonic = monotonic
+        self._now, self._looked = wall(), monotonic()
+
+    def now(self) -> float:
+        looked = self._monotonic()
+        self._now += min(looked - self._looked, MOST_S)
+        self._looked = looked
+        return self._now
+
+    def begin_after(self, moment: float) -> None:
+        """What was noted before this server started: its clock may have been set back since."""
+        self._now = max(self._now, moment)

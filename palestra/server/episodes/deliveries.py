@@ -1,0 +1,112 @@
+"""Groups for their trainer, with the tokens of exactly the attempts that ended them.
+
+Owns: waiting for a group, an attempt's calls as trajectories. Never touches: which groups there are (the board's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from palestra.chat.trajectories import Trajectory, trajectories
+from palestra.server.auth import AttemptRef
+from palestra.server.episodes.broker import Broker
+from palestra.server.openai.traces import model_call
+from palestra.store import Store
+from palestra.store import traces as rows
+from palestra.store.traces import Turn
+from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
+
+AGENT = "agent"
+"""In the `metadata` of a call: which of several agents it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    owner: str
+    run: str
+    after: int
+    limit: int
+    version: int | None = None
+
+
+class Deliveries:
+    def __init__(self, broker: Broker, store: Store):
+        self._broker, self._store = broker, store
+
+    async def read(self, reading: Reading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
+        """Empty when nothing came for so long."""
+        groups = await self._wait(reading, wait_s)
+        await self._broker.saved()  # a number that was told is never another group's
+        self._broker.observer.read((reading.owner, reading.run), groups, self._broker.clock.now())
+        if not tokens or not groups:
+            return groups
+        return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])
+
+    async def _wait(self, reading: Reading, wait_s: float) -> list[PlayedGroup]:
+        broker, loop = self._broker, asyncio.get_running_loop()
+        until = loop.time() + min(wait_s, broker.config.max_wait_s)
+        while True:
+            groups = broker.apply(
+                lambda board, now: board.delivered(
+                    reading.owner,
+                    reading.run,
+                    now,
+                    after=reading.after,
+                    limit=reading.limit,
+                    version=reading.version,
+                )
+            )
+            left_s = until - loop.time()
+            if groups or left_s <= 0 or broker.is_leaving:
+                return groups
+            await broker.has_groups.wait((reading.owner, reading.run), left_s)
+
+
+def _with_tokens(conn: Connection, owner: str, group: PlayedGroup) -> PlayedGroup:
+    return replace(group, episodes=[_played(conn, owner, episode) for episode in group.episodes])
+
+
+def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpisode:
+    attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
+    turns = [
+        _KeptTurn(trace.trace_id, turn)
+        for trace in rows.traces_of(conn, attempt.origin, owner)
+        for turn in rows.turns_of(conn, trace.trace_id)
+    ]
+    # Over all traces: calls that are no conversation, such as text completions, begin a trace each.
+    turns.sort(key=lambda one: one.turn.facts.started_at)
+    found = trajectories([model_call(one.turn) for one in turns])
+    return replace(episode, trajectories=[_told(one, turns, episode.info.version) for one in found])
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTurn:
+    trace_id: str
+    turn: Turn
+
+
+def _told(trajectory: Trajectory, turns: list[_KeptTurn], version: int) -> EpisodeTrajectory:
+    """`version`: when it was claimed, for calls that have none."""
+    length = len(trajectory.tokens)
+    temperatures, versions = [0.0] * length, [0] * length
+    for ref in trajectory.turns:
+        turn = turns[ref.call].turn
+        start = len(turn.prompt)
+        end = start + len(turn.samples[ref.sample].tokens)
+        temperatures[start:end] = [turn.facts.temperature] * (end - start)
+        versions[start:end] = [version if turn.facts.version is None else turn.facts.version] * (end - start)
+    last = turns[trajectory.turns[-1].call]
+    metadata = last.turn.facts.metadata or {}
+    return EpisodeTrajectory(
+        tokens=trajectory.tokens,
+        loss_mask=trajectory.loss_mask,
+        logprobs=trajectory.logprobs,
+        temperatures=temperatures,
+        versions=versions,
+        trace_id=last.trace_id,
+        agent=str(metadata.get(AGENT, "")),
+    )

@@ -1,0 +1,58 @@
+"""The key of an attempt: derived, so that a repeated claim and a restarted server come to the same one.
+
+Owns: making them, whose one is, which are void. Never touches: what a key may do.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections import OrderedDict
+
+from palestra.server.auth import EPISODE_PREFIX, AttemptRef
+
+MAX_VOID = 100_000  # some 40 MB; older ones are simply unknown
+
+
+class EpisodeKeys:
+    """Nothing can be read from a key, and none can be made without the server's secret."""
+
+    def __init__(self, secret: str):
+        self._secret = hashlib.sha256(b"episode keys\0" + secret.encode()).digest()
+        # By hash of the key, so that how long a look-up takes says nothing about it.
+        self._live: dict[bytes, AttemptRef] = {}
+        self._void: OrderedDict[bytes, AttemptRef] = OrderedDict()
+
+    def make(self, attempt: AttemptRef) -> str:
+        told = f"{attempt.owner}\0{attempt.episode_id}\0{attempt.attempt}"
+        mark = hmac.digest(self._secret, told.encode(), "sha256")
+        return EPISODE_PREFIX + base64.urlsafe_b64encode(mark).decode().rstrip("=")
+
+    def open(self, attempt: AttemptRef) -> str:
+        key = self.make(attempt)
+        self._live[_hash(key)] = attempt
+        return key
+
+    def void(self, attempt: AttemptRef) -> None:
+        """It opens nothing any more, but one who shows it is told why."""
+        name = _hash(self.make(attempt))
+        self._live.pop(name, None)
+        self._void[name] = attempt
+        if len(self._void) > MAX_VOID:
+            self._void.popitem(last=False)
+
+    def find(self, key: str) -> AttemptRef | None:
+        name = _hash(key)
+        return self._live.get(name) or self._void.get(name)
+
+    def is_live(self, attempt: AttemptRef) -> bool:
+        return _hash(self.make(attempt)) in self._live
+
+    def clear(self) -> None:
+        self._live.clear()
+        self._void.clear()
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(errors="replace"), digest_size=16).digest()

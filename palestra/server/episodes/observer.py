@@ -1,0 +1,149 @@
+"""What happens to episodes, as log lines and as numbers: docs/metrics.md has the list.
+
+Owns: names, labels, one line for each transition. Never touches: what happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from palestra.episodes.board import Board
+from palestra.episodes.errors import BoardError
+from palestra.episodes.news import OpenLease
+from palestra.server.episodes.clock import Clock
+from palestra.types.episodes import ClaimRequest, Ended, EpisodeInfo, Lease, PlayedGroup, Registered
+
+WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+LAG_BUCKETS_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 1800, 7200)
+RUN = ["owner", "run"]
+
+RunName = tuple[str, str]
+"""Owner and run."""
+
+
+class EpisodeObserver:
+    """What goes as planned is logged at debug, the rest at info: there may be thousands in a second."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        # Bound once, with the level that was set: a line that is not wanted then costs nothing.
+        self._log = structlog.get_logger("palestra.episodes").bind()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        wait = partial(Histogram, registry=registry, buckets=WAIT_BUCKETS_S)
+        lag = partial(Histogram, registry=registry, buckets=LAG_BUCKETS_S)
+        self._claims = counter("palestra_episode_claims", "Episodes claimed", RUN)
+        self._ends = counter("palestra_episode_ends", "Ends, as they were answered", ["status"])
+        self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
+        self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
+        self._wait_s = wait("palestra_episode_claim_wait_seconds", "From a claim to its episodes")
+        self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
+        self._ready: dict[RunName, int] = {}
+        """The newest group that was ready."""
+        self._unread: dict[RunName, dict[int, float]] = {}
+        """Since when, by number."""
+        self._at_scrape = _AtScrape()
+        registry.register(self._at_scrape)
+
+    def watch(self, board: Callable[[], Board | None], clock: Clock) -> None:
+        self._at_scrape.board, self._at_scrape.clock = board, clock
+
+    def watch_claims(self, count: Callable[[], int]) -> None:
+        self._waiting.set_function(count)
+
+    # Transitions
+
+    def registered(self, owner: str, run: str, groups: Sequence[Registered]) -> None:
+        for one in groups:
+            if one.is_new:
+                self._log.debug(
+                    "group registered", owner=owner, run=run, group=one.group_id, episodes=len(one.episode_ids)
+                )
+
+    def claimed(self, owner: str, request: ClaimRequest, leases: Sequence[Lease], waited_s: float) -> None:
+        if leases:
+            self._wait_s.observe(waited_s)
+        for lease in leases:
+            self._claims.labels(owner, lease.run).inc()
+            self._log.debug(
+                "episode claimed",
+                owner=owner,
+                run=lease.run,
+                episode=lease.episode_id,
+                attempt=lease.attempt,
+                client=request.client_id,
+                version=lease.version,
+            )
+
+    def ended(self, owner: str, ends: Sequence[Ended]) -> None:
+        for end in ends:
+            self._ends.labels(end.status).inc()
+            line = self._log.debug if end.is_kept else self._log.info
+            line("episode ended", owner=owner, episode=end.episode_id, attempt=end.attempt, status=end.status)
+
+    def over(self, board: Board, lease: OpenLease) -> None:
+        """A lease. Those that ended well are told by `ended`."""
+        try:
+            info = board.find(lease.owner, lease.ref.episode_id)
+        except BoardError:
+            return
+        if (reason := _loss(info, lease.ref.attempt)) is None:
+            return
+        self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
+        self._log.info(
+            "attempt lost",
+            owner=lease.owner,
+            run=lease.run,
+            episode=lease.ref.episode_id,
+            attempt=lease.ref.attempt,
+            client=lease.client_id,
+            reason=reason,
+            state=info.state,
+        )
+
+    def delivered(self, board: Board, run: RunName, now: float) -> None:
+        """There is one more group to read, at least."""
+        newest, unread = board.run_info(*run).delivered, self._unread.setdefault(run, {})
+        for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
+            unread[number] = now
+            self._log.debug("group ready", owner=run[0], run=run[1], number=number)
+        self._ready[run] = newest
+
+    def read(self, run: RunName, groups: Sequence[PlayedGroup], now: float) -> None:
+        unread = self._unread.get(run, {})
+        for group in groups:
+            if (ready := unread.pop(group.number, None)) is not None:
+                self._lag_s.labels(*run).observe(now - ready)
+
+    def changed(self, what: str, owner: str, run: str, **facts: object) -> None:
+        """By its trainer: paused, resumed, weights, committed, cancelled …"""
+        self._log.info(what, owner=owner, run=run, **facts)
+
+
+def _loss(info: EpisodeInfo, attempt: int) -> str | None:
+    return next((loss.reason for loss in reversed(info.losses) if loss.attempt == attempt), None)
+
+
+class _AtScrape(Collector):
+    """Values that exist anyway, so nobody has to report them."""
+
+    board: Callable[[], Board | None] | None = None
+    clock: Clock | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        labels = [*RUN, "kind"]
+        queued = GaugeMetricFamily("palestra_episodes_queued", "Episodes that wait to be claimed", labels=labels)
+        age = GaugeMetricFamily("palestra_episodes_queued_seconds", "How long the oldest has waited", labels=labels)
+        leased = GaugeMetricFamily("palestra_episodes_leased", "Episodes that are being played", labels=labels)
+        board = self.board() if self.board is not None else None
+        now = self.clock.now() if self.clock is not None else 0.0
+        for one in board.queues() if board is not None else ():
+            of = [one.owner, one.run, one.kind]
+            queued.add_metric(of, one.queued)
+            age.add_metric(of, 0.0 if one.oldest_at is None else max(0.0, now - one.oldest_at))
+            leased.add_metric(of, one.leased)
+        yield from (queued, age, leased)

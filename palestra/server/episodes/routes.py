@@ -1,0 +1,200 @@
+"""The trainer's side of the episode API over HTTP. Thin: what the calls mean is in `palestra.episodes.board`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from palestra.episodes.board import Board
+from palestra.server.auth import Caller
+from palestra.server.episodes import wire as w
+from palestra.server.episodes.access import EpisodesNow, Trainer
+from palestra.server.episodes.bodies import json_response, read_record
+from palestra.server.episodes.deliveries import Reading
+from palestra.server.episodes.service import Episodes
+from palestra.server.errors import Refusal
+from palestra.server.openai.connection import while_connected
+from palestra.server.openapi import answer_of, body_of
+from palestra.types.episodes import EpisodeInfo, EpisodeState, RunInfo
+
+PREFIX = "/episodes/v1"
+RUN = "/runs/{run:path}"
+GROUPS = "/groups"
+MAX_GROUPS = 256  # in one answer
+MAX_LISTED = 1000
+INT64 = 2**63 - 1
+
+router = APIRouter(prefix=PREFIX, tags=["episodes"])
+
+RunName = Annotated[str, Path(pattern="^[A-Za-z0-9._:#/-]{1,128}$")]
+Seconds = Annotated[float, Query(ge=0, allow_inf_nan=False)]
+Number = Annotated[int, Query(ge=0, le=INT64)]
+
+
+# Runs
+
+
+@router.put(RUN, openapi_extra=body_of(w.PutRun), responses=answer_of(RunInfo))
+async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Makes it, or changes its settings or its model."""
+    if run.endswith(GROUPS):
+        raise Refusal(400, f"run: a name that ends with {GROUPS} is the path of something else; choose another")
+    body = await read_record(request, w.PutRun)
+    return await _changed(
+        "run put",
+        episodes,
+        caller,
+        run,
+        lambda board, now: board.put_run(caller.owner, run, now, settings=body.settings, model=body.model),
+    )
+
+
+@router.get("/runs", responses=answer_of(w.Runs))
+async def list_runs(episodes: EpisodesNow, caller: Trainer) -> Response:
+    found = await episodes.broker.do(lambda board, _now: board.runs(caller.owner))
+    return json_response(w.Runs([episodes.with_calls(caller.owner, info) for info in found]))
+
+
+@router.post(RUN + "/weights", openapi_extra=body_of(w.Weights), responses=answer_of(RunInfo))
+async def publish(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """From now on model calls are answered by them. What becomes of episodes that are being played is the run's
+    weight policy."""
+    body = await read_record(request, w.Weights)
+    return await _changed(
+        "weights published",
+        episodes,
+        caller,
+        run,
+        lambda board, now: board.publish(caller.owner, run, now, version=body.version, model=body.model),
+        version=body.version,
+        model=body.model,
+    )
+
+
+@router.post(RUN + "/pause", openapi_extra=body_of(w.Empty), responses=answer_of(RunInfo))
+async def pause(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Nothing is claimed, new model calls are held, no lease ages."""
+    await read_record(request, w.Empty)
+    return await _changed("run paused", episodes, caller, run, lambda board, now: board.pause(caller.owner, run, now))
+
+
+@router.post(RUN + "/resume", openapi_extra=body_of(w.Empty), responses=answer_of(RunInfo))
+async def resume(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    await read_record(request, w.Empty)
+    response = await _changed(
+        "run resumed", episodes, caller, run, lambda board, now: board.resume(caller.owner, run, now)
+    )
+    episodes.broker.is_resumed.wake((caller.owner, run))
+    return response
+
+
+async def _changed(
+    what: str, episodes: Episodes, caller: Caller, run: str, work: Callable[[Board, float], RunInfo], **facts: object
+) -> Response:
+    info = await episodes.broker.do(work)
+    episodes.broker.observer.changed(what, caller.owner, run, **facts)
+    return json_response(episodes.with_calls(caller.owner, info))
+
+
+# Groups
+
+
+@router.post(RUN + GROUPS, openapi_extra=body_of(w.NewGroups), responses=answer_of(w.RegisteredGroups))
+async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """All of them or none; those that are known already stay as they are."""
+    body = await read_record(request, w.NewGroups)
+    registered = await episodes.broker.do(lambda board, now: board.register(caller.owner, run, body.groups, now))
+    episodes.broker.observer.registered(caller.owner, run, registered)
+    return json_response(w.RegisteredGroups(registered))
+
+
+@router.get(RUN + GROUPS, responses=answer_of(w.PlayedGroups))
+async def read_groups(
+    run: RunName,
+    request: Request,
+    episodes: EpisodesNow,
+    caller: Trainer,
+    after: Number | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_GROUPS)] = 16,
+    wait_s: Seconds = 0.0,
+    version: Number | None = None,
+    tokens: bool = True,
+) -> Response:
+    """Those that are whole, or never will be, in the order of their numbers: behind `after`, or behind what is
+    committed. `version`: of the weights that will be trained; what is too stale for them is dropped."""
+    info = await episodes.broker.do(lambda board, _now: board.run_info(caller.owner, run))
+    begin = info.committed if after is None else after
+    reading = Reading(caller.owner, run, begin, limit, version)
+    groups = await while_connected(request, episodes.deliveries.read(reading, wait_s=wait_s, tokens=tokens))
+    told = w.PlayedGroups(groups, groups[-1].number if groups else begin)
+    return Response(await asyncio.to_thread(msgspec.json.encode, told), media_type="application/json")
+
+
+@router.post(RUN + "/commit", openapi_extra=body_of(w.Commit), responses=answer_of(RunInfo))
+async def commit(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """The groups up to it are safe with the trainer, and are forgotten here."""
+    body = await read_record(request, w.Commit)
+    return await _changed(
+        "groups committed",
+        episodes,
+        caller,
+        run,
+        lambda board, now: board.commit(caller.owner, run, body.cursor, now),
+        cursor=body.cursor,
+    )
+
+
+@router.get(RUN, responses=answer_of(RunInfo))
+async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Behind the others: the name of a run may look like the beginning of their paths."""
+    info = await episodes.broker.do(lambda board, _now: board.run_info(caller.owner, run))
+    return json_response(episodes.with_calls(caller.owner, info))
+
+
+# Episodes
+
+
+@router.post("/cancel", openapi_extra=body_of(w.Cancel), responses=answer_of(w.Cancelled))
+async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Players are told by their next heartbeat, call or end."""
+    body = await read_record(request, w.Cancel)
+    cancelled = await episodes.broker.do(
+        lambda board, now: board.cancel(
+            caller.owner, body.run, now, episode_ids=body.episode_ids, group_ids=body.group_ids, reason=body.reason
+        )
+    )
+    episodes.broker.observer.changed("episodes cancelled", caller.owner, body.run, count=cancelled, reason=body.reason)
+    return json_response(w.Cancelled(cancelled))
+
+
+@router.post("/requeue", openapi_extra=body_of(w.Requeue), responses=answer_of(w.Requeued))
+async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Parked ones get another chance."""
+    body = await read_record(request, w.Requeue)
+    requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
+    return json_response(w.Requeued(requeued))
+
+
+@router.get("/episodes", responses=answer_of(w.EpisodePage))
+async def list_episodes(
+    episodes: EpisodesNow,
+    caller: Trainer,
+    run: Annotated[str | None, Query(max_length=128)] = None,
+    state: EpisodeState | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    offset: Number = 0,
+) -> Response:
+    """In the order of registration."""
+    found = await episodes.broker.do(
+        lambda board, _now: board.episodes(caller.owner, run=run, state=state, limit=limit, offset=offset)
+    )
+    return json_response(w.EpisodePage(found.episodes, found.total))
+
+
+@router.get("/episodes/{episode_id}", responses=answer_of(EpisodeInfo))
+async def get_episode(episode_id: str, episodes: EpisodesNow, caller: Trainer) -> Response:
+    return json_response(await episodes.broker.do(lambda board, _now: board.find(caller.owner, episode_id)))

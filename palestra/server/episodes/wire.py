@@ -1,0 +1,119 @@
+"""Bodies and answers of the episode API that are no records of their own. Fields nobody knows are refused."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from palestra.types.episodes import (
+    Beat,
+    ClaimRequest,
+    Ended,
+    EndRequest,
+    EpisodeInfo,
+    Lease,
+    LeaseRef,
+    NewGroup,
+    PlayedGroup,
+    Registered,
+    RunInfo,
+    RunSettings,
+)
+
+
+class PutRun(Struct, frozen=True, kw_only=True):
+    settings: RunSettings | None = None
+    """As a whole: what is left out is as by default. None: as they are."""
+    model: str | None = None
+
+
+class Runs(Struct, frozen=True):
+    runs: list[RunInfo]
+
+
+class NewGroups(Struct, frozen=True, kw_only=True):
+    groups: list[NewGroup]
+
+
+class RegisteredGroups(Struct, frozen=True):
+    groups: list[Registered]
+
+
+class PlayedGroups(Struct, frozen=True):
+    groups: list[PlayedGroup]
+    cursor: int
+    """To go on after; to be committed once all of them are safe with the trainer."""
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    cursor: int
+
+
+class Weights(Struct, frozen=True, kw_only=True):
+    version: int
+    model: str
+
+
+class Empty(Struct, frozen=True):
+    pass
+
+
+class Claimed(Struct, frozen=True):
+    leases: list[Lease]
+    retry_after_s: float
+    """Where there are none: when to ask again."""
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True):
+    leases: list[LeaseRef]
+    client_id: str = ""
+    """Not needed with an episode's own key."""
+
+
+class Beats(Struct, frozen=True):
+    beats: list[Beat]
+
+
+class Ends(Struct, frozen=True, kw_only=True):
+    ends: list[EndRequest]
+    client_id: str = ""
+
+
+class EndedEpisodes(Struct, frozen=True):
+    ended: list[Ended]
+
+
+class Release(Struct, frozen=True, kw_only=True):
+    leases: list[LeaseRef]
+    client_id: str = ""
+    reason: str = ""
+
+
+class Cancel(Struct, frozen=True, kw_only=True):
+    run: str
+    episode_ids: list[str] = []
+    group_ids: list[str] = []
+    reason: str = ""
+
+
+class Cancelled(Struct, frozen=True):
+    cancelled: int
+
+
+class Requeue(Struct, frozen=True, kw_only=True):
+    episode_ids: list[str]
+
+
+class Requeued(Struct, frozen=True):
+    requeued: int
+
+
+class EpisodePage(Struct, frozen=True):
+    episodes: list[EpisodeInfo]
+    total: int
+
+
+BODIES = (PutRun, NewGroups, Commit, Weights, Empty, ClaimRequest, Heartbeat, Ends, Release, Cancel, Requeue)
+ANSWERS = (
+    *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, Beats, EndedEpisodes),
+    *(Cancelled, Requeued, EpisodePage, EpisodeInfo),
+)

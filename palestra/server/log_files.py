@@ -1,0 +1,36 @@
+"""Log files of child processes: opened, kept short, their last words.
+
+Owns: names and sizes. Never touches: processes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_LOG_BYTES = 8 << 20  # a log longer than this is set aside at the next start
+LAST_WORDS_BYTES = 4096
+
+
+def open_log(file: Path) -> BinaryIO:
+    """To be written on; a long one is set aside first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and file.stat().st_size > MAX_LOG_BYTES:
+        file.replace(f"{file}.1")
+    return file.open("ab")
+
+
+def last_lines(file: Path, size_bytes: int = LAST_WORDS_BYTES) -> list[str]:
+    """Within so many bytes of its end."""
+    try:
+        with file.open("rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - size_bytes))
+            return f.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return []
+
+
+def last_words(file: Path) -> str:
+    lines = last_lines(file)
+    return lines[-1] if lines else f"it said nothing; see {file}"

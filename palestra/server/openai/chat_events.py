@@ -1,0 +1,103 @@
+"""What comes of a chat call, whichever route it came by: an answer, or events that end with one.
+
+Chat completions, Responses and Messages are three ways to write these down. Owns: the records. Never touches: wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from palestra.chat import ChatTokenizer
+from palestra.chat.speech import Said, Thought
+from palestra.types.sampling import SampledSequence, SampleResult, TopLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """As its client is told of it."""
+
+    token: int
+    logprob: float
+    top: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    index: int
+    reasoning: str | None
+    content: str | None
+    """None: it said nothing but calls."""
+    calls: Sequence[ToolCall]
+    finish: Finish
+    stop: str | int | None
+    """What of the request ended it, a stop string or a token's id; None for the model's own end."""
+    sequence: SampledSequence
+    """As it was sampled; its logprobs are at the temperature."""
+    tokens: Sequence[DrawnToken]
+    pieces: Sequence[Thought | Said | ToolCall] = ()
+    """The same as reasoning, content and calls, in the order it was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    response_id: str
+    trace_id: str
+    model: str
+    """As the client calls it."""
+    prompt: Sequence[int]
+    choices: Sequence[Choice]
+    usage: Usage
+    result: SampleResult
+    """The engine's, whole."""
+    tokenizer: ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Always the first: from here on nothing can be refused."""
+
+    prompt: Sequence[int]
+    tokenizer: ChatTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Of one choice. Pieces are in the order they were said; tokens may have come with no piece to show yet."""
+
+    choice: int
+    pieces: Sequence[Thought | Said | ToolCall]
+    tokens: Sequence[DrawnToken]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Always the last: its turn is on disk. The deltas of a choice, put together, are what the answer says of it."""
+
+    answer: ChatAnswer
+
+
+ChatEvent = Begun | Delta | Ended

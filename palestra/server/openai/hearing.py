@@ -1,0 +1,61 @@
+"""Sampled tokens as text while they are drawn, without what ended them.
+
+Owns: incomplete characters, stop strings and stop tokens. Never touches: what the text means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palestra.chat.decoding import Decoding
+from palestra.types import SamplingParams
+
+
+class Hearing:
+    """Of one sequence: `hear` as tokens come, `finish` once at the end; each gives the text that is certain by now."""
+
+    def __init__(self, decoding: Decoding, params: SamplingParams, *, shows_stop: bool):
+        self._decoding, self._shows_stop = decoding, shows_stop
+        self._ending, self._stops = frozenset(params.stop_token_ids or ()), params.stop_strings
+        self._unbound = params.min_tokens
+        """So many tokens are still to come in which no stop string counts."""
+        self._held = ""
+        """The end of the text that may be the beginning of a stop string."""
+        self.stop: str | int | None = None
+        """The string or token that ended it."""
+
+    def hear(self, tokens: Sequence[int]) -> str:
+        if tokens and tokens[-1] in self._ending:
+            self.stop = self.stop or tokens[-1]
+            tokens = tokens[:-1]
+        said = ""
+        if self._unbound and self._stops:
+            said = self._decoding.feed(tokens[: self._unbound])
+            tokens, self._unbound = tokens[self._unbound :], max(0, self._unbound - len(tokens))
+        return said + self._cut(self._decoding.feed(tokens))
+
+    def finish(self) -> str:
+        text = self._cut(self._decoding.finish())
+        rest, self._held = self._held, ""
+        return text + rest
+
+    def _cut(self, text: str) -> str:
+        if not self._stops:
+            return text
+        if isinstance(self.stop, str):
+            return ""
+        text = self._held + text
+        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
+            place, self.stop = min(found)
+            self._held = ""
+            return text[: place + len(self.stop)] if self._shows_stop else text[:place]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many of the last characters of `text` begin `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

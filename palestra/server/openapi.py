@@ -1,0 +1,54 @@
+"""What the routes tell of themselves in the OpenAPI, where FastAPI cannot see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+Responses = dict[int | str, dict[str, Any]]
+
+JSON_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+"""Of routes that read their body themselves."""
+LINES = "application/x-ndjson"
+OR_LINES: Responses = {200: {"content": {"application/json": {}, LINES: {}}}}
+"""With `format=jsonl`."""
+OR_EVENTS: Responses = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+"""With `stream: true`."""
+
+
+RECORDS = "#/components/schemas/"
+"""Where records that are no pydantic models are described: see `describe`."""
+
+
+def body_of(record: type[msgspec.Struct]) -> dict[str, Any]:
+    schema = {"$ref": RECORDS + record.__name__}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def answer_of(record: type[msgspec.Struct]) -> Responses:
+    return {200: {"content": {"application/json": {"schema": {"$ref": RECORDS + record.__name__}}}}}
+
+
+def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> None:
+    """Puts their schemas into the app's OpenAPI. Bodies have no other fields."""
+    read = msgspec.json.schema_components(bodies, ref_template=RECORDS + "{name}")[1]
+    told = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
+    for schema in read.values():
+        if "properties" in schema:
+            schema["additionalProperties"] = False
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        document["components"]["schemas"].update(told | read)
+        return document
+
+    app.openapi = openapi
+
+
+def refusals(envelope: type[BaseModel]) -> Responses:
+    return {"4XX": {"model": envelope, "description": "Refused; 429 asks to come back."}}

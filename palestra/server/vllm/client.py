@@ -1,0 +1,157 @@
+"""One vLLM server over HTTP: completions, adapters, health.
+
+Owns: connections, what an answer's status means. Never touches: which server is asked, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from palestra.server.vllm.answers import COMPLETION, Completion
+from palestra.server.vllm.errors import Busy, Lost, Refused, Unknown, VllmError
+
+T = TypeVar("T")
+
+CONNECT_S = 10.0
+SHORT_S = 30.0  # for everything that computes nothing
+LOAD_S = 300.0  # an adapter may come from a slow disk, and waits for the step that runs
+LINE_BYTES = 1 << 22  # of a stream
+DATA = b"data:"
+
+
+class ServedModel(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    """Of an adapter: the base model."""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
+class _Paths(msgspec.Struct):
+    paths: dict[str, msgspec.Raw]
+
+
+_MODELS, _PATHS = msgspec.json.Decoder(_Models), msgspec.json.Decoder(_Paths)
+
+
+class Client:
+    def __init__(self, url: str, api_key: str | None, *, request_s: float):
+        self.url, self._request_s = url.rstrip("/"), request_s
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Whatever is under way breaks off, which vLLM notices."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # Sampling
+
+    async def complete(self, body: dict[str, Any]) -> Completion:
+        async with self._call("POST", "/v1/completions", body, self._request_s) as response:
+            answer = await response.read()
+        return _decoded(answer, COMPLETION)
+
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Completion, None]:
+        async with self._call("POST", "/v1/completions", body, self._request_s) as response:
+            async for line in response.content:
+                if line.startswith(DATA):
+                    data = line[len(DATA) :].strip()
+                    if data == b"[DONE]":
+                        return
+                    yield _decoded(data, COMPLETION)
+        raise Lost(f"{self.url}: the stream ended before its end")
+
+    # Adapters
+
+    async def load(self, name: str, folder: str) -> None:
+        """One that is there already is no error: names are not used twice."""
+        try:
+            await self._read("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, LOAD_S)
+        except Refused as e:
+            if "already been loaded" not in str(e):
+                raise
+
+    async def unload(self, name: str) -> None:
+        try:
+            await self._read("POST", "/v1/unload_lora_adapter", {"lora_name": name}, SHORT_S)
+        except Unknown:
+            pass
+
+    # About it
+
+    async def is_healthy(self) -> bool:
+        try:
+            await self._read("GET", "/health", None, SHORT_S)
+        except VllmError:
+            return False
+        return True
+
+    async def models(self) -> list[ServedModel]:
+        return _decoded(await self._read("GET", "/v1/models", None, SHORT_S), _MODELS).data
+
+    async def routes(self) -> set[str]:
+        return set(_decoded(await self._read("GET", "/openapi.json", None, SHORT_S), _PATHS).paths)
+
+    async def _read(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+        async with self._call(method, path, body, timeout_s) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), headers=self._headers, read_bufsize=LINE_BYTES
+            )
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(method, self.url + path, data=data, timeout=limits) as response:
+                if response.status != 200:
+                    raise _error(self.url, response.status, await response.read())
+                yield response
+        except TimeoutError:
+            raise Lost(f"{self.url} did not answer within {timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            raise Lost(f"{self.url} does not answer ({str(e) or type(e).__name__})") from None
+
+
+def _decoded(data: bytes, as_: msgspec.json.Decoder[T]) -> T:
+    try:
+        return as_.decode(data)
+    except msgspec.MsgspecError as e:
+        raise Lost(f"vLLM's answer makes no sense: {e}") from None
+
+
+def _error(url: str, status: int, answer: bytes) -> VllmError:
+    try:
+        told = COMPLETION.decode(answer).error
+    except msgspec.MsgspecError:
+        told = None
+    text = told.message if told is not None else answer.decode(errors="replace")[:500]
+    message = " ".join(text.split()) or f"status {status}"
+    match status:
+        case 400 | 413 | 422:
+            return Refused(message)
+        case 401 | 403:
+            return Lost(f"{url} wants another key ({status}); set VLLM_API_KEY or vllm.api_key")
+        case 404:
+            return Unknown(message)
+        case 429 | 503:
+            return Busy(f"{url}: {message}")
+        case _:
+            return Lost(f"{url}: {message}")

@@ -1,0 +1,39 @@
+"""Our grammars as vLLM's `structured_outputs`. It follows them by llguidance too, where its backend is `guidance`.
+
+Owns: the form. Never touches: what a grammar is for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from palestra.chat.tool_formats.lark import AS_TRAINED
+from palestra.types import Grammar, GrammarKind
+
+ANSWER, RULE = "@answer", "answer_itself"
+
+
+def can_follow(grammar: Grammar | None) -> bool:
+    """Not one grammar inside another."""
+    return grammar is None or grammar.kind is not GrammarKind.LARK or not grammar.around
+
+
+def structured_outputs(grammar: Grammar) -> dict[str, Any]:
+    match grammar.kind:
+        case GrammarKind.LARK:
+            return {"grammar": grammar.text}
+        case GrammarKind.JSON_SCHEMA:
+            schema = json.loads(grammar.text)
+            # Its llguidance (1.7) repeats a pattern of white space without end: it gets JSON on one line.
+            options = schema.get("x-guidance", {})
+            options.pop("whitespace_pattern", None)
+            schema["x-guidance"] = options | AS_TRAINED
+            return _around(grammar, f"%json {json.dumps(schema)}") if grammar.around else {"json": schema}
+        case GrammarKind.REGEX:
+            expression = grammar.text.replace("/", r"\/")
+            return _around(grammar, f"/{expression}/") if grammar.around else {"regex": grammar.text}
+
+
+def _around(grammar: Grammar, itself: str) -> dict[str, Any]:
+    return {"grammar": f"{grammar.around.replace(ANSWER, RULE)}\n{RULE}: {itself}\n"}

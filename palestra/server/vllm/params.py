@@ -1,0 +1,143 @@
+"""From a sampling request to what vLLM's /v1/completions is asked.
+
+Our records hold the model's own log-probabilities at the temperature, before filters and penalties. vLLM, started with
+`processed_logprobs`, tells those it drew from: the same thing where nothing but the temperature changed them. Where
+something did, the finished sequence is scored by a second request, which knows temperature 1 alone.
+
+Owns: the fields, what vLLM cannot do. Never touches: HTTP, answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.server.errors import Refusal
+from palestra.server.vllm.grammars import can_follow, structured_outputs
+from palestra.types import SampleRequest, SamplingParams
+
+COLDEST = 0.01  # vLLM raises temperatures below it
+MAX_BIAS = 100.0  # vLLM cuts biases to it
+MAX_SEED = (1 << 63) - 1
+SCORED_ROOM = 1  # to score a sequence, one more token must fit
+UNTOLD = (
+    "vLLM does not tell the log-probabilities of what is drawn so, which are kept for training; "
+    "use temperature 1 or 0, or leave the others out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of the model as vLLM serves it."""
+
+    context: int
+    vocabulary: int
+    eos: tuple[int, ...]
+
+
+def check_request(request: SampleRequest, facts: Facts) -> None:
+    """Refuses what vLLM cannot do, or would quietly do in another way. What else is wrong, vLLM says itself."""
+    p = request.params
+    drawn, prompt = p.temperature, request.prompt
+    checks = [
+        (not prompt, "the prompt has no tokens; send at least one"),
+        (
+            prompt and not 0 <= min(prompt) <= max(prompt) < facts.vocabulary,
+            f"prompt: a token id is outside the vocabulary of {facts.vocabulary}",
+        ),
+        (
+            len(prompt) + is_scored(request) >= facts.context,
+            f"the prompt has {len(prompt)} tokens and leaves no room in a context of {facts.context}",
+        ),
+        (request.target_prompt_logprobs is not None, "target_prompt_logprobs: vLLM cannot score tokens of your choice"),
+        (request.prompt_alt_tokens_k, "prompt_alt_tokens_k: vLLM cannot draw tokens in place of the prompt's"),
+        (0 < drawn < COLDEST, f"temperature is {drawn:g}; vLLM takes 0, or {COLDEST:g} and above"),
+        (
+            any(not abs(bias) <= MAX_BIAS for bias in p.logit_bias.values()),
+            f"logit_bias: vLLM takes values from {-MAX_BIAS:g} to {MAX_BIAS:g}",
+        ),
+        (not can_follow(request.grammar), "vLLM cannot follow a grammar of your own beside tools or thinking"),
+        (p.seed is not None and not -MAX_SEED <= p.seed <= MAX_SEED, "seed: vLLM takes 64 bits"),
+        (
+            drawn not in (0.0, 1.0) and _reshaping(request),
+            f"temperature {drawn:g} with {' and '.join(_reshaping(request))}: {UNTOLD}",
+        ),
+    ]
+    for is_wrong, message in checks:
+        if is_wrong:
+            raise Refusal(400, f"{message} (this model is sampled by vLLM)")
+
+
+def is_scored(request: SampleRequest) -> bool:
+    """Whether the answer is read once more: for the model's own log-probabilities at temperature 1."""
+    return bool(_reshaping(request)) or (request.raw_logprobs and request.params.temperature not in (0.0, 1.0))
+
+
+def completion_body(request: SampleRequest, model: str, facts: Facts, *, stream: bool) -> dict[str, Any]:
+    """All that matters is said: where a request says nothing, vLLM may have defaults of its own."""
+    p = request.params
+    room = facts.context - len(request.prompt) - is_scored(request)
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": request.prompt,
+        "max_tokens": min(room, p.max_tokens or room),
+        "n": request.num_samples,
+        "logprobs": 0 if is_scored(request) else request.topk_logprobs,
+        "return_tokens_as_token_ids": True,
+        "temperature": p.temperature,
+        "top_p": p.top_p,
+        "top_k": max(0, p.top_k),
+        "min_p": p.min_p,
+        "presence_penalty": p.presence_penalty,
+        "frequency_penalty": p.frequency_penalty,
+        "repetition_penalty": p.repetition_penalty,
+        # Which tokens end it is ours to say, and what is a stop string does not depend on special tokens being shown.
+        "ignore_eos": True,
+        "stop_token_ids": [t for t in _stop_ids(p, facts) if 0 <= t < facts.vocabulary],
+        "stop": p.stop_strings,
+        "skip_special_tokens": False,
+        "min_tokens": p.min_tokens,
+    }
+    if p.seed is not None:
+        body["seed"] = p.seed
+    if request.cache_salt:
+        body["cache_salt"] = request.cache_salt
+    if p.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in p.logit_bias.items()}
+    if request.grammar is not None:
+        body["structured_outputs"] = structured_outputs(request.grammar)
+    if request.prompt_logprobs or request.topk_prompt_logprobs:
+        body["prompt_logprobs"] = request.topk_prompt_logprobs
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def scoring_body(tokens: tuple[int, ...], model: str, top: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": tokens,
+        "max_tokens": SCORED_ROOM,
+        "temperature": 0.0,
+        "prompt_logprobs": top,
+    }
+
+
+def _stop_ids(p: SamplingParams, facts: Facts) -> tuple[int, ...]:
+    return facts.eos if p.stop_token_ids is None else p.stop_token_ids
+
+
+def _reshaping(request: SampleRequest) -> list[str]:
+    """What changes the distribution besides the temperature."""
+    p, names = request.params, []
+    if p.temperature > 0:
+        names += [name for name, is_on in (("top_k", p.top_k > 0), ("top_p", p.top_p < 1), ("min_p", p.min_p)) if is_on]
+    others = {
+        "repetition_penalty": p.repetition_penalty != 1,
+        "presence_penalty": p.presence_penalty,
+        "frequency_penalty": p.frequency_penalty,
+        "logit_bias": p.logit_bias,
+        "min_tokens": p.min_tokens,
+        "a grammar": request.grammar is not None,
+    }
+    return names + [name for name, is_on in others.items() if is_on]

@@ -1,0 +1,143 @@
+"""What a vLLM server can do, found by trying: which log-probabilities it tells, which adapters change its answers.
+
+Owns: the small adapters it is tried with. Never touches: requests of clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from palestra.config.serve import VllmConfig
+from palestra.server.vllm.adapters import CONFIG, WEIGHTS, Adapter
+from palestra.server.vllm.client import Client
+from palestra.server.vllm.errors import Refused, Unfit, Unknown, VllmError
+
+LORA_ROUTE = "/v1/load_lora_adapter"
+STRONG = 0.5  # weights of the trial adapters: no answer is left as it was
+SEEN = 1e-3  # what an answer must change by
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Not lm_head: with it vLLM scores prompts by other requests' adapters, or dies of it (its issues 16668 and 51594)."""
+FLAGS = (
+    f"--enable-lora --lora-target-modules {' '.join(TARGETS)} --max-lora-rank {{}} "
+    "--logprobs-mode processed_logprobs --generation-config vllm"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """Of its LoRA: the parts of a model that an adapter may change."""
+
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool = False
+
+
+def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> dict[str, str]:
+    """A folder for each part of the model; the attention's has the highest rank that is to be served."""
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    attention = heads * (config.get("head_dim") or hidden // heads)
+    trials = {
+        "train_attn": ("model.layers.0.self_attn.o_proj", attention, hidden, max_rank),
+        "train_mlp": ("model.layers.0.mlp.down_proj", config["intermediate_size"], hidden, 1),
+        "train_unembed": ("lm_head", hidden, vocabulary, 1),
+    }
+    for part, (module, inputs, outputs, rank) in trials.items():
+        _write_adapter(folder / part, module, inputs, outputs, rank)
+    return {part: str(folder / part) for part in trials}
+
+
+async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Mapping[str, str]) -> Abilities:
+    """Raises Unfit where it was not started as it must be."""
+    flags = FLAGS.format(vllm.max_lora_rank)
+    if LORA_ROUTE not in await client.routes():
+        raise Unfit(
+            f"vLLM at {client.url} takes no adapters at runtime; start it with "
+            f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and {flags}"
+        )
+    if abs(await _biased_logprob(client, model)) > SEEN:
+        raise Unfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
+    base = await _greedy(client, model)
+    changed = {part: await _changes(client, base, part, folder) for part, folder in trials.items()}
+    if changed["train_unembed"]:
+        raise Unfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
+    return Abilities(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"])
+
+
+async def _changes(client: Client, base: tuple[str, float], part: str, folder: str) -> bool:
+    """Whether an adapter of this part is followed."""
+    adapter = await asyncio.to_thread(Adapter.read, folder)
+    name = f"trial-{adapter.digest}"
+    try:
+        await client.load(name, folder)
+    except Unknown as e:
+        raise Unfit(f"vLLM at {client.url} does not see {folder} (the state folder must be shared): {e}") from None
+    except VllmError as e:
+        if part == "train_attn":
+            raise Unfit(
+                f"vLLM at {client.url} loads no adapter of rank {adapter.lora.rank} (vllm.max_lora_rank): {e}"
+            ) from None
+        return False
+    try:
+        token, logprob = await _greedy(client, name)
+        return token != base[0] or abs(logprob - base[1]) > SEEN
+    finally:
+        await client.unload(name)
+
+
+async def _biased_logprob(client: Client, model: str) -> float:
+    """Of a token that a bias makes certain: 0 where logprobs are told of what was drawn from."""
+    _, logprob = await _drawn(client, _BODY | {"model": model, "temperature": 1.0, "logit_bias": {"4": 100.0}})
+    return logprob
+
+
+async def _greedy(client: Client, model: str) -> tuple[str, float]:
+    return await _drawn(client, _BODY | {"model": model, "temperature": 0.0})
+
+
+async def _drawn(client: Client, body: dict[str, Any]) -> tuple[str, float]:
+    """One token and its logprob."""
+    try:
+        told = (await client.complete(body)).choices[0].logprobs
+        assert told is not None
+        return told.tokens[0], told.token_logprobs[0]
+    except (Refused, IndexError, AssertionError) as e:
+        raise Unfit(f"vLLM at {client.url} does not answer as it should: {e}") from None
+
+
+_BODY: dict[str, Any] = {
+    "prompt": [1, 2, 3],
+    "max_tokens": 1,
+    "top_p": 1.0,
+    "top_k": 0,
+    "logprobs": 0,
+    "return_tokens_as_token_ids": True,
+}
+
+
+def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: int) -> None:
+    """PEFT's form; safetensors is a header and the numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = module.rpartition(".")[2]
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": [target]}
+    (folder / CONFIG).write_text(json.dumps(config))
+    numbers, header, data = random.Random(module), {}, b""
+    for name, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+        values = array("f", (numbers.uniform(-STRONG, STRONG) for _ in range(shape[0] * shape[1]))).tobytes()
+        offsets = [len(data), len(data) + len(values)]
+        header[f"base_model.model.{module}.{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+        data += values
+    about = msgspec.json.encode(header)
+    about += b" " * (-len(about) % 8)
+    partial = folder / f"{WEIGHTS}.partial"
+    partial.write_bytes(len(about).to_bytes(8, "little") + about + data)
+    partial.rename(folder / WEIGHTS)

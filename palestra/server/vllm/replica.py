@@ -1,0 +1,185 @@
+"""One vLLM server as we use it: comes, is looked over, watched, lost, comes again.
+
+Owns: whether it may be asked, how many at once. Never touches: which requests it gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from palestra.config.serve import VllmConfig
+from palestra.server.vllm.adapters import LoadedAdapters
+from palestra.server.vllm.client import Client
+from palestra.server.vllm.errors import Lost, Unfit, VllmError
+from palestra.server.vllm.probe import Abilities
+from palestra.server.vllm.process import VllmProcess
+from palestra.types.engine import ModelCard
+
+log = structlog.get_logger()
+
+LOOK_S = 5.0
+MAX_MISSES = 3  # looks in a row
+COME_S = 0.25  # between looks at one that is on its way
+BACK_OFF_S = (0.5, 15.0)
+"""Before the next try: the first time and at most."""
+
+LookOver = Callable[[Client, str], Awaitable[Abilities]]
+"""By client and the name of the base model there."""
+
+
+class Replica:
+    def __init__(
+        self,
+        number: int,
+        vllm: VllmConfig,
+        place: VllmProcess | str,
+        card: ModelCard,
+        look_over: LookOver,
+        *,
+        owner: Path,
+        on_change: Callable[[Replica], None],
+        on_load: Callable[[], None],
+    ):
+        self.number, self._vllm, self._card, self._look_over = number, vllm, card, look_over
+        self._process = place if isinstance(place, VllmProcess) else None
+        self._owner, self._on_change, self._on_load = owner, on_change, on_load
+        self._use(place if isinstance(place, str) else "", vllm.api_key or os.environ.get("VLLM_API_KEY"))
+        self.is_up = False
+        self.trouble = ""
+        """Why it is not."""
+        self.load = 0
+        """Requests for it, those that wait for a place included."""
+        self.base_name, self.context = "", 0
+        self.abilities: Abilities | None = None
+        self._places = asyncio.Semaphore(vllm.max_in_flight)
+        self._doubts = asyncio.Event()
+        self.first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Whether it came at all; the exception says why not."""
+
+    def _use(self, url: str, api_key: str | None) -> None:
+        self.client = Client(url, api_key, request_s=self._vllm.request_s)
+        self.adapters = LoadedAdapters(
+            self.client, self._owner, max_loaded=self._vllm.max_adapters, on_load=self._on_load
+        )
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """To ask it something; waits while others do."""
+        self.load += 1
+        try:
+            async with self._places:
+                if not self.is_up:
+                    raise Lost(f"vLLM at {self.url} is gone")
+                yield
+        finally:
+            self.load -= 1
+
+    def doubt(self) -> None:
+        """A request got no answer: look now rather than later."""
+        self._doubts.set()
+
+    # Its life
+
+    async def live(self) -> None:
+        """For ever; cancelled, it leaves nothing behind."""
+        first_wait, longest_wait = BACK_OFF_S
+        wait_s = first_wait
+        while True:
+            try:
+                await self._come()
+                wait_s = first_wait
+                await self._stay()
+            except VllmError as e:
+                self._leave(self._explained(e))
+            except Exception as e:
+                log.exception("vLLM could not be watched")
+                self._leave(f"watching vLLM at {self.url} failed: {e!r}")
+            finally:
+                self.is_up = False
+                await self.client.close()
+                if self._process is not None:
+                    await self._process.stop()
+            await asyncio.sleep(wait_s)
+            wait_s = min(longest_wait, wait_s * 2)
+
+    async def _come(self) -> None:
+        """Started if it is ours, waited for, looked over."""
+        if self._process is not None:
+            await self._start(self._process)
+        deadline = time.monotonic() + self._vllm.start_s
+        while not await self.client.is_healthy():
+            if self._process is not None and not self._process.is_alive:
+                raise Lost("vLLM ended")
+            if time.monotonic() > deadline:
+                raise Unfit(f"vLLM at {self.url} was not ready after {self._vllm.start_s:g} s")
+            if not self.trouble:
+                self.trouble = f"vLLM at {self.url} does not answer yet"
+                log.info("waiting for vLLM", url=self.url)
+            await asyncio.sleep(COME_S)
+        served = await self.client.models()
+        base = next((model for model in served if model.parent is None), None)
+        if base is None:
+            raise Unfit(f"vLLM at {self.url} serves no model")
+        self.base_name, self.context = base.id, base.max_model_len or self._card.max_positions
+        self.adapters.meet(model.id for model in served)
+        self.abilities = await self._look_over(self.client, base.id)
+        self.is_up, self.trouble = True, ""
+        log.info("vLLM is there", url=self.url, model=base.id, context=self.context)
+        if not self.first_try.done():
+            self.first_try.set_result(None)
+        self._on_change(self)
+
+    async def _start(self, process: VllmProcess) -> None:
+        try:
+            await process.start(self._card)
+        except OSError as e:
+            raise Unfit(f"{self._vllm.python} cannot be run ({e.strerror})") from None
+        self._use(process.url, process.api_key)
+
+    async def _stay(self) -> None:
+        """Until it is lost."""
+        misses = 0
+        ended = asyncio.create_task(self._process.ended()) if self._process is not None else None
+        try:
+            while True:
+                await self._until_doubt(ended)
+                if ended is not None and ended.done():
+                    raise Lost(f"vLLM at {self.url} ended")
+                misses = 0 if await self.client.is_healthy() else misses + 1
+                if misses >= MAX_MISSES or (misses and self._doubts.is_set()):
+                    raise Lost(f"vLLM at {self.url} does not answer any more")
+                self._doubts.clear()
+        finally:
+            if ended is not None:
+                ended.cancel()
+
+    async def _until_doubt(self, ended: asyncio.Task[None] | None) -> None:
+        doubts = asyncio.create_task(self._doubts.wait())
+        await asyncio.wait({doubts, *filter(None, (ended,))}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        doubts.cancel()
+
+    def _explained(self, error: VllmError) -> str:
+        """Why one of ours broke is in its log."""
+        if self._process is None or isinstance(error, Unfit):
+            return str(error)
+        what = "broke" if self.first_try.done() else "did not start"
+        return f"vLLM {what}: {self._process.last_words} (see {self._process.log_file})"
+
+    def _leave(self, why: str) -> None:
+        was_up, self.is_up, self.trouble = self.is_up, False, why
+        log.warning("vLLM is away", url=self.url, why=why)
+        if not self.first_try.done():
+            self.first_try.set_exception(Unfit(why))
+        if was_up:
+            self._on_change(self)

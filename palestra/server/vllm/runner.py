@@ -1,0 +1,239 @@
+"""vLLM as the sampler of a base model.
+
+    Sample → a server that knows the conversation, or the least busy one → its adapter there → /v1/completions → Sampled
+
+Owns: the way of a sample, its retries, which folder weights are in. Never touches: training, futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from palestra.config.serve import ModelConfig
+from palestra.server.background import Background
+from palestra.server.errors import Refusal
+from palestra.server.metrics import Metrics
+from palestra.server.sample_runners import SampleRunner
+from palestra.server.vllm.adapters import Adapter
+from palestra.server.vllm.asking import ask
+from palestra.server.vllm.errors import Busy, Lost, Refused, Unknown, VllmError
+from palestra.server.vllm.fleet import Fleet
+from palestra.server.vllm.folders import AdapterFolders
+from palestra.server.vllm.params import Facts, check_request
+from palestra.server.vllm.replica import Replica
+from palestra.server.workers import Worker
+from palestra.types import LoraConfig, SampleRequest, SampleResult
+from palestra.types.engine import (
+    BaseModel,
+    Blame,
+    Failure,
+    KeptSampler,
+    Operation,
+    Sample,
+    Sampled,
+    SampleWeights,
+    SavedAdapter,
+    SaveWeights,
+    Streamed,
+    decode_to_worker,
+)
+
+log = structlog.get_logger()
+
+MAX_TRIES = 4  # of a sample at servers that broke off: it may be what breaks them
+BUSY_S = (0.25, 5.0)
+"""Before a server that is busy is asked again: the first time and at most."""
+
+
+class VllmRunner(SampleRunner):
+    def __init__(
+        self,
+        worker: Worker,
+        model: ModelConfig,
+        metrics: Metrics,
+        state: Path,
+        *,
+        is_live: Callable[[str], bool],
+        until_saved: Callable[[KeptSampler], Awaitable[None]],
+        on_sampled: Callable[[Sampled], None],
+        on_streamed: Callable[[Streamed], None],
+    ):
+        self._worker, self._vllm, self._metrics = worker, model.vllm, metrics
+        name = Path(worker.config.state).name
+        self.folders = AdapterFolders(state / "vllm" / name / "adapters", is_live)
+        trials, logs = state / "vllm" / name / "trials", state / "logs" / f"{name}-vllm"
+        self.fleet = Fleet(model, metrics, trials=trials, logs=logs)
+        self._until_saved, self._on_sampled, self._on_streamed = until_saved, on_sampled, on_streamed
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._pushing = Background()
+
+    async def start(self) -> None:
+        assert self._worker.card is not None
+        await self.fleet.start(self._worker.card)
+
+    async def stop(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self.fleet.stop()
+        await self._pushing.settle_down()
+
+    @property
+    def is_up(self) -> bool:
+        return self.fleet.is_up
+
+    def sweep(self) -> None:
+        self.folders.sweep()
+
+    # What it can do
+
+    def check_lora(self, lora: LoraConfig) -> None:
+        if lora.rank > self._vllm.max_lora_rank:
+            raise Refusal(
+                400,
+                f"rank {lora.rank} is more than this model's vLLM serves; ask for at most {self._vllm.max_lora_rank} "
+                "(the server's setting is vllm.max_lora_rank)",
+            )
+        for part in ("train_unembed", "train_mlp", "train_attn"):
+            if getattr(lora, part) and not self.fleet.serves(part):
+                raise Refusal(400, f"this model's vLLM cannot serve adapters with {part}; set {part}=False")
+
+    def check(self, request: SampleRequest) -> None:
+        check_request(request, self._facts)
+
+    @property
+    def _facts(self) -> Facts:
+        card = self._worker.card
+        assert card is not None
+        return Facts(self.fleet.context or card.max_positions, card.vocab_size, card.eos_token_ids)
+
+    # Weights
+
+    def keeping(self, sampler_id: str) -> Operation:
+        return SaveWeights(folder=str(self.folders.of(sampler_id)), optimizer=False)
+
+    def prepare(self, weights: SampleWeights) -> None:
+        """Every server gets it before the first sample asks for it."""
+        self._pushing.run(self._push(weights))
+
+    async def _push(self, weights: SampleWeights) -> None:
+        try:
+            adapter = await self._adapter(weights)
+        except Refused as e:  # whoever samples from it will be told
+            log.warning("an adapter is not pushed", error=str(e))
+            return
+        if adapter is not None:
+            self.fleet.push(adapter)
+
+    def drop(self, sampler_ids: list[str]) -> None:
+        """The folders go with the next sweeps."""
+        for sampler_id in sampler_ids:
+            try:
+                self.fleet.drop(Adapter.read(str(self.folders.of(sampler_id))))
+            except Refused:
+                continue
+
+    async def _adapter(self, weights: SampleWeights) -> Adapter | None:
+        match weights:
+            case BaseModel():
+                return None
+            case SavedAdapter(folder=folder):
+                adapter = await asyncio.to_thread(Adapter.read, folder)
+            case KeptSampler(sampler_id=sampler_id):
+                folder = self.folders.of(sampler_id)
+                if not folder.is_dir():
+                    await self._until_saved(weights)
+                if not folder.is_dir():
+                    raise Refused(f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept")
+                adapter = await asyncio.to_thread(Adapter.read, str(folder))
+        try:
+            self.check_lora(adapter.lora)
+        except Refusal as e:
+            raise Refused(e.detail) from None
+        return adapter
+
+    # Samples
+
+    def send(self, request_id: str, message: bytes) -> None:
+        sample = decode_to_worker(message)
+        assert isinstance(sample, Sample)
+        task = self._running[request_id] = asyncio.create_task(self._run(sample), name=f"sample {request_id}")
+        task.add_done_callback(lambda _: self._running.pop(request_id, None))
+
+    def cancel(self, request_id: str) -> None:
+        """The request to vLLM is closed, which ends the sampling there."""
+        task = self._running.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, sample: Sample) -> None:
+        started = time.monotonic()
+        try:
+            outcome = await self._sample(sample)
+            self._metrics.tokens_sampled(self._worker.name, sum(len(s.tokens) for s in outcome.sequences))
+        except Refused as e:
+            outcome = Failure(message=str(e), blame=Blame.USER)
+        except VllmError as e:
+            outcome = Failure(message=str(e), blame=Blame.SERVER)
+        except Exception as e:
+            log.exception("a sample by vLLM broke", request_id=sample.request_id)
+            outcome = Failure(message=f"something broke in the server: {e!r}", blame=Blame.SERVER)
+        seconds = time.monotonic() - started
+        self._on_sampled(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=seconds))
+
+    async def _sample(self, sample: Sample) -> SampleResult:
+        adapter = await self._adapter(sample.weights)
+        busy_until = time.monotonic() + self._vllm.wait_s
+        (wait_s, longest_wait), tries = BUSY_S, 0
+        told, lost = _Told(self._on_streamed), None
+        while True:
+            replica = await self.fleet.pick(sample.request.prompt, avoid=lost)
+            try:
+                return await self._ask(replica, adapter, sample, told)
+            except Busy:
+                if time.monotonic() > busy_until:
+                    raise
+                wait_s = min(longest_wait, wait_s * 2)
+            except Unknown as e:  # it was started again, or told to let the adapter go
+                if adapter is None:
+                    raise Lost(f"vLLM at {replica.url} does not serve {replica.base_name} any more: {e}") from None
+                replica.adapters.forget(adapter)
+                tries += 1
+            except Lost as e:
+                replica.doubt()
+                lost, tries = replica, tries + 1
+                if told.anything or tries >= MAX_TRIES:
+                    raise
+                log.warning("a sample is asked for again", request_id=sample.request_id, error=str(e))
+            if tries >= MAX_TRIES:
+                raise Lost(f"vLLM at {replica.url} lost the adapter again and again")
+            self._metrics.vllm_retried(self._worker.name)
+            await asyncio.sleep(wait_s)
+
+    async def _ask(self, replica: Replica, adapter: Adapter | None, sample: Sample, told: _Told) -> SampleResult:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(replica.place())
+            model = replica.base_name
+            if adapter is not None:
+                model = await stack.enter_async_context(replica.adapters.held(adapter))
+            result = await ask(replica.client, model, sample, self._facts, told)
+        for sequence in result.sequences:
+            self.fleet.note((*sample.request.prompt, *sequence.tokens), replica)
+        return result
+
+
+class _Told:
+    """Passes on a stream, and knows whether there was anything: then it cannot begin again."""
+
+    def __init__(self, tell: Callable[[Streamed], None]):
+        self._tell, self.anything = tell, False
+
+    def __call__(self, streamed: Streamed) -> None:
+        self.anything = True
+        self._tell(streamed)

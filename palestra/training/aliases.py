@@ -1,0 +1,134 @@
+"""The name by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
+
+Owns: calling a server's alias routes, what is said when that fails. Never touches: the run, which goes on without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+TIMEOUT_S = 10.0  # a step waits for it
+LOCAL_KEY = "tml-local"
+"""On loopback any key will do; elsewhere TINKER_API_KEY is the user's."""
+OURS = ("model_not_found", "alias_not_found")
+"""Codes of a 404 that are about an alias, not about a route that is not there."""
+
+
+class AliasError(Exception):
+    """What the server says, or that it says nothing."""
+
+
+class NoAliases(AliasError):
+    """A Tinker API without these routes, such as the hosted one."""
+
+
+def api_key() -> str:
+    return os.environ.get("TINKER_API_KEY", LOCAL_KEY)
+
+
+class AliasClient:
+    """`open` makes it. Aliases come and go as the server tells them: id, model, version, updated_at."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str) -> None:
+        self._http, self.url = http, url
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator[AliasClient]:
+        headers = {"x-api-key": api_key()}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as http:
+            yield cls(http, url)
+
+    async def list(self) -> list[dict[str, Any]]:
+        return (await self._call("GET", ""))["data"]
+
+    async def put(self, name: str, model: str) -> dict[str, Any]:
+        return await self._call("PUT", f"/{quote(name, safe='')}", {"model": model})
+
+    async def drop(self, name: str) -> None:
+        await self._call("DELETE", f"/{quote(name, safe='')}")
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = await self._http.request(method, f"/v1/aliases{path}", json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise AliasError(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
+        told = _content(answer)
+        if answer.is_success and told.get("object") in ("alias", "list"):
+            return told
+        refusal = told.get("error")
+        refusal = refusal if isinstance(refusal, dict) else {}
+        if answer.is_success or (answer.status_code in (404, 405) and refusal.get("code") not in OURS):
+            raise NoAliases(f"{self.url} knows no aliases")
+        raise AliasError(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
+
+
+def _content(answer: httpx.Response) -> dict[str, Any]:
+    """Empty where it is not ours: what else listens there may say anything."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+class RunAlias:
+    """One run's. What goes wrong is told once."""
+
+    def __init__(self, client: AliasClient, name: str, note: Callable[[str], None]) -> None:
+        self._client, self.name, self._note = client, name, note
+        self._version: int | None = None
+        self._said: set[str] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, name: str | None, note: Callable[[str], None]) -> AsyncIterator[RunAlias | None]:
+        """None: not wanted, or not to be had there."""
+        if name is None:
+            yield None
+            return
+        async with AliasClient.open(url) as client:
+            try:
+                await client.list()
+            except NoAliases as error:
+                note(f"{error}: the newest weights get no name (alias={name})")
+                yield None
+                return
+            except AliasError:
+                pass  # it may be better at the first move, and is told there if not
+            yield cls(client, name, note)
+
+    async def move(self, model: str) -> None:
+        """To weights that live as long as the run."""
+        if await self._put(model):
+            self._tell(f"the newest weights are model {self.name!r} at {self._client.url}/v1")
+
+    async def settle(self, model: str) -> None:
+        """To weights that stay."""
+        if await self._put(model):
+            self._tell(f"the alias {self.name!r} stays at {model}")
+
+    async def _put(self, model: str) -> bool:
+        try:
+            version = (await self._client.put(self.name, model))["version"]
+        except AliasError as error:
+            self.complain(str(error))
+            return False
+        if self._version is not None and version != self._version + 1:
+            self._tell(f"somebody else moves the alias {self.name!r}, too; give this run its own: alias=NAME")
+        self._version = version
+        return True
+
+    def complain(self, reason: str) -> None:
+        self._tell(f"the alias {self.name!r} was not moved: {reason}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._note(text)

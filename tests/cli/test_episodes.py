@@ -1,0 +1,158 @@
+"""`palestra episodes` against a real server: what there is, what to do about it, and one line when nobody answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from palestra.cli import main
+from palestra.episodes import EpisodeClient
+from palestra.types.episodes import RunSettings
+from tests.episodes.client.conftest import arena, client, group
+
+__all__ = ["arena", "client"]
+
+
+@pytest.fixture
+def run(client: EpisodeClient, request: pytest.FixtureRequest):
+    """One that parks what is lost once."""
+    return client.run(request.node.name, RunSettings(max_attempts=1), model="ephebe")
+
+
+@pytest.fixture
+def episodes(arena, monkeypatch):
+    monkeypatch.setenv("TINKER_BASE_URL", arena.url)
+    monkeypatch.setenv("TINKER_API_KEY", arena.trainer)
+
+    def call(*args: object) -> Result:
+        return CliRunner().invoke(main, ["episodes", *map(str, args)], prog_name="palestra")
+
+    return call
+
+
+def answer(result: Result):
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_episodes_are_listed_by_run_and_state(episodes, client, run):
+    assert f"no episodes of run {run.name}" in episodes("list", "--run", run.name).output
+    run.register([group("g0", 3)])
+    with client.episode(run.name) as episode:
+        episode.end(0.5)
+    listed = answer(episodes("list", "--run", run.name, "--json"))
+    assert (listed["total"], [one["state"] for one in listed["episodes"]]) == (3, ["ended", "queued", "queued"])
+    shown = episodes("list", "--run", run.name, "--state", "ended", "--limit", 1).output
+    assert episode.id in shown
+    assert "0.5" in shown
+    assert "… 1 of 3; the next: --offset 1" in episodes("list", "--run", run.name, "--limit", 1).output
+    assert "there are 3" in episodes("list", "--run", run.name, "--offset", 7).output
+
+
+def test_an_episode_is_shown_with_its_losses_and_its_result(episodes, client, run):
+    run.register([group("g0", tags={"level": "easy"})])
+    with pytest.raises(ValueError, match="no"), client.episode(run.name) as episode:
+        raise ValueError("no \x1b[2J tool")
+    shown = episodes("show", episode.id).output
+    for text in (f"{run.name} (train)", "ended, attempt 1", "ValueError: no \\x1b[2J tool", "level=easy", "group g0"):
+        assert text in shown
+    assert answer(episodes("show", episode.id, "--json"))["result"]["error"]["type"] == "ValueError"
+    missing = episodes("show", "e-nowhere")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert missing.stderr.startswith("error: GET /episodes/v1/episodes/e-nowhere: no episode 'e-nowhere'")
+
+
+def test_parked_ones_are_queued_again(episodes, client, run):
+    run.register([group("open", 3, on_loss="shrink"), group("over", 1, on_loss="drop")])
+    for episode in client.claim(4, run=run.name):
+        if episode.index == 0:
+            episode.release("cannot do it")
+    parked = answer(episodes("list", "--run", run.name, "--state", "parked", "--json"))["episodes"]
+    assert {one["group_id"] for one in parked} == {"open", "over"}
+    assert "lost 1×, last: released: cannot do it" in episodes("list", "--run", run.name, "--state", "parked").output
+    assert "1 queued again; 1 not: their groups are over" in episodes("requeue", "--run", run.name).output
+    refused = episodes("requeue", next(one["episode_id"] for one in parked if one["group_id"] == "over"))
+    assert refused.exit_code == 1
+    assert "only parked episodes of open groups" in refused.stderr
+    assert answer(episodes("requeue", "--run", run.name, "--json")) == {"requeued": 0, "skipped": 1}
+    assert episodes("requeue").exit_code == 2
+
+
+def test_episodes_groups_or_all_are_cancelled(episodes, client, run):
+    run.register([group(f"g{i}", 2, on_loss="drop") for i in range(4)])
+    with client.episode(run.name) as episode:
+        assert "1 cancelled" in episodes("cancel", "--run", run.name, episode.id, "--reason", "enough").output
+        assert not episode.check()
+        assert "enough" in episode.reason
+    assert answer(episodes("cancel", "--run", run.name, "--group", "g1", "--json")) == {"cancelled": 2}
+    assert "4 cancelled" in episodes("cancel", "--run", run.name, "--all").output
+    assert run.refresh().queued == 0
+    assert episodes("cancel", "--run", run.name).exit_code == 2
+    assert episodes("cancel", "--run", run.name, "--all", "--group", "g1").exit_code == 2
+
+
+def test_watch_shows_counts_until_it_is_stopped(arena, run):
+    run.register([group("g0", 12)])
+    command = [sys.executable, "-m", "palestra.cli", "episodes", "watch", "--run", run.name]
+    command += ["--url", arena.url, "--key", arena.trainer]
+    environment = os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as watching:
+        assert watching.stdout is not None
+        try:
+            while b" 12 " not in watching.stdout.readline():
+                assert watching.poll() is None
+            watching.send_signal(signal.SIGINT)
+            _, complaints = watching.communicate(timeout=20)
+        finally:
+            watching.kill()
+    assert (watching.returncode, complaints) == (0, b"")
+
+
+def test_who_may_not_is_told_in_one_line(episodes, arena):
+    shown = episodes("list", "--key", arena.worker)
+    assert (shown.exit_code, shown.stdout) == (1, "")
+    assert "this key has the right 'worker'; this call needs admin or trainer" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:9", "error: http://127.0.0.1:9 does not answer: "),
+        ("127.0.0.1:8000", "error: '127.0.0.1:8000' is not the URL of a server"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["list"], ["show", "e"], ["requeue", "e"], ["cancel", "--run", "r", "e"], ["watch"]]
+)
+def test_no_server_is_one_line(command, url, said):
+    shown = CliRunner().invoke(main, ["episodes", *command, "--url", url], prog_name="palestra")
+    assert shown.exit_code == 1
+    assert shown.stderr.startswith(said)
+    assert shown.stderr.count("\n") == 1
+
+
+def test_help_of_the_group_loads_no_client():
+    script = (
+        "import sys\nfrom palestra.cli import main\n"
+        "try: main(['episodes', '--help'])\nexcept SystemExit: pass\n"
+        "print('loaded:', [name for name in sys.modules if name.startswith('palestra.episodes')])"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "loaded: []"
+
+
+def test_the_client_needs_the_core_install_only():
+    """What `dependencies` in pyproject.toml names; nothing of the extras."""
+    script = (
+        "import sys\nimport palestra.episodes as e\n[getattr(e, name) for name in e.__all__]\n"
+        "extras = {'httpx', 'aiohttp', 'tinker', 'torch', 'numpy', 'sqlalchemy', 'fastapi', 'openai', 'structlog'}\n"
+        "print('loaded:', sorted(extras & sys.modules.keys()))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "loaded: []"

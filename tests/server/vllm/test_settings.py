@@ -1,0 +1,72 @@
+"""What can be set, and what cannot be meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from palestra.config import ConfigError, load_config
+from palestra.config.serve import ServeConfig, worker_config
+from palestra.server.vllm.adapters import CONFIG, WEIGHTS, Adapter
+from palestra.server.vllm.errors import Refused
+
+
+def load(*overrides: str) -> ServeConfig:
+    return load_config(ServeConfig, [], ['models=[{"path": "ephebe"}]', *overrides])
+
+
+def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
+    config = load("models.0.sampler=vllm", 'models.0.vllm.urls=["http://one:8000/v1/", "http://two:8000"]')
+    assert config.models[0].vllm.urls == ["http://one:8000", "http://two:8000"]
+    told = msgspec.to_builtins(worker_config(config, config.models[0], "ipc://x", tmp_path))
+    assert told["cache_tokens"] == 1  # its memory is for training
+    assert not {"sampler", "vllm"} & told.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["models.0.sampler=vllm"], r"say where it runs \(vllm.urls\)"),
+        (['models.0.vllm.urls=["http://one:1"]'], "but sampler is torch; set sampler=vllm"),
+        (["models.0.sampler=vllm", 'models.0.vllm.urls=["one:8000"]'], "write it as http://host:port"),
+        (
+            ["models.0.sampler=vllm", 'models.0.vllm.urls=["http://one:1"]', "models.0.vllm.python=p"],
+            "give one of the two",
+        ),
+        (
+            ["models.0.sampler=vllm", "models.0.vllm.python=p", 'models.0.vllm.devices=["0", "1"]'],
+            "2 entries for 1 replicas",
+        ),
+        (["models.0.sampler=vllm", "models.0.vllm.python=p", "models.0.vllm.max_lora_rank=10"], "max_lora_rank"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_told(overrides: list[str], said: str):
+    with pytest.raises(ConfigError, match=said):
+        load(*overrides)
+
+
+def write_adapter(folder: Path, content: bytes = b"x", **config: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    told = {"r": 8, "target_modules": ["q_proj", "down_proj"]} | config
+    (folder / CONFIG).write_bytes(msgspec.json.encode(told))
+    (folder / WEIGHTS).write_bytes(content)
+    return str(folder)
+
+
+def test_other_content_is_another_adapter(tmp_path: Path):
+    one, other = write_adapter(tmp_path / "one"), write_adapter(tmp_path / "other")
+    digest = Adapter.read(one).digest
+    assert Adapter.read(one).digest == digest != Adapter.read(other).digest
+    (tmp_path / "one" / WEIGHTS).unlink()
+    write_adapter(tmp_path / "one", b"new")
+    assert Adapter.read(one).digest != digest
+
+
+def test_an_adapter_says_what_it_changes(tmp_path: Path):
+    lora = Adapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
+    assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
+    with pytest.raises(Refused, match="no whole adapter"):
+        Adapter.read(str(tmp_path / "none"))
