@@ -151,7 +151,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Report, bool]:
-    notes = ["client and server share the cores; 64 tokens in, 64 out, token ids as prompts"]
+    notes = ["client and server share the cores, the other server stands still; 64 token ids in, 64 out"]
     if not args.peer_url:
         notes.append('"not of this run": figures from shared/peers.md, on another machine; give --peer-url')
     if args.quick:

@@ -5,9 +5,10 @@ Owns: alternation over servers, rows from figures, what happens when one of them
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,8 @@ class Contest:
                     continue
                 self.progress.doing(f"{case.name}, {site.name}, {'warm-up' if number < 0 else f'round {number + 1}'}")
                 try:
-                    figures = case.run(site)
+                    with self._alone(site):
+                        figures = case.run(site)
                 except Exception as e:
                     self._failed(site, f"{case.name} {site.shape}: {site.name}: {type(e).__name__}: {e}")
                     del values[site.name]
@@ -101,6 +103,18 @@ class Contest:
                 for what, value in figures.items() if number >= 0 else ():
                     values[site.name][what].append(value)
         return {name: {w: Measure(tuple(v)) for w, v in whats.items()} for name, whats in values.items()}
+
+    @contextlib.contextmanager
+    def _alone(self, site: Site) -> Iterator[None]:
+        """The others stand still, as far as their processes are known: an idle server may spin on a core."""
+        others = [p for other in self.sites if other is not site and other.processes for p in other.processes.all()]
+        for process in others:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in others:
+                process.resume()
 
     def _row(self, one: Figure, what: str, measured: dict[str, dict[str, Measure]]) -> Row | None:
         ours, *peers = self.sites

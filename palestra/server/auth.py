@@ -6,6 +6,7 @@ loopback, a valid one is needed. Owns: that rule. Never touches: what an owner m
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import time
@@ -75,6 +76,7 @@ class Doorkeeper:
         self._find_attempt = find_attempt
         self._known: dict[str, tuple[float, Caller | None]] = {}
         self._has_keys: tuple[float, bool] = (0.0, False)
+        self._looking: asyncio.Future[bool] | None = None
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         self.check_origin(connection)
@@ -130,7 +132,15 @@ class Doorkeeper:
         """Revoked ones count: revoking the last key closes the door, it does not open it."""
         now = time.monotonic()
         if now - self._has_keys[0] > CACHE_S:
-            self._has_keys = (now, bool(await self._store.read(lambda c: list_keys(c, revoked=True))))
+            if self._looking is None:  # many ask at once; one looks for all of them
+                reading = self._store.read(lambda c: bool(list_keys(c, revoked=True)))
+                self._looking = asyncio.ensure_future(reading)
+            looking = self._looking
+            try:
+                self._has_keys = (now, await asyncio.shield(looking))
+            finally:
+                if looking.done():
+                    self._looking = None
         return self._has_keys[1]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from palestra.store.records import Page
 from palestra.store.rows import fetch_all, fetch_one, fetch_page
@@ -124,36 +124,45 @@ class TurnKey(Struct, frozen=True):
     number: int
 
 
+# Built once: this happens for every answer of the model, and building costs as much as running.
+_COUNT = select(t.c.turns).where(t.c.trace_id == bindparam("trace"))
+_BEGIN, _ADD_TURN, _ADD_ANSWERS = insert(t), insert(u), insert(a)
+_GROW = update(t).where(t.c.trace_id == bindparam("trace")).values(turns=bindparam("count"), updated_at=bindparam("at"))
+
+
 def append_turn(
-    conn: Connection, trace: Trace, turn: Turn, read: Sequence[int], answers: Sequence[KeptAnswer] = ()
+    conn: Connection,
+    trace: Trace,
+    turn: Turn,
+    read: Sequence[int],
+    answers: Sequence[KeptAnswer] = (),
+    *,
+    is_new: bool = False,
 ) -> TurnKey:
     """Where it is then. `read`: the end of its prompt that its parent does not have. A turn without a parent begins the
     trace; one whose trace was purged meanwhile begins another, with its whole prompt. `answers`: one for each sample,
-    or none."""
-    number = conn.execute(select(t.c.turns).where(t.c.trace_id == trace.trace_id)).scalar_one_or_none()
-    if number is None:
+    or none. `is_new`: nothing was ever kept under this trace's id."""
+    found = None if is_new else conn.execute(_COUNT, {"trace": trace.trace_id}).scalar_one_or_none()
+    if found is None:
         if turn.parent is not None:
             trace = msgspec.structs.replace(trace, trace_id=new_trace_id())
             turn, read = msgspec.structs.replace(turn, parent=None, parent_sample=None), turn.prompt
-        number = 0
-        conn.execute(insert(t).values(**msgspec.to_builtins(trace)))
-    conn.execute(
-        insert(u).values(
-            trace_id=trace.trace_id,
-            number=number,
-            parent=turn.parent,
-            parent_sample=turn.parent_sample,
-            read=_int32(read),
-            samples=msgspec.msgpack.encode([_packed(sample) for sample in turn.samples]),
-            facts=msgspec.msgpack.encode(turn.facts),
-        )
-    )
+        conn.execute(_BEGIN, msgspec.to_builtins(msgspec.structs.replace(trace, turns=1)))
+    else:
+        conn.execute(_GROW, {"trace": trace.trace_id, "count": found + 1, "at": trace.updated_at})
+    place = {"trace_id": trace.trace_id, "number": found or 0}
+    packed = {
+        "parent": turn.parent,
+        "parent_sample": turn.parent_sample,
+        "read": _int32(read),
+        "samples": msgspec.msgpack.encode([_packed(sample) for sample in turn.samples]),
+        "facts": msgspec.msgpack.encode(turn.facts),
+    }
+    conn.execute(_ADD_TURN, place | packed)
     if answers:
-        place = {"trace_id": trace.trace_id, "number": number}
         named = [{"name": one.name, "thoughts": msgspec.msgpack.encode(one.thoughts)} for one in answers]
-        conn.execute(insert(a), [{**place, "sample": sample, **one} for sample, one in enumerate(named)])
-    conn.execute(update(t).where(t.c.trace_id == trace.trace_id).values(turns=number + 1, updated_at=trace.updated_at))
-    return TurnKey(trace.trace_id, number)
+        conn.execute(_ADD_ANSWERS, [{**place, "sample": sample, **one} for sample, one in enumerate(named)])
+    return TurnKey(**place)
 
 
 def new_trace_id() -> str:

@@ -76,7 +76,12 @@ class Traces:
         )
 
         def write(conn: Connection) -> list[TurnKey]:
-            return [rows.append_turn(conn, trace, _turn(call), call.read, _answers(call)) for call in calls]
+            return [
+                rows.append_turn(
+                    conn, trace, _turn(call), call.read, _answers(call), is_new=parent is None and number == 0
+                )
+                for number, call in enumerate(calls)
+            ]
 
         return await self._store.write(write)
 
