@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 RandomModel = Callable[..., Path]
 
@@ -39,3 +40,7 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
 @pytest.fixture(scope="session")
 def micro_model(random_model: RandomModel) -> Path:
     return random_model()
+
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")

@@ -266,7 +266,8 @@ def test_a_schema_is_followed(client: openai.OpenAI):
 
 
 def test_a_call_that_is_required_is_made(client: openai.OpenAI):
-    parameters = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    properties = {"n": {"enum": [1, 2]}}
+    parameters = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
     tools: Any = [{"type": "function", "function": {"name": "pick", "parameters": parameters}}]
     answer = client.chat.completions.create(
         model=MODEL,
