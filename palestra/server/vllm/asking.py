@@ -75,7 +75,7 @@ def _part(sample: Sample, index: int, row: SampledSequence, start: int) -> Strea
 async def _score(client: Client, model: str, request: SampleRequest, row: SampledSequence) -> None:
     """By the model itself, at temperature 1: its answer read as a prompt."""
     tokens, count = (*request.prompt, *row.tokens), len(row.tokens)
-    answer: Completion = await client.complete(scoring_body(tokens, model, request.topk_logprobs))
+    answer: Completion = await client.complete(scoring_body(request, tokens, model))
     told = answer.choices[0].prompt_logprobs if answer.choices else None
     if told is None:
         raise Lost("vLLM did not score a prompt")

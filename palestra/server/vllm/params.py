@@ -100,8 +100,6 @@ def completion_body(request: SampleRequest, model: str, facts: Facts, *, stream:
     }
     if p.seed is not None:
         body["seed"] = p.seed
-    if request.cache_salt:
-        body["cache_salt"] = request.cache_salt
     if p.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in p.logit_bias.items()}
     if request.grammar is not None:
@@ -110,17 +108,24 @@ def completion_body(request: SampleRequest, model: str, facts: Facts, *, stream:
         body["prompt_logprobs"] = request.topk_prompt_logprobs
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return body
+    return body | _salt(request)
 
 
-def scoring_body(tokens: tuple[int, ...], model: str, top: int) -> dict[str, Any]:
-    return {
+def scoring_body(request: SampleRequest, tokens: tuple[int, ...], model: str) -> dict[str, Any]:
+    """`tokens`: its prompt, and what was sampled."""
+    body = {
         "model": model,
         "prompt": tokens,
         "max_tokens": SCORED_ROOM,
         "temperature": 0.0,
-        "prompt_logprobs": top,
+        "prompt_logprobs": request.topk_logprobs,
     }
+    return body | _salt(request)
+
+
+def _salt(request: SampleRequest) -> dict[str, str]:
+    """In every request: one without it would put an owner's text where all others find it."""
+    return {"cache_salt": request.cache_salt} if request.cache_salt else {}
 
 
 def _stop_ids(p: SamplingParams, facts: Facts) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from palestra.server.errors import Refusal
-from palestra.server.vllm.params import Facts, check_request, completion_body, is_scored
+from palestra.server.vllm.params import Facts, check_request, completion_body, is_scored, scoring_body
 from palestra.types import Grammar, GrammarKind, SampleRequest, SamplingParams, TensorData
 
 FACTS = Facts(context=100, vocabulary=50, eos=(7, 60))
@@ -122,3 +122,12 @@ def test_what_vllm_cannot_do_is_refused_by_name(request_: SampleRequest, named: 
     with pytest.raises(Refusal, match=named) as refused:
         check_request(request_, FACTS)
     assert refused.value.status == 400
+
+
+def test_an_owners_salt_is_in_every_request():
+    """Scores too: they are of the same text."""
+    request = ask(about={"cache_salt": "alice"}, top_p=0.5)
+    assert is_scored(request)
+    bodies = (body_of(request), scoring_body(request, (*request.prompt, 3), "m"))
+    assert [body["cache_salt"] for body in bodies] == ["alice", "alice"]
+    assert "cache_salt" not in body_of(ask())
