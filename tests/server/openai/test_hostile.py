@@ -154,3 +154,20 @@ def test_a_changed_answer_is_a_branch(
 
     assert match(content) == ("continued", True)
     assert [match(said) for said in changed] == [("unmatched", False)] * len(changed)
+
+
+def test_a_number_of_any_size_comes_back_as_it_was_sent(ephebe: Ephebe) -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}}
+    tools = [{"type": "function", "name": "f", "parameters": parameters}]
+    body = {"model": MODEL, "input": "Hello", "max_output_tokens": 2, "tools": tools, "tool_choice": "none"}
+    for stream in (False, True):
+        answer = ephebe.http().post("/v1/responses", json=body | {"stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert str(10**30) in answer.text
+
+
+def test_a_header_that_is_no_count_is_no_retry(ephebe: Ephebe) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    for count in ("9" * 4400, "-1", "²", "x"):
+        headers = {"x-stainless-retry-count": count.encode()}
+        assert ephebe.http().post("/v1/chat/completions", json=body, headers=headers).status_code == 200
