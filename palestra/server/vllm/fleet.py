@@ -38,6 +38,7 @@ class Fleet:
         self._affinity = Affinity()
         self._tasks: set[asyncio.Task[None]] = set()
         self._came = asyncio.Event()
+        self._plain: Adapter | None = None
 
     # Start and end
 
@@ -49,6 +50,8 @@ class Fleet:
             )
         except (OSError, ValueError, KeyError) as e:
             raise WorkerError(f"{self._model.path} cannot be given to vLLM: {e!r}") from None
+
+        self._plain = await asyncio.to_thread(Adapter.read, trials.plain)
 
         async def look(client: Client, name: str) -> Abilities:
             return await look_over(client, name, self._vllm, trials)
@@ -125,6 +128,10 @@ class Fleet:
         """`part` is a flag of LoraConfig."""
         known = [replica.abilities for replica in self.replicas if replica.abilities is not None]
         return all(getattr(able, part) for able in known)
+
+    def stand_in(self, replica: Replica) -> Adapter | None:
+        """For the base model, where a server mixes up requests without an adapter."""
+        return None if replica.abilities is None or replica.abilities.keeps_base else self._plain
 
     # Who gets a prompt
 

@@ -10,6 +10,7 @@ import json
 import random
 from array import array
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from palestra.server.vllm.errors import Refused, Unfit, Unknown, VllmError
 LORA_ROUTE = "/v1/load_lora_adapter"
 STRONG = 0.5  # weights of the trial adapters: no answer is left as it was
 SEEN = 1e-3  # what an answer must change by
+BESIDE = 200  # tokens that an adapter samples while the base model is asked; the context may be short
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Not lm_head: with it vLLM scores prompts by other requests' adapters, or dies of it (its issues 16668 and 51594)."""
 FLAGS = (
@@ -39,10 +41,19 @@ class Abilities:
     train_attn: bool
     train_mlp: bool
     train_unembed: bool = False
+    keeps_base: bool = True
+    """Answers without an adapter are the base model's own while others sample with theirs."""
 
 
-def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> dict[str, str]:
-    """A folder for each part of the model; the attention's has the highest rank that is to be served."""
+@dataclass(frozen=True, slots=True)
+class Trials:
+    parts: Mapping[str, str]
+    """Folders of adapters by the part they change; the attention's has the highest rank that is to be served."""
+    plain: str
+    """An adapter that changes nothing: the base model, where a server mixes up requests without one."""
+
+
+def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> Trials:
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     attention = heads * (config.get("head_dim") or hidden // heads)
@@ -52,11 +63,13 @@ def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> d
         "train_unembed": ("lm_head", hidden, vocabulary, 1),
     }
     for part, (module, inputs, outputs, rank) in trials.items():
-        _write_adapter(folder / part, module, inputs, outputs, rank)
-    return {part: str(folder / part) for part in trials}
+        _write_adapter(folder / part, module, inputs, outputs, rank, STRONG)
+    module, inputs, outputs, _ = trials["train_attn"]
+    _write_adapter(folder / "plain", module, inputs, outputs, 1, 0.0)
+    return Trials({part: str(folder / part) for part in trials}, str(folder / "plain"))
 
 
-async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Mapping[str, str]) -> Abilities:
+async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Trials) -> Abilities:
     """Raises Unfit where it was not started as it must be."""
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
@@ -67,10 +80,11 @@ async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Mappin
     if abs(await _biased_logprob(client, model)) > SEEN:
         raise Unfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
     base = await _greedy(client, model)
-    changed = {part: await _changes(client, base, part, folder) for part, folder in trials.items()}
+    changed = {part: await _changes(client, base, part, folder) for part, folder in trials.parts.items()}
     if changed["train_unembed"]:
         raise Unfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
-    return Abilities(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"])
+    keeps_base = await _keeps(client, model, base, trials.parts["train_attn"], vllm.max_loras)
+    return Abilities(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
 
 
 async def _changes(client: Client, base: tuple[str, float], part: str, folder: str) -> bool:
@@ -88,10 +102,32 @@ async def _changes(client: Client, base: tuple[str, float], part: str, folder: s
             ) from None
         return False
     try:
-        token, logprob = await _greedy(client, name)
-        return token != base[0] or abs(logprob - base[1]) > SEEN
+        return _differ(base, await _greedy(client, name))
     finally:
         await client.unload(name)
+
+
+async def _keeps(client: Client, model: str, base: tuple[str, float], folder: str, slots: int) -> bool:
+    """Whether the base model answers as it did (`base`) while an adapter samples and every slot for one is taken.
+
+    vLLM's LoRA in plain torch (its CPU build, 0.32) applies the last slot's adapter to requests that have none.
+    """
+    adapter = await asyncio.to_thread(Adapter.read, folder)
+    names = [f"trial-{adapter.digest}-{slot}" for slot in range(slots)]
+    try:
+        for name in names:
+            await client.load(name, folder)
+        other = _BODY | {"model": names[-1], "max_tokens": BESIDE, "ignore_eos": True, "stream": True}
+        async with aclosing(client.stream(other)) as parts:
+            await anext(parts)
+            return not _differ(base, await _greedy(client, model))
+    finally:
+        for name in names:
+            await client.unload(name)
+
+
+def _differ(one: tuple[str, float], other: tuple[str, float]) -> bool:
+    return one[0] != other[0] or abs(one[1] - other[1]) > SEEN
 
 
 async def _biased_logprob(client: Client, model: str) -> float:
@@ -124,7 +160,7 @@ _BODY: dict[str, Any] = {
 }
 
 
-def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: int) -> None:
+def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: int, strength: float) -> None:
     """PEFT's form; safetensors is a header and the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     target = module.rpartition(".")[2]
@@ -132,7 +168,7 @@ def _write_adapter(folder: Path, module: str, inputs: int, outputs: int, rank: i
     (folder / CONFIG).write_text(json.dumps(config))
     numbers, header, data = random.Random(module), {}, b""
     for name, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
-        values = array("f", (numbers.uniform(-STRONG, STRONG) for _ in range(shape[0] * shape[1]))).tobytes()
+        values = array("f", (numbers.uniform(-strength, strength) for _ in range(shape[0] * shape[1]))).tobytes()
         offsets = [len(data), len(data) + len(values)]
         header[f"base_model.model.{module}.{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
         data += values

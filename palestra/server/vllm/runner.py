@@ -201,9 +201,10 @@ class VllmRunner(SampleRunner):
                     raise
                 wait_s = min(longest_wait, wait_s * 2)
             except Unknown as e:  # it was started again, or told to let the adapter go
-                if adapter is None:
+                loaded = adapter or self.fleet.stand_in(replica)
+                if loaded is None:
                     raise Lost(f"vLLM at {replica.url} does not serve {replica.base_name} any more: {e}") from None
-                replica.adapters.forget(adapter)
+                replica.adapters.forget(loaded)
                 tries += 1
             except Lost as e:
                 replica.doubt()
@@ -220,6 +221,7 @@ class VllmRunner(SampleRunner):
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(replica.place())
             model = replica.base_name
+            adapter = adapter or self.fleet.stand_in(replica)
             if adapter is not None:
                 model = await stack.enter_async_context(replica.adapters.held(adapter))
             result = await ask(replica.client, model, sample, self._facts, told)

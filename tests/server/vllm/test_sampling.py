@@ -125,7 +125,7 @@ def test_an_adapter_that_vllm_cannot_serve_is_refused_when_the_model_is_made(ser
 
 
 def test_scores_are_of_the_right_adapter_while_others_sample(trained: tinker.TrainingClient, pair: Served):
-    """vLLM mixes them up, or dies, where adapters may change lm_head."""
+    """vLLM mixes them up where adapters may change lm_head, and its CPU build where a request has no adapter."""
     base = pair.client().create_sampling_client(base_model=MODEL)
     adapter, prompt = trained.save_weights_and_get_sampling_client(), types.ModelInput.from_ints(PROMPT * 2)
     alone = [sampler.compute_logprobs(prompt).result()[1:] for sampler in (base, adapter)]
@@ -187,6 +187,10 @@ def drawn_at(vllms: tuple[Vllm, Vllm]) -> list[float]:
     return [vllm.count("vllm:generation_tokens_total") for vllm in vllms]
 
 
+def are_idle(vllms: tuple[Vllm, Vllm]) -> bool:
+    return not any(vllm.count("vllm:num_requests_running") for vllm in vllms)
+
+
 def go_on(client: openai.OpenAI, tokens: int) -> Any:
     """A stream of so many."""
     return client.chat.completions.create(
@@ -202,6 +206,7 @@ def test_a_conversation_goes_on_token_for_token_at_the_server_where_it_began(
     pair: Served, client: openai.OpenAI, path: str, vllms: tuple[Vllm, Vllm]
 ):
     """It begins while the first server is busy, which is free afterwards."""
+    pair.until(lambda: are_idle(vllms), timeout_s=60)
     messages: list[Any] = [{"role": "user", "content": "Count to three in a loud voice"}]
     homes, trace_id = [], ""
     with go_on(client, 1900) as stream:
@@ -209,7 +214,7 @@ def test_a_conversation_goes_on_token_for_token_at_the_server_where_it_began(
         before = drawn_at(vllms)
         answer = client.chat.completions.create(model=path, messages=messages, max_tokens=24)
         pair.until(lambda: drawn_at(vllms)[1] > before[1])
-    pair.until(lambda: not any(vllm.count("vllm:num_requests_running") for vllm in vllms), timeout_s=60)
+    pair.until(lambda: are_idle(vllms), timeout_s=60)
     for _ in range(3):
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         messages.append({"role": "user", "content": "And again, louder"})
@@ -229,7 +234,7 @@ def test_a_client_that_leaves_ends_the_sampling_at_vllm(pair: Served, client: op
     before = sum(drawn_at(vllms))
     with go_on(client, 1900) as stream:
         next(iter(stream))
-    pair.until(lambda: not any(vllm.count("vllm:num_requests_running") for vllm in vllms), timeout_s=60)
+    pair.until(lambda: are_idle(vllms), timeout_s=60)
     assert sum(drawn_at(vllms)) - before < 1900
 
 
