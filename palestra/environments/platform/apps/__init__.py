@@ -1,0 +1,1 @@
+"""The apps: tables, seeds, tools and tasks of each."""

@@ -1,0 +1,299 @@
+"""`keys`: named numbers and a list of them, for models that learn to call a tool at all.
+
+The ladder of its tasks: 0a say the only thing there is to say; 0b copy a number from the prompt; 0c choose the tool by
+the verb; 0d two calls; 1 read an observation and copy out of it.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import (
+    Answer,
+    AnswerKind,
+    Call,
+    Params,
+    Solution,
+    TaskTemplate,
+    solution,
+)
+from palestra.environments.platform.toolbox import tool
+
+SCHEMA = """
+CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE numbers (id INTEGER PRIMARY KEY AUTOINCREMENT, value INTEGER NOT NULL);
+"""
+NAMES = "abcdefgh"
+COUNT = {Size.TINY: 4, Size.SMALL: 6, Size.LARGE: 8}
+MAX_ROWS = 1000  # of a table: an agent in a loop ends somewhere
+
+
+def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+    names = sorted(rng.sample(NAMES, COUNT[size]))
+    for name, value in zip(names, rng.sample(range(100), len(names)), strict=True):
+        connection.execute("INSERT INTO items VALUES (?, ?)", (name, value))
+    return {"LOGGED_IN_USER": "1", "LOGGED_IN_NAME": "Ada", "CURRENT_DATE": "2026-03-02"}
+
+
+# Tools
+
+
+@tool(name="list")
+def list_items(desk: Desk) -> dict[str, Any]:
+    """List all items."""
+    return {row["name"]: row["value"] for row in desk.rows("SELECT * FROM items ORDER BY name")}
+
+
+@tool(name="get")
+def get_item(desk: Desk, name: str) -> dict[str, Any]:
+    """Read an item's value."""
+    return _found(desk, name)
+
+
+@tool(name="set", writes=True)
+def set_item(desk: Desk, name: str, value: int) -> dict[str, Any]:
+    """Give an item a value; a new name makes a new item."""
+    if not 0 < len(name) <= 32:
+        raise ToolError("bad_arguments", "a name has 1 to 32 characters")
+    desk.run("INSERT INTO items VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, value)
+    _check_room(desk, "items")
+    return _found(desk, name)
+
+
+@tool(name="drop", writes=True)
+def drop_item(desk: Desk, name: str) -> dict[str, Any]:
+    """Remove an item."""
+    found = _found(desk, name)
+    desk.run("DELETE FROM items WHERE name = ?", name)
+    return {"dropped": found["name"]}
+
+
+@tool(name="put", writes=True)
+def put_number(desk: Desk, value: int) -> dict[str, Any]:
+    """Write a number down."""
+    desk.insert("numbers", value=value)
+    _check_room(desk, "numbers")
+    return {"put": value}
+
+
+def _found(desk: Desk, name: str) -> dict[str, Any]:
+    found = desk.first("SELECT * FROM items WHERE name = ?", name)
+    if found is None:
+        raise ToolError("not_found", f"there is no item {name!r}", "list() shows them")
+    return found
+
+
+def _check_room(desk: Desk, table: str) -> None:
+    if desk.value(f"SELECT count(*) FROM {table}") > MAX_ROWS:
+        raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
+
+
+# Tasks
+
+
+def _put(value: int) -> Inserted:
+    return Inserted("numbers", {"value": value})
+
+
+def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
+    row = rng.choice(seed.rows("SELECT name, value FROM items ORDER BY name"))
+    return row["name"], row["value"]
+
+
+LIST_ALL = TaskTemplate(
+    name="list_all",
+    difficulty="0a",
+    size=Size.TINY,
+    max_turns=2,
+    params=lambda _rng, _seed: {},
+    prompts=(
+        "List all.",
+        "List items.",
+        "Show all.",
+        "Show items.",
+        "List them.",
+        "All items?",
+        "What is there?",
+        "List it all.",
+    ),
+    solve=lambda _params: solution(Call("list")),
+    expect=lambda _params, _seed: [],
+    process=lambda _params, events: [(event.tool, event.error) for event in events] == [("list", "")],
+)
+
+PUT_NUMBER = TaskTemplate(
+    name="put_number",
+    difficulty="0b",
+    size=Size.TINY,
+    max_turns=2,
+    params=lambda rng, _seed: {"value": rng.randrange(100)},
+    prompts=(
+        "Put {value}.",
+        "Put down {value}.",
+        "Write {value}.",
+        "Write down {value}.",
+        "Note {value}.",
+        "Keep {value}.",
+        "Put the number {value}.",
+        "Note down {value}.",
+    ),
+    solve=lambda params: solution(Call("put", {"value": params["value"]})),
+    expect=lambda params, _seed: [_put(params["value"])],
+)
+
+VERBS = {
+    "put": ("Put {value}.", "Write {value}.", "Note {value}."),
+    "drop": ("Drop {name}.", "Remove {name}.", "Delete {name}."),
+    "set": ("Set {name} to {value}.", "Make {name} {value}.", "Let {name} be {value}."),
+    "list": ("List all.", "Show all.", "List items."),
+}
+
+
+def _verb_params(rng: random.Random, seed: Seed) -> Params | None:
+    name, held = _any_item(rng, seed)
+    value, verb = rng.randrange(100), rng.choice(sorted(VERBS))
+    if verb == "set" and value == held:
+        return None  # doing nothing would do
+    return {"verb": verb, "name": name, "value": value, "text": rng.choice(VERBS[verb]).format(name=name, value=value)}
+
+
+def _verb_call(params: Params) -> Call:
+    taken = {"put": ("value",), "drop": ("name",), "set": ("name", "value"), "list": ()}[params["verb"]]
+    return Call(params["verb"], {argument: params[argument] for argument in taken})
+
+
+def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
+    key = (params["name"],)
+    match params["verb"]:
+        case "put":
+            return [_put(params["value"])]
+        case "drop":
+            return [Deleted("items", key)]
+        case "set":
+            return [Updated("items", key, {"value": params["value"]})]
+        case _:
+            return []
+
+
+BY_VERB = TaskTemplate(
+    name="by_verb",
+    difficulty="0c",
+    size=Size.TINY,
+    max_turns=2,
+    params=_verb_params,
+    prompts=("{text}",),
+    solve=lambda params: solution(_verb_call(params)),
+    expect=_verb_expect,
+    process=lambda params, events: any(event.tool == params["verb"] and not event.error for event in events),
+)
+
+
+def _put_and_drop(rng: random.Random, seed: Seed) -> Params:
+    return {"name": _any_item(rng, seed)[0], "value": rng.randrange(100)}
+
+
+PUT_AND_DROP = TaskTemplate(
+    name="put_and_drop",
+    difficulty="0d",
+    size=Size.TINY,
+    max_turns=4,
+    params=_put_and_drop,
+    prompts=(
+        "Put {value} and drop {name}.",
+        "Drop {name} and put {value}.",
+        "Write {value} and remove {name}.",
+        "Remove {name} and write {value}.",
+        "Note {value}, then drop {name}.",
+        "Drop {name}, then note {value}.",
+        "Put {value}. Delete {name}.",
+        "Delete {name}. Put {value}.",
+    ),
+    solve=lambda params: solution(Call("put", {"value": params["value"]}), Call("drop", {"name": params["name"]})),
+    expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
+)
+
+
+def _value_of(rng: random.Random, seed: Seed) -> Params:
+    name, value = _any_item(rng, seed)
+    return {"name": name, "wanted": value}
+
+
+def _read_and_put(params: Params) -> Solution:
+    told = yield Call("get", {"name": params["name"]})
+    yield Call("put", {"value": told["value"]})
+
+
+PUT_VALUE = TaskTemplate(
+    name="put_value",
+    difficulty="1",
+    size=Size.TINY,
+    max_turns=4,
+    params=_value_of,
+    prompts=(
+        "Put the value of {name}.",
+        "Read {name} and put it.",
+        "Write the value of {name}.",
+        "Note what {name} is.",
+        "Look at {name} and put its value.",
+        "Get {name}, then put that.",
+        "Write down {name}'s value.",
+        "Put what {name} holds.",
+    ),
+    solve=_read_and_put,
+    expect=lambda params, _seed: [_put(params["wanted"])],
+)
+
+
+def _largest(_rng: random.Random, seed: Seed) -> Params:
+    row = seed.rows("SELECT name FROM items ORDER BY value DESC LIMIT 1")[0]  # values of a seed are all different
+    return {"wanted": row["name"]}
+
+
+def _list_and_answer(params: Params) -> Solution:
+    told = yield Call("list")
+    largest = max(told, key=lambda name: told[name])
+    yield Call("submit_final_answer", {"answer": largest})
+
+
+LARGEST = TaskTemplate(
+    name="largest",
+    difficulty="2",
+    max_turns=4,
+    params=_largest,
+    prompts=tuple(
+        f"{question} Give its name with submit_final_answer."
+        for question in (
+            "Which item is the largest?",
+            "Find the item with the highest value.",
+            "Which item has the greatest value?",
+            "What is the biggest item?",
+            "Look for the largest item.",
+            "Which name holds the highest number?",
+            "Find the greatest item.",
+            "Which item is worth most?",
+        )
+    ),
+    solve=_list_and_answer,
+    expect=lambda _params, _seed: [],
+    answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]),
+)
+
+
+KEYS = App(
+    key="keys",
+    title="Keys",
+    description="Named numbers, and a list to write numbers down.",
+    version="v1",
+    schema=SCHEMA,
+    fill=fill,
+    tools=(list_items, get_item, set_item, drop_item, put_number),
+    templates=(LIST_ALL, PUT_NUMBER, BY_VERB, PUT_AND_DROP, PUT_VALUE, LARGEST),
+)

@@ -1,0 +1,33 @@
+"""The apps that ship with the platform, by key."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+from palestra.environments.platform.app import App
+from palestra.environments.platform.apps.keys import KEYS
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.templates import TaskTemplate
+
+APPS: dict[str, App] = {app.key: app for app in (KEYS,)}
+
+
+def app_of(key: str) -> App:
+    if key not in APPS:
+        raise PlatformError(f"there is no app {key!r}; {_nearest(key, list(APPS))}")
+    return APPS[key]
+
+
+@cache
+def template_of(app: str, name: str) -> TaskTemplate:
+    found = app_of(app).template(name)
+    if found is None:
+        names = [template.name for template in app_of(app).templates]
+        raise PlatformError(f"{app} has no task template {name!r}; {_nearest(name, names)}")
+    return found
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"

@@ -1,0 +1,140 @@
+"""What an instance changed: triggers note each row's first image, so a diff costs what was changed, not what there is.
+
+Owns: the hidden tables, images, net changes. Never touches: what a task allows. An update that is undone, or a row that
+is deleted and comes back as it was, is no change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Set
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+Row = dict[str, Any]
+
+HIDDEN = """
+CREATE TABLE _changes (tbl TEXT NOT NULL, pk TEXT NOT NULL, before TEXT, PRIMARY KEY (tbl, pk)) WITHOUT ROWID;
+CREATE TABLE _events (turn INTEGER PRIMARY KEY, tool TEXT NOT NULL, arguments TEXT NOT NULL, error TEXT NOT NULL);
+CREATE TABLE _facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class ChangeKind(StrEnum):
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+class Change(msgspec.Struct, frozen=True):
+    table: str
+    kind: ChangeKind
+    key: tuple[Any, ...]
+    before: Row
+    """Empty for an insert."""
+    after: Row
+    """Empty for a delete."""
+    fields: tuple[str, ...] = ()
+    """Of an update: the columns that differ."""
+
+
+class TableInfo(msgspec.Struct, frozen=True):
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+def tables_of(connection: sqlite3.Connection) -> list[TableInfo]:
+    """The app's own."""
+    names = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
+        "AND name NOT LIKE '\\_%' ESCAPE '\\' ORDER BY name"
+    ).fetchall()
+    return [_table(connection, name) for (name,) in names]
+
+
+def _table(connection: sqlite3.Connection, name: str) -> TableInfo:
+    found = connection.execute(f'PRAGMA table_info("{name}")').fetchall()
+    key = tuple(column[1] for column in sorted((c for c in found if c[5]), key=lambda c: c[5]))
+    if not key:
+        raise ValueError(f"table {name} has no primary key: its changes could not be told apart")
+    return TableInfo(name, tuple(column[1] for column in found), key)
+
+
+def watch(connection: sqlite3.Connection) -> None:
+    """From now on. The triggers are part of the database, and of every copy of it."""
+    connection.executescript(HIDDEN)
+    for table in tables_of(connection):
+        name = table.name
+        for event, images in (("INSERT", ("NEW",)), ("UPDATE", ("OLD", "NEW")), ("DELETE", ("OLD",))):
+            notes = ";".join(_note(table, image) for image in images)
+            connection.execute(f'CREATE TRIGGER "_{name}_{event}" AFTER {event} ON "{name}" BEGIN {notes}; END')
+
+
+def _note(table: TableInfo, image: str) -> str:
+    """Not by OR IGNORE: inside a trigger the outer statement's way with conflicts counts."""
+    key, before = _key_of(table, image), _image(table) if image == "OLD" else "NULL"
+    known = f"SELECT 1 FROM _changes WHERE tbl = '{table.name}' AND pk = {key}"
+    return f"INSERT INTO _changes SELECT '{table.name}', {key}, {before} WHERE NOT EXISTS ({known})"
+
+
+def _key_of(table: TableInfo, image: str) -> str:
+    columns = ", ".join(f'{image}."{column}"' for column in table.key)
+    return f"json_array({columns})"
+
+
+def _image(table: TableInfo) -> str:
+    columns = ", ".join(f"'{column}', OLD.\"{column}\"" for column in table.columns)
+    return f"json_object({columns})"
+
+
+def changes(connection: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
+    """Net ones, by table and key. `ignored`: columns of a table that say nothing (when it was touched, say)."""
+    tables = {table.name: table for table in tables_of(connection)}
+    noted = connection.execute("SELECT tbl, pk, before FROM _changes ORDER BY tbl, pk").fetchall()
+    found = (_net(connection, tables[name], pk, before, ignored.get(name, frozenset())) for name, pk, before in noted)
+    return [change for change in found if change is not None]
+
+
+def _net(
+    connection: sqlite3.Connection, table: TableInfo, pk: str, before: str | None, ignored: Set[str]
+) -> Change | None:
+    key = tuple(msgspec.json.decode(pk))
+    was: Row = msgspec.json.decode(before) if before is not None else {}
+    now = row_at(connection, table, key)
+    if was and now:
+        differ = tuple(c for c in table.columns if was[c] != now[c] and c not in ignored)
+        return Change(table.name, ChangeKind.UPDATE, key, was, now, differ) if differ else None
+    if now:
+        return Change(table.name, ChangeKind.INSERT, key, {}, now)
+    return Change(table.name, ChangeKind.DELETE, key, was, {}) if was else None
+
+
+def row_at(connection: sqlite3.Connection, table: TableInfo, key: tuple[Any, ...]) -> Row:
+    where = " AND ".join(f'"{column}" = ?' for column in table.key)
+    found = connection.execute(f'SELECT * FROM "{table.name}" WHERE {where}', key).fetchone()
+    return dict(zip(table.columns, found, strict=True)) if found else {}
+
+
+def compared(seed: sqlite3.Connection, current: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
+    """The same by looking at every row of both: slow, and right whatever the triggers do. For tests and for audits."""
+    found: list[Change] = []
+    for table in tables_of(current):
+        was, now = _rows(seed, table), _rows(current, table)
+        for key in sorted(was.keys() | now.keys(), key=msgspec.json.encode):
+            before, after = was.get(key, {}), now.get(key, {})
+            differ = tuple(
+                c for c in table.columns if before.get(c) != after.get(c) and c not in ignored.get(table.name, ())
+            )
+            if before and after and not differ:
+                continue
+            kind = ChangeKind.UPDATE if before and after else ChangeKind.INSERT if after else ChangeKind.DELETE
+            found.append(Change(table.name, kind, key, before, after, differ if before and after else ()))
+    return found
+
+
+def _rows(connection: sqlite3.Connection, table: TableInfo) -> dict[tuple[Any, ...], Row]:
+    rows = (dict(zip(table.columns, row, strict=True)) for row in connection.execute(f'SELECT * FROM "{table.name}"'))
+    return {tuple(row[column] for column in table.key): row for row in rows}

@@ -1,0 +1,65 @@
+"""What a tool works at: the instance's tables, the clock, who is logged in.
+
+Owns: reading and writing rows inside the call's transaction, pages. Never touches: beginning or ending it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.errors import ToolError
+
+MAX_PAGE = 50
+
+
+class Desk:
+    def __init__(self, connection: sqlite3.Connection, variables: Mapping[str, str], now: str) -> None:
+        self._connection, self.variables, self.now = connection, variables, now
+
+    @property
+    def me(self) -> str:
+        return self.variables["LOGGED_IN_USER"]
+
+    @property
+    def today(self) -> str:
+        return self.now[:10]
+
+    def rows(self, query: str, *args: object) -> list[Row]:
+        cursor = self._connection.execute(query, args)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def first(self, query: str, *args: object) -> Row | None:
+        found = self.rows(query, *args)
+        return found[0] if found else None
+
+    def value(self, query: str, *args: object) -> Any:
+        found = self._connection.execute(query, args).fetchone()
+        return found[0] if found else None
+
+    def run(self, query: str, *args: object) -> int:
+        """How many rows it changed."""
+        return self._connection.execute(query, args).rowcount
+
+    def insert(self, table: str, **values: object) -> int:
+        """The new row's id."""
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        cursor = self._connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
+        return int(cursor.lastrowid or 0)
+
+    def page(self, query: str, *args: object, limit: int, cursor: str | None) -> tuple[list[Row], str | None]:
+        """Of a query with a total order; and where the next one begins, if there is one."""
+        if not 1 <= limit <= MAX_PAGE:
+            raise ToolError("bad_arguments", f"limit must be 1 to {MAX_PAGE}", "use cursor for the next page")
+        start = 0
+        if cursor is not None:
+            if not cursor.isdecimal() or len(cursor) > 9:
+                raise ToolError(
+                    "bad_cursor", f"{cursor!r} is no cursor of this tool", "use next_cursor as it was given"
+                )
+            start = int(cursor)
+        found = self.rows(f"{query} LIMIT ? OFFSET ?", *args, limit + 1, start)
+        return found[:limit], str(start + limit) if len(found) > limit else None

@@ -1,0 +1,151 @@
+"""What a task wants changed, and nothing beside it.
+
+Owns: comparing net changes with those expected, one to one. Never touches: databases.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.changes import Change, ChangeKind
+
+
+class _Free:
+    """Any value."""
+
+    def __repr__(self) -> str:
+        return "FREE"
+
+
+FREE = _Free()
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Free text that must say this: capitals, spaces and a full stop at the end do not matter."""
+
+    wanted: str
+
+    def fits(self, found: object) -> bool:
+        return isinstance(found, str) and normal(found) == normal(self.wanted)
+
+
+def normal(text: str) -> str:
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    return " ".join(words).rstrip(".!")
+
+
+class Inserted(msgspec.Struct, frozen=True):
+    """A new row. Columns that are not named may hold anything only if `others` says so."""
+
+    table: str
+    fields: Mapping[str, Any]
+    others: bool = True
+
+
+class Updated(msgspec.Struct, frozen=True):
+    """Exactly these columns of a row, to these values."""
+
+    table: str
+    key: tuple[Any, ...]
+    fields: Mapping[str, Any]
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    table: str
+    key: tuple[Any, ...]
+
+
+Expected = Inserted | Updated | Deleted
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    missing: list[str]
+    """Expected, and did not happen."""
+    stray: list[str]
+    """Happened, and nobody asked for it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.stray)
+
+
+def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
+    """Each expectation is met by a change of its own: a matching in a small bipartite graph."""
+    fits = [[n for n, change in enumerate(found) if _fits(wanted, change)] for wanted in expected]
+    taken: dict[int, int] = {}
+    for wanted in range(len(expected)):
+        _place(wanted, fits, taken, set())
+    met = set(taken.values())
+    return Mismatch(
+        missing=[_in_words(wanted) for n, wanted in enumerate(expected) if n not in met],
+        stray=[_told(change) for n, change in enumerate(found) if n not in taken],
+    )
+
+
+def _place(wanted: int, fits: list[list[int]], taken: dict[int, int], tried: set[int]) -> bool:
+    """An augmenting path: who holds a change may move to another."""
+    for change in fits[wanted]:
+        if change not in tried:
+            tried.add(change)
+            if change not in taken or _place(taken[change], fits, taken, tried):
+                taken[change] = wanted
+                return True
+    return False
+
+
+def _fits(wanted: Expected, change: Change) -> bool:
+    if wanted.table != change.table:
+        return False
+    match wanted:
+        case Inserted(fields=fields, others=others):
+            known = others or set(change.after) == set(fields)
+            return change.kind is ChangeKind.INSERT and known and _are_met(fields, change.after)
+        case Updated(key=key, fields=fields):
+            same = change.kind is ChangeKind.UPDATE and change.key == key
+            return same and set(change.fields) <= set(fields) and _are_met(fields, change.after)
+        case Deleted(key=key):
+            return change.kind is ChangeKind.DELETE and change.key == key
+
+
+def _are_met(fields: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    return all(name in row and _is_met(wanted, row[name]) for name, wanted in fields.items())
+
+
+def _is_met(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, _Free):
+        return True
+    return wanted.fits(found) if isinstance(wanted, Text) else wanted == found
+
+
+def _in_words(wanted: Expected) -> str:
+    match wanted:
+        case Inserted(table=table, fields=fields):
+            return f"a new row in {table}: {_listed(fields)}"
+        case Updated(table=table, key=key, fields=fields):
+            return f"{table} {_name(key)}: {_listed(fields)}"
+        case Deleted(table=table, key=key):
+            return f"{table} {_name(key)} deleted"
+
+
+def _told(change: Change) -> str:
+    match change.kind:
+        case ChangeKind.INSERT:
+            return f"a new row in {change.table}: {_listed(change.after)}"
+        case ChangeKind.UPDATE:
+            return (
+                f"{change.table} {_name(change.key)}: {_listed({name: change.after[name] for name in change.fields})}"
+            )
+        case ChangeKind.DELETE:
+            return f"{change.table} {_name(change.key)} deleted"
+
+
+def _name(key: tuple[Any, ...]) -> str:
+    return "/".join(str(part) for part in key)
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    shown = ((name, value.wanted if isinstance(value, Text) else value) for name, value in fields.items())
+    return ", ".join(f"{name} = {value!r}" for name, value in shown)

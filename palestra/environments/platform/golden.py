@@ -1,0 +1,39 @@
+"""Gold trajectories: a task's own solution, played. They warm models up, and show that a task can be done.
+
+Owns: playing a solution. Never touches: what is made of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.templates import Call
+from palestra.environments.platform.toolbox import ToolResult
+
+ANSWER_TOOL = "submit_final_answer"
+"""No tool of an app: the episode's own way to give an answer, which ends it."""
+
+
+class Golden(msgspec.Struct, frozen=True):
+    steps: list[tuple[Call, ToolResult]]
+    answer: str | None = None
+
+
+def play_golden(task: PlatformTask, instance: Instance) -> Golden:
+    steps: list[tuple[Call, ToolResult]] = []
+    solving, told = task.template.solve(task.params), None
+    while True:
+        try:
+            call = next(solving) if told is None else solving.send(told)
+        except StopIteration:
+            return Golden(steps)
+        if call.tool == ANSWER_TOOL:
+            return Golden(steps, call.arguments["answer"])
+        result = instance.call(call.tool, call.arguments)
+        if result.is_error:
+            raise PlatformError(f"the solution of {task.key} does not work: {call} gives {result.text}")
+        steps.append((call, result))
+        told = msgspec.json.decode(result.text)

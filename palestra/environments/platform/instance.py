@@ -1,0 +1,156 @@
+"""One running copy of an app: its state, and tool calls on it.
+
+Owns: the database, one transaction for each call, the clock, what happened. Never touches: tasks, other instances,
+how long it lives. Everything it knows is in the database, so that a copy of that is a copy of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.changes import Change, changes, tables_of
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import PlatformError, ToolError
+from palestra.environments.platform.seeds import CLOCK, Seed, seed_of
+from palestra.environments.platform.toolbox import Tool, ToolResult
+
+TICK = timedelta(minutes=1)
+"""Of the world's clock, for each call that writes."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    turn: int
+    tool: str
+    arguments: Any
+    error: str
+    """The code of what went wrong; empty where nothing did."""
+
+
+class Instance:
+    def __init__(self, seed: Seed, data: bytes | None = None, variables: Mapping[str, str] | None = None) -> None:
+        self.seed, self.app = seed, seed.app
+        self.variables: Mapping[str, str] = {**seed.variables, **(variables or {})}
+        self._lock = threading.RLock()
+        """Calls of one instance go one after another; those of others beside them."""
+        self._connection: sqlite3.Connection | None = None
+        self._open(seed.data if data is None else data)
+
+    @classmethod
+    def create(cls, app: App, seed: int = 0, size: Size = Size.SMALL) -> Instance:
+        return cls(seed_of(app, seed, size))
+
+    def _open(self, data: bytes) -> None:
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        connection.deserialize(data)
+        self._connection = connection
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise PlatformError("this instance is closed")
+        return self._connection
+
+    # Tools
+
+    def call(self, name: str, arguments: object) -> ToolResult:
+        """Always a result: what the model got wrong is one, too. A call that fails has changed nothing."""
+        with self._lock:
+            connection = self.connection
+            connection.execute("BEGIN")
+            try:
+                tool = self._tool(name)
+                told, error = self._run(connection, tool, tool.checked(arguments)), ""
+                connection.execute("COMMIT")
+            except ToolError as e:
+                connection.execute("ROLLBACK")
+                told, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            self._note(connection, name, arguments, error)
+        return ToolResult(msgspec.json.encode(told).decode(), bool(error))
+
+    def _tool(self, name: str) -> Tool:
+        found = self.app.tool(name)
+        if found is None:
+            raise ToolError(
+                "unknown_tool", f"there is no tool {name!r}", f"use {', '.join(t.name for t in self.app.tools)}"
+            )
+        return found
+
+    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+        now = datetime.fromisoformat(self.now)
+        if tool.writes:
+            now += TICK
+            connection.execute("UPDATE _facts SET value = ? WHERE name = ?", (now.isoformat(), CLOCK))
+        try:
+            return tool.run(Desk(connection, self.variables, now.isoformat()), **arguments)
+        except OverflowError:
+            raise ToolError("bad_arguments", "a number is too large", tool.usage) from None
+
+    def _note(self, connection: sqlite3.Connection, name: str, arguments: object, error: str) -> None:
+        noted = msgspec.json.encode(arguments).decode(errors="replace")
+        connection.execute("INSERT INTO _events (tool, arguments, error) VALUES (?, ?, ?)", (str(name), noted, error))
+
+    # State
+
+    @property
+    def now(self) -> str:
+        """The world's time."""
+        return self.connection.execute("SELECT value FROM _facts WHERE name = ?", (CLOCK,)).fetchone()[0]
+
+    def changes(self) -> list[Change]:
+        """Since the seed, net."""
+        with self._lock:
+            return changes(self.connection, self.app.volatile)
+
+    def events(self) -> list[Event]:
+        with self._lock:
+            rows = self.connection.execute("SELECT turn, tool, arguments, error FROM _events ORDER BY turn").fetchall()
+        return [Event(turn, tool, msgspec.json.decode(arguments), error) for turn, tool, arguments, error in rows]
+
+    def state_hash(self) -> str:
+        """Of all rows, without what is volatile, and the clock."""
+        digest = hashlib.blake2b(digest_size=16)
+        with self._lock:
+            for table in tables_of(self.connection):
+                kept = [c for c in table.columns if c not in self.app.volatile.get(table.name, ())]
+                columns, order = (", ".join(f'"{c}"' for c in names) for names in (kept, table.key))
+                rows = self.connection.execute(f'SELECT {columns} FROM "{table.name}" ORDER BY {order}').fetchall()
+                digest.update(msgspec.json.encode([table.name, kept, rows]))
+            digest.update(self.now.encode())
+        return digest.hexdigest()
+
+    def snapshot(self) -> bytes:
+        with self._lock:
+            return self.connection.serialize()
+
+    def restore(self, data: bytes) -> None:
+        """To a snapshot of this instance, or of one of the same seed."""
+        with self._lock:
+            self.close()
+            self._open(data)
+
+    def reset(self) -> None:
+        self.restore(self.seed.data)
+
+    def fork(self) -> Instance:
+        return Instance(self.seed, self.snapshot(), self.variables)

@@ -1,0 +1,92 @@
+"""Seed databases: built once for an app, a number and a size, then copied for each instance.
+
+Owns: building, keeping the newest in memory. Never touches: instances.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.changes import watch
+from palestra.environments.platform.errors import PlatformError
+
+MAX_KEPT = 256  # seeds; 50 KiB to 1 MiB each
+CLOCK = "now"
+CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
+
+
+class Seed(msgspec.Struct, frozen=True):
+    app: App
+    number: int
+    size: Size
+    data: bytes
+    """The database, ready to be deserialized."""
+    digest: str
+    variables: Mapping[str, str]
+    connection: sqlite3.Connection
+    """To read from, shared; nobody writes."""
+    lock: threading.Lock
+    """Of the connection."""
+
+    @property
+    def key(self) -> str:
+        """Fleet's `data_key`: with the app it says which world this is."""
+        return f"{self.size}-{self.number}"
+
+    def rows(self, query: str, *args: object) -> list[sqlite3.Row]:
+        with self.lock:
+            return self.connection.execute(query, args).fetchall()
+
+
+_kept: OrderedDict[tuple[str, str, int, Size], Seed] = OrderedDict()
+_lock = threading.Lock()
+"""Of what is kept. Building takes milliseconds: two that want the same wait for it."""
+
+
+def seed_of(app: App, number: int, size: Size) -> Seed:
+    name = (app.key, app.version, number, size)
+    with _lock:
+        if (found := _kept.get(name)) is not None:
+            _kept.move_to_end(name)
+            return found
+        made = _kept[name] = _build(app, number, size)
+        if len(_kept) > MAX_KEPT:
+            _kept.popitem(last=False)
+        return made
+
+
+def seed_named(app: App, key: str) -> Seed:
+    """By `Seed.key`."""
+    size, _, number = key.partition("-")
+    if size not in {*Size} or not number.isdecimal() or len(number) > 9:
+        raise PlatformError(f"{app.key} has no data {key!r}; a key looks like small-17 (sizes: {', '.join(Size)})")
+    return seed_of(app, int(number), Size(size))
+
+
+def _build(app: App, number: int, size: Size) -> Seed:
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(app.schema)
+    connection.execute("BEGIN")
+    variables = app.fill(connection, random.Random(f"{app.key}/{app.version}/{number}/{size}"), size)
+    connection.execute("COMMIT")
+    watch(connection)
+    connection.execute("INSERT INTO _facts VALUES (?, ?)", (CLOCK, _morning_of(variables["CURRENT_DATE"])))
+    connection.execute("VACUUM")
+    data = connection.serialize()
+    connection.execute("PRAGMA query_only = 1")
+    connection.row_factory = sqlite3.Row
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return Seed(app, number, size, data, digest, variables, connection, threading.Lock())
+
+
+def _morning_of(day: str) -> str:
+    hours, rest = divmod(CLOCK_START_S, 3600)
+    return f"{day}T{hours:02d}:{rest // 60:02d}:00"

@@ -1,0 +1,76 @@
+"""Tasks by their key: any key can be made again from nothing.
+
+    mail-move_message-0-17    app, template, difficulty, random number
+
+Owns: keys, splits, drawing until a task is sound. Never touches: instances.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.catalog import app_of, template_of
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.seeds import Seed, seed_of
+from palestra.environments.platform.templates import TaskTemplate
+
+WORLDS = 64  # seeds of an app that tasks are spread over: each is built once
+FIRST_EVAL = 2**31  # random numbers from here on are for evaluation
+MAX_NUMBER = 2**32
+MAX_DRAWS = 200
+
+
+class TaskKey(msgspec.Struct, frozen=True):
+    app: str
+    template: str
+    difficulty: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.app}-{self.template}-{self.difficulty}-{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskKey:
+        found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})", text)
+        if found is None:
+            raise PlatformError(f"{text!r} is no task key; one looks like keys-set_value-0b-17")
+        return cls(found[1], found[2], found[3], int(found[4]))
+
+    @property
+    def split(self) -> str:
+        return "train" if self.number < FIRST_EVAL else "eval"
+
+
+class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
+    key: TaskKey
+    app: App
+    template: TaskTemplate
+    seed: Seed
+    params: dict[str, Any]
+    prompt: str
+    variables: Mapping[str, str]
+
+
+def make_task(key: TaskKey | str) -> PlatformTask:
+    key = TaskKey.parse(key) if isinstance(key, str) else key
+    app, template = app_of(key.app), template_of(key.app, key.template)
+    if key.difficulty != template.difficulty:
+        raise PlatformError(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
+    if key.number >= MAX_NUMBER:
+        raise PlatformError(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
+    rng = random.Random(str(key))
+    for _ in range(MAX_DRAWS):
+        seed = seed_of(app, rng.randrange(WORLDS), Size(template.size))
+        params = template.params(rng, seed)
+        if params is not None:
+            prompt = template.prompt(params, rng)
+            return PlatformTask(
+                key=key, app=app, template=template, seed=seed, params=params, prompt=prompt, variables=seed.variables
+            )
+    raise PlatformError(f"no sound task came of {key} in {MAX_DRAWS} draws")

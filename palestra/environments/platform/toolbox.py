@@ -1,0 +1,123 @@
+"""Tools of an app: a Python function with types becomes a name, a JSON Schema and a checked call.
+
+Owns: schemas, what a wrong argument is told, results as JSON. Never touches: state, transactions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.errors import ToolError
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "required": []}
+MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    text: str
+    """One JSON object."""
+    is_error: bool = False
+
+
+class Tool(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON Schema of the arguments: an object, flat."""
+    writes: bool
+    """Whether it may change the state: then it moves the clock, too."""
+    run: Callable[..., dict[str, Any]]
+    """With the instance's `Desk` and the arguments."""
+    arguments: type[msgspec.Struct]
+
+    def checked(self, given: object) -> dict[str, Any]:
+        """The arguments as the function takes them, defaults filled in. Raises ToolError."""
+        if not isinstance(given, dict):
+            raise ToolError("bad_arguments", f"arguments must be an object, found {_kind(given)}", self.usage)
+        unknown = [name for name in given if name not in self.parameters["properties"]]
+        if unknown:
+            raise ToolError("bad_arguments", f"{self.name} has no argument {unknown[0]!r}", self.usage)
+        long = [name for name, value in given.items() if isinstance(value, str) and len(value) > MAX_TEXT]
+        if long:
+            raise ToolError("bad_arguments", f"{long[0]} is longer than {MAX_TEXT} characters", "shorten it")
+        try:
+            found = msgspec.convert(given, self.arguments)
+        except msgspec.ValidationError as e:
+            raise ToolError("bad_arguments", _in_words(str(e)), self.usage) from None
+        return {name: getattr(found, name) for name in self.parameters["properties"]}
+
+    @property
+    def usage(self) -> str:
+        """`set(name: string, value: integer, note?: string)`."""
+        required = self.parameters["required"]
+        parts = (
+            f"{name}{'' if name in required else '?'}: {_type_name(schema)}"
+            for name, schema in self.parameters["properties"].items()
+        )
+        return f"{self.name}({', '.join(parts)})"
+
+
+def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., dict[str, Any]]], Tool]:
+    """For a function `(desk, …arguments) -> dict`; the first line of its docstring is what the model reads."""
+
+    def made(function: Callable[..., dict[str, Any]]) -> Tool:
+        arguments = _arguments_of(function)
+        return Tool(
+            name=name or function.__name__,
+            description=(inspect.getdoc(function) or "").partition("\n")[0],
+            parameters=_flat_schema(arguments),
+            writes=writes,
+            run=function,
+            arguments=arguments,
+        )
+
+    return made
+
+
+def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
+    hints = typing.get_type_hints(function)
+    fields: list[Any] = []
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        if parameter.default is inspect.Parameter.empty:
+            fields.append((name, hints[name]))
+        else:
+            fields.append((name, hints[name], parameter.default))
+    return msgspec.defstruct(function.__name__, fields, kw_only=True)
+
+
+def _flat_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    """As MCP and OpenAI take it: no references, no title, `null` left out where an argument may be missing."""
+    (schema,), components = msgspec.json.schema_components([arguments], ref_template="{name}")
+    own = components[schema["$ref"]]
+    properties = {name: _plain(value) for name, value in own.get("properties", {}).items()}
+    return NO_ARGUMENTS | {"properties": properties, "required": own.get("required", [])}
+
+
+def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+    branches = [branch for branch in schema.get("anyOf", []) if branch.get("type") != "null"]
+    found = dict(branches[0]) if branches else {k: v for k, v in schema.items() if k != "default"}
+    if "enum" in found and None in found["enum"]:
+        found["enum"] = [value for value in found["enum"] if value is not None]
+    if "enum" in found and "type" not in found:
+        found["type"] = "string"
+    return found
+
+
+def _type_name(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "|".join(str(value) for value in schema["enum"])
+    return f"{schema['items'].get('type', 'any')}[]" if schema.get("type") == "array" else schema.get("type", "any")
+
+
+def _in_words(problem: str) -> str:
+    """msgspec's words, without its dollar signs."""
+    return problem.replace("`$.", "`").replace("`", "").replace("Object missing required field", "missing argument")
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else {str: "a string", list: "a list"}.get(type(value), type(value).__name__)

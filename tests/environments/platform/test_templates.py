@@ -1,0 +1,79 @@
+"""Of every template: its solution is worth 1, everything else is worth 0, and both can be said twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from palestra.environments.platform import TaskTemplate, make_task, verify
+from palestra.environments.platform.changes import compared
+from tests.environments.platform.conftest import (
+    NAMES,
+    TEMPLATES,
+    Attacker,
+    answer_only,
+    golden,
+    nothing,
+    opened,
+    random_calls,
+    stray_write,
+    tasks_of,
+)
+
+COUNT = 200
+FIRST_EVAL = 2**31
+
+
+@pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
+def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTemplate):
+    for task in tasks_of(app, template, COUNT):
+        instance = opened(task)
+        played = golden(task, instance)
+        before = instance.state_hash()
+        assert verify(task, instance, played.answer).score == 1.0, verify(task, instance, played.answer)
+        assert verify(task, instance, played.answer) == verify(task, instance.fork(), played.answer)
+        assert instance.state_hash() == before
+        assert len(played.steps) <= template.max_turns
+
+
+@pytest.mark.parametrize("attacker", [nothing, answer_only, random_calls])
+@pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
+def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker: Attacker):
+    lucky = 0
+    for task in tasks_of(app, template, COUNT):
+        instance = opened(task)
+        answer = attacker(task, instance)
+        lucky += verify(task, instance, answer).score != 0.0
+    assert lucky == 0
+
+
+@pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
+def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: TaskTemplate):
+    for task in tasks_of(app, template, 20):
+        instance = opened(task)
+        answer = golden(task, instance).answer
+        wanted = instance.changes()
+        for seed in range(100):
+            stray_write(task, instance, seed)
+            if instance.changes() != wanted:
+                break
+        assert instance.changes() != wanted
+        assert verify(task, instance, answer).score == 0.0
+
+
+@pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
+def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
+    for task in tasks_of(app, template, 20, FIRST_EVAL):
+        again = make_task(str(task.key))
+        assert (again.prompt, again.params, again.seed.digest) == (task.prompt, task.params, task.seed.digest)
+        assert task.key.split == "eval"
+
+
+@pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
+def test_changes_noted_by_triggers_are_those_found_by_comparing_all_rows(app: str, template: TaskTemplate):
+    for task in tasks_of(app, template, 20):
+        instance, seed = opened(task), opened(task)
+        random_calls(task, instance)
+        golden_again = opened(task)
+        golden(task, golden_again)
+        for one in (instance, golden_again):
+            assert one.changes() == compared(seed.connection, one.connection, task.app.volatile)
