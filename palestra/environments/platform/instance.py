@@ -75,7 +75,9 @@ class Instance:
         with self._lock:
             connection = self.connection
             connection.execute("BEGIN")
+            noted = "null"
             try:
+                noted = as_text([name, arguments])
                 tool = self._tool(name)
                 told, error = self._run(connection, tool, tool.checked(arguments)), ""
                 connection.execute("COMMIT")
@@ -85,7 +87,7 @@ class Instance:
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
-            self._note(connection, name, arguments, error)
+            connection.execute("INSERT INTO _events (call, error) VALUES (?, ?)", (noted, error))
         return ToolResult(msgspec.json.encode(told).decode(), bool(error))
 
     def _tool(self, name: str) -> Tool:
@@ -106,10 +108,6 @@ class Instance:
         except OverflowError:
             raise ToolError("bad_arguments", "a number is too large", tool.usage) from None
 
-    def _note(self, connection: sqlite3.Connection, name: str, arguments: object, error: str) -> None:
-        noted = msgspec.json.encode(arguments).decode(errors="replace")
-        connection.execute("INSERT INTO _events (tool, arguments, error) VALUES (?, ?, ?)", (str(name), noted, error))
-
     # State
 
     @property
@@ -124,8 +122,9 @@ class Instance:
 
     def events(self) -> list[Event]:
         with self._lock:
-            rows = self.connection.execute("SELECT turn, tool, arguments, error FROM _events ORDER BY turn").fetchall()
-        return [Event(turn, tool, msgspec.json.decode(arguments), error) for turn, tool, arguments, error in rows]
+            rows = self.connection.execute("SELECT turn, call, error FROM _events ORDER BY turn").fetchall()
+        called = ((turn, msgspec.json.decode(call) or ["", None], error) for turn, call, error in rows)
+        return [Event(turn, *call, error) for turn, call, error in called]
 
     def state_hash(self) -> str:
         """Of all rows, without what is volatile, and the clock."""
@@ -154,3 +153,11 @@ class Instance:
 
     def fork(self) -> Instance:
         return Instance(self.seed, self.snapshot(), self.variables)
+
+
+def as_text(value: object) -> str:
+    """JSON. Half a character, which a model may well write as \\ud83d, cannot be kept anywhere."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, ValueError, TypeError) as e:
+        raise ToolError("bad_arguments", f"this cannot be written as JSON: {e}", "write whole characters") from None
