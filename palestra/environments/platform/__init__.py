@@ -6,7 +6,7 @@ from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.expectations import FREE, Deleted, Expected, Inserted, Text, Updated
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.tasks import PlatformTask, TaskKey, make_task
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, TaskTemplate
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, TaskTemplate
 from palestra.environments.platform.toolbox import Tool, ToolResult, tool
 from palestra.environments.platform.verdicts import Verdict, verify
 
@@ -17,6 +17,7 @@ __all__ = [
     "AnswerKind",
     "App",
     "Call",
+    "Calls",
     "Deleted",
     "Expected",
     "Inserted",

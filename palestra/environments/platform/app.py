@@ -34,6 +34,8 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     LOGGED_IN_USER, LOGGED_IN_NAME, CURRENT_DATE."""
     tools: tuple[Tool, ...]
     templates: tuple[TaskTemplate, ...]
+    fixed: Set[str] = frozenset()
+    """Tables that no tool writes: they are not watched."""
     volatile: Mapping[str, Set[str]] = {}
     """Columns that no task looks at, by table."""
 

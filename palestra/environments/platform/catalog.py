@@ -7,10 +7,11 @@ from functools import cache
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.apps.keys import KEYS
+from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.templates import TaskTemplate
 
-APPS: dict[str, App] = {app.key: app for app in (KEYS,)}
+APPS: dict[str, App] = {app.key: app for app in (KEYS, STAY)}
 
 
 def app_of(key: str) -> App:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -108,6 +109,19 @@ class Instance:
         except OverflowError:
             raise ToolError("bad_arguments", "a number is too large", tool.usage) from None
 
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """For whoever sets a world up by hand: all of it or nothing, and no call between."""
+        with self._lock:
+            connection = self.connection
+            connection.execute("BEGIN")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+
     # State
 
     @property
@@ -124,7 +138,7 @@ class Instance:
         with self._lock:
             rows = self.connection.execute("SELECT turn, call, error FROM _events ORDER BY turn").fetchall()
         called = ((turn, msgspec.json.decode(call) or ["", None], error) for turn, call, error in rows)
-        return [Event(turn, *call, error) for turn, call, error in called]
+        return [Event(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
 
     def state_hash(self) -> str:
         """Of all rows, without what is volatile, and the clock."""

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 import msgspec
 
 from palestra.environments.platform.app import App, Size
-from palestra.environments.platform.changes import watch
+from palestra.environments.platform.changes import Row, watch
 from palestra.environments.platform.errors import PlatformError
 
 MAX_KEPT = 256  # seeds; 50 KiB to 1 MiB each
+PAGE_BYTES = 1024  # tables are small and many: with SQLite's 4096 an instance of `stay` takes twice the memory
 CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 
@@ -41,9 +42,11 @@ class Seed(msgspec.Struct, frozen=True):
         """Fleet's `data_key`: with the app it says which world this is."""
         return f"{self.size}-{self.number}"
 
-    def rows(self, query: str, *args: object) -> list[sqlite3.Row]:
+    def rows(self, query: str, *args: object) -> list[Row]:
         with self.lock:
-            return self.connection.execute(query, args).fetchall()
+            cursor = self.connection.execute(query, args)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
 
 
 _kept: OrderedDict[tuple[str, str, int, Size], Seed] = OrderedDict()
@@ -73,16 +76,16 @@ def seed_named(app: App, key: str) -> Seed:
 
 def _build(app: App, number: int, size: Size) -> Seed:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.executescript(app.schema)
     connection.execute("BEGIN")
     variables = app.fill(connection, random.Random(f"{app.key}/{app.version}/{number}/{size}"), size)
     connection.execute("COMMIT")
-    watch(connection)
+    watch(connection, app.fixed)
     connection.execute("INSERT INTO _facts VALUES (?, ?)", (CLOCK, _morning_of(variables["CURRENT_DATE"])))
     connection.execute("VACUUM")
     data = connection.serialize()
     connection.execute("PRAGMA query_only = 1")
-    connection.row_factory = sqlite3.Row
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     return Seed(app, number, size, data, digest, variables, connection, threading.Lock())
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +32,12 @@ class Call(msgspec.Struct, frozen=True):
 
 Solution = Generator[Call, dict[str, Any], None]
 """Yields calls, is sent their results."""
+
+
+def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
+    """Of an app, by template: its `prompts.toml`."""
+    text = files(package).joinpath("prompts.toml").read_text(encoding="utf-8")
+    return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
 def solution(*calls: Call) -> Solution:
@@ -100,6 +108,20 @@ _READERS: dict[AnswerKind, Callable[[str], Any]] = {
 }
 
 
+class Calls(msgspec.Struct, frozen=True):
+    """Tools that must have been called, and worked. Plain data: an exported task says it, too."""
+
+    tools: tuple[str, ...]
+    only: bool = False
+    """In this order, and nothing else."""
+
+    def is_met(self, events: Sequence[Event]) -> bool:
+        if self.only:
+            return [(event.tool, event.error) for event in events] == [(tool, "") for tool in self.tools]
+        worked = {event.tool for event in events if not event.error}
+        return all(tool in worked for tool in self.tools)
+
+
 class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     difficulty: str
@@ -112,8 +134,8 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     expect: Callable[[Params, Seed], list[Expected]]
     """Of the state in the end; empty: nothing may change."""
     answer: Callable[[Params], Answer] | None = None
-    process: Callable[[Params, Sequence[Event]], bool] | None = None
-    """Of what was called, for tasks that only read."""
+    process: Callable[[Params], Calls] | None = None
+    """What must have been called, for tasks that only read."""
     must_not: bool = False
     """The data asks for what must not be done."""
     size: str = "small"

@@ -39,6 +39,6 @@ def verify(task: PlatformTask, instance: Instance, answer: str | None = None) ->
         is_right = wanted.is_met(answer)
         (met if is_right else failed).append("answer" if is_right else f"answer: {answer!r} is not {wanted.text!r}")
     if template.process is not None:
-        is_right = template.process(params, instance.events())
+        is_right = template.process(params).is_met(instance.events())
         (met if is_right else failed).append("process" if is_right else "process: not the calls that were asked for")
     return Verdict(score=0.0 if failed else 1.0, met=met, failed=failed)

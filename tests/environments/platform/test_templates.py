@@ -19,13 +19,16 @@ from tests.environments.platform.conftest import (
     tasks_of,
 )
 
-COUNT = 200
 FIRST_EVAL = 2**31
 
 
+counted = pytest.mark.parametrize("count", [15, pytest.param(200, marks=pytest.mark.slow)])
+
+
+@counted
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
-def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, COUNT):
+def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTemplate, count: int):
+    for task in tasks_of(app, template, count):
         instance = opened(task)
         played = golden(task, instance)
         before = instance.state_hash()
@@ -35,11 +38,12 @@ def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTem
         assert len(played.steps) <= template.max_turns
 
 
+@counted
 @pytest.mark.parametrize("attacker", [nothing, answer_only, random_calls])
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
-def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker: Attacker):
+def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker: Attacker, count: int):
     lucky = 0
-    for task in tasks_of(app, template, COUNT):
+    for task in tasks_of(app, template, count):
         instance = opened(task)
         answer = attacker(task, instance)
         lucky += verify(task, instance, answer).score != 0.0
@@ -48,7 +52,7 @@ def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker:
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 20):
+    for task in tasks_of(app, template, 5):
         instance = opened(task)
         answer = golden(task, instance).answer
         wanted = instance.changes()
@@ -62,7 +66,7 @@ def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: Ta
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 20, FIRST_EVAL):
+    for task in tasks_of(app, template, 5, FIRST_EVAL):
         again = make_task(str(task.key))
         assert (again.prompt, again.params, again.seed.digest) == (task.prompt, task.params, task.seed.digest)
         assert task.key.split == "eval"
@@ -70,7 +74,7 @@ def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_changes_noted_by_triggers_are_those_found_by_comparing_all_rows(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 20):
+    for task in tasks_of(app, template, 5):
         instance, seed = opened(task), opened(task)
         random_calls(task, instance)
         golden_again = opened(task)

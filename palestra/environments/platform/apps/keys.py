@@ -20,6 +20,7 @@ from palestra.environments.platform.templates import (
     Answer,
     AnswerKind,
     Call,
+    Calls,
     Params,
     Solution,
     TaskTemplate,
@@ -28,7 +29,7 @@ from palestra.environments.platform.templates import (
 from palestra.environments.platform.toolbox import tool
 
 SCHEMA = """
-CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE numbers (id INTEGER PRIMARY KEY AUTOINCREMENT, value INTEGER NOT NULL);
 """
 NAMES = "abcdefgh"
@@ -126,7 +127,7 @@ LIST_ALL = TaskTemplate(
     ),
     solve=lambda _params: solution(Call("list")),
     expect=lambda _params, _seed: [],
-    process=lambda _params, events: [(event.tool, event.error) for event in events] == [("list", "")],
+    process=lambda _params: Calls(("list",), only=True),
 )
 
 PUT_NUMBER = TaskTemplate(
@@ -192,7 +193,7 @@ BY_VERB = TaskTemplate(
     prompts=("{text}",),
     solve=lambda params: solution(_verb_call(params)),
     expect=_verb_expect,
-    process=lambda params, events: any(event.tool == params["verb"] and not event.error for event in events),
+    process=lambda params: Calls((params["verb"],)),
 )
 
 

@@ -1,0 +1,97 @@
+"""What the tasks of `stay` have in common: rows of a seed, a stay to book, what a booking must leave behind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from palestra.environments.platform.apps.stay.days import plus
+from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
+from palestra.environments.platform.apps.stay.seed import HORIZON, ME
+from palestra.environments.platform.expectations import Expected, Inserted
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import Call, Params, Solution, read_prompts
+
+PROMPTS = read_prompts("palestra.environments.platform.apps.stay")
+EDGE = 6  # days before the end of the prices in which no stay begins
+
+
+def today(seed: Seed) -> str:
+    return seed.variables["CURRENT_DATE"]
+
+
+def dollars(cents: int) -> str:
+    return f"${cents // 100}.{cents % 100:02d}"
+
+
+def some_stay(rng: random.Random, seed: Seed, max_guests: int = 3) -> Params:
+    """Days, guests, a card."""
+    check_in = plus(today(seed), rng.randint(2, HORIZON - EDGE))
+    card = rng.choice(seed.rows("SELECT last4 FROM cards WHERE user_id = ? ORDER BY id", ME))
+    return {
+        "check_in": check_in,
+        "check_out": plus(check_in, rng.randint(1, 4)),
+        "guests": rng.randint(1, max_guests),
+        "last4": card["last4"],
+    }
+
+
+def some_hotel(rng: random.Random, seed: Seed) -> Params:
+    query = "SELECT h.id AS hotel_id, h.name AS hotel, c.name AS city FROM hotels h JOIN cities c ON c.id = city_id"
+    query += " ORDER BY 1"
+    return dict(rng.choice(seed.rows(query)))
+
+
+def the_cheapest(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
+    """That fits; None where there is none, or two."""
+    found = [o for o in offers(seed, hotel_id, stay["check_in"], stay["check_out"]) if fits(o, 1, stay["guests"])]
+    if not found or (len(found) > 1 and found[1].cents == found[0].cents):
+        return None
+    return found[0]
+
+
+def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | None = None) -> list[Expected]:
+    """One booking of one room, paid by the card that was named."""
+    room = seed.rows("SELECT hotel_id FROM rooms WHERE id = ?", room_id)[0]
+    card = seed.rows("SELECT id FROM cards WHERE user_id = ? AND last4 = ?", ME, params["last4"])[0]
+    row = {
+        "user_id": ME,
+        "hotel_id": room["hotel_id"],
+        "check_in": params["check_in"],
+        "check_out": params["check_out"],
+        "guests": params["guests"] if guests is None else guests,
+        "status": "confirmed",
+        "total_cents": cents,
+        "coupon": params.get("used_coupon"),
+        "special_request": "",
+    }
+    return [
+        Inserted("bookings", row),
+        Inserted("booking_rooms", {"room_id": room_id, "rooms": 1}),
+        Inserted("payments", {"card_id": card["id"], "kind": "charge", "cents": cents}),
+    ]
+
+
+def find_hotel(params: Params, name: str | None = None) -> Solution:
+    """Yields the search's pages; returns nothing: what it found is in the last result. `hotel_id` is known to us, and
+    an agent finds it by this."""
+    told: dict[str, Any] = {"next_cursor": None}
+    while True:
+        told = yield Call("search_hotels", _searched(params, told["next_cursor"]))
+        names = [hotel["name"] for hotel in told["hotels"]]
+        if (name or params["hotel"]) in names or told["next_cursor"] is None:
+            return
+
+
+def _searched(params: Params, cursor: str | None) -> dict[str, Any]:
+    wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
+    return wanted | ({} if cursor is None else {"cursor": cursor})
+
+
+def book_cheapest(params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None) -> Solution:
+    guests = params["guests"] if guests is None else guests
+    days = {"check_in": params["check_in"], "check_out": params["check_out"]}
+    rooms = yield Call("list_rooms", {"hotel_id": hotel_id, **days, "guests": guests})
+    room = {"room_id": rooms["rooms"][0]["id"], **days, "rooms": 1, "guests": guests}
+    quote = yield Call("quote_booking", room if coupon is None else {**room, "coupon": coupon})
+    yield Call("confirm_booking", {"token": quote["token"], "card_last4": params["last4"]})

@@ -1,0 +1,248 @@
+"""Tasks of `stay` where the agent has to weigh one thing against another."""
+
+from __future__ import annotations
+
+import random
+
+from palestra.environments.platform.apps.stay.days import between, plus
+from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of, offers, review_score
+from palestra.environments.platform.apps.stay.seed import ME
+from palestra.environments.platform.apps.stay.task_parts import (
+    PROMPTS,
+    book_cheapest,
+    booked,
+    dollars,
+    find_hotel,
+    some_hotel,
+    some_stay,
+    the_cheapest,
+    today,
+)
+from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
+from palestra.environments.platform.expectations import Expected, Inserted, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, TaskTemplate
+
+# The best-reviewed hotel that qualifies
+
+
+def _best_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_stay(rng, seed) | {"city": some_hotel(rng, seed)["city"]}
+    amenity = rng.choice(seed.rows("SELECT id, name FROM amenities ORDER BY id"))
+    limit = rng.randrange(20000, 60000, 1000)
+    query = (
+        "SELECT h.id, h.name FROM hotels h JOIN cities c ON c.id = city_id JOIN hotel_amenities a ON a.hotel_id = h.id "
+        "WHERE c.name = ? AND amenity_id = ? ORDER BY h.id"
+    )
+    able = [
+        (review_score(seed, hotel["id"]), hotel)
+        for hotel in seed.rows(query, params["city"], amenity["id"])
+        if (offer := _first(seed, hotel["id"], params)) is not None and offer.cents <= limit
+    ]
+    able.sort(key=lambda one: -one[0])
+    if len(able) < 2 or able[0][0] == able[1][0]:
+        return None
+    best = able[0][1]
+    offer = the_cheapest(seed, best["id"], params)
+    if offer is None:
+        return None
+    found = {"hotel_id": best["id"], "hotel": best["name"], "room_id": offer.room_id, "cents": offer.cents}
+    return params | found | {"amenity": amenity["name"].lower(), "limit": dollars(limit), "limit_cents": limit}
+
+
+def _first(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
+    return next(
+        (o for o in offers(seed, hotel_id, stay["check_in"], stay["check_out"]) if fits(o, 1, stay["guests"])), None
+    )
+
+
+def _book_best(params: Params) -> Solution:
+    wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
+    wanted |= {"amenities": [params["amenity"]], "price_max": params["limit_cents"], "sort": "reviews"}
+    told = yield Call("search_hotels", wanted)
+    yield from book_cheapest(params, told["hotels"][0]["id"])
+
+
+BEST = TaskTemplate(
+    name="best_reviewed",
+    difficulty="2",
+    max_turns=8,
+    params=_best_params,
+    prompts=PROMPTS["best_reviewed"],
+    solve=_book_best,
+    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+)
+
+
+# Move a booking, if that is cheap
+
+
+def _move_params(rng: random.Random, seed: Seed) -> Params | None:
+    found = seed.rows(CONFIRMED, ME, today(seed))
+    if not found:
+        return None
+    booking = rng.choice(found)
+    length = between(booking["check_in"], booking["check_out"])
+    check_in = plus(booking["check_in"], rng.choice((1, 2, 3, 7)))
+    room = seed.rows("SELECT room_id FROM booking_rooms WHERE booking_id = ?", booking["id"])[0]["room_id"]
+    offer = offer_of(seed, room, check_in, plus(check_in, length), without=booking["id"])
+    cost = fee(seed, booking["hotel_id"], booking["check_in"], booking["total_cents"], today(seed))
+    limit = rng.choice((0, 2000, 5000, 10000))
+    if offer is None or not fits(offer, 1, booking["guests"]) or cost == limit:
+        return None
+    return {
+        "booking": booking["id"],
+        "check_in": check_in,
+        "check_out": plus(check_in, length),
+        "limit": dollars(limit),
+        "limit_cents": limit,
+        "fee": cost,
+        "total": offer.cents,
+    }
+
+
+def _moved(params: Params, seed: Seed) -> list[Expected]:
+    if params["fee"] > params["limit_cents"]:
+        return []
+    booking = seed.rows("SELECT * FROM bookings WHERE id = ?", params["booking"])[0]
+    card = seed.rows("SELECT card_id FROM payments WHERE booking_id = ? ORDER BY id", booking["id"])[0]["card_id"]
+    days = {"check_in": params["check_in"], "check_out": params["check_out"], "total_cents": params["total"]}
+    expected: list[Expected] = [Updated("bookings", (booking["id"],), days)]
+    for kind, cents in (("fee", params["fee"]), ("difference", params["total"] - booking["total_cents"])):
+        if cents:
+            row = {"booking_id": booking["id"], "card_id": card, "kind": kind, "cents": cents}
+            expected.append(Inserted("payments", row))
+    return expected
+
+
+def _look_and_move(params: Params) -> Solution:
+    told = yield Call("get_booking", {"id": params["booking"]})
+    if told["fee_cents"] <= params["limit_cents"]:
+        days = {"check_in": params["check_in"], "check_out": params["check_out"]}
+        yield Call("change_booking", {"id": params["booking"], **days})
+    yield Call("submit_final_answer", {"answer": f"{told['fee_cents'] // 100}.{told['fee_cents'] % 100:02d}"})
+
+
+MOVE = TaskTemplate(
+    name="move_if_cheap",
+    difficulty="2",
+    max_turns=6,
+    params=_move_params,
+    prompts=PROMPTS["move_if_cheap"],
+    solve=_look_and_move,
+    expect=_moved,
+    answer=lambda params: Answer(AnswerKind.MONEY, params["fee"]),
+)
+
+
+# A coupon, if it helps
+
+
+def _coupon_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_hotel(rng, seed) | some_stay(rng, seed)
+    offer = the_cheapest(seed, params["hotel_id"], params)
+    if offer is None:
+        return None
+    code = rng.choice(seed.rows("SELECT code FROM coupons ORDER BY code"))["code"]
+    off = discount(seed, code, offer.cents, today(seed))
+    used = code if off else None
+    return params | {"room_id": offer.room_id, "cents": offer.cents - (off or 0), "coupon": code, "used_coupon": used}
+
+
+def _book_with_coupon(params: Params) -> Solution:
+    yield from find_hotel(params)
+    yield from book_cheapest(params, params["hotel_id"], coupon=params["used_coupon"])
+
+
+COUPON = TaskTemplate(
+    name="coupon_if_it_helps",
+    difficulty="2",
+    max_turns=9,
+    params=_coupon_params,
+    prompts=PROMPTS["coupon_if_it_helps"],
+    solve=_book_with_coupon,
+    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+)
+
+
+# Two rooms for different parties
+
+
+def _two_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_hotel(rng, seed) | some_stay(rng, seed)
+    small, large = params | {"guests": 1}, params | {"guests": rng.choice((2, 3))}
+    one, other = the_cheapest(seed, params["hotel_id"], small), the_cheapest(seed, params["hotel_id"], large)
+    if one is None or other is None or one.room_id == other.room_id:
+        return None
+    found = {"guests": large["guests"], "room_1": one.room_id, "cents_1": one.cents}
+    return params | found | {"room_2": other.room_id, "cents_2": other.cents}
+
+
+def _book_two(params: Params) -> Solution:
+    yield from find_hotel(params)
+    yield from book_cheapest(params, params["hotel_id"], guests=1)
+    yield from book_cheapest(params, params["hotel_id"], guests=params["guests"])
+
+
+TWO_ROOMS = TaskTemplate(
+    name="two_rooms",
+    difficulty="3",
+    max_turns=12,
+    params=_two_params,
+    prompts=PROMPTS["two_rooms"],
+    solve=_book_two,
+    expect=lambda params, seed: [
+        *booked(params, seed, params["room_1"], params["cents_1"], guests=1),
+        *booked(params, seed, params["room_2"], params["cents_2"]),
+    ],
+)
+
+
+# Refundable, if that is not much dearer
+
+
+def _refundable_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_stay(rng, seed)
+    city = some_hotel(rng, seed)["city"]
+    hotels = seed.rows(
+        "SELECT h.id, h.name, is_refundable FROM hotels h JOIN cities c ON c.id = city_id "
+        "JOIN policies ON hotel_id = h.id WHERE c.name = ? ORDER BY h.id",
+        city,
+    )
+    flexible, strict = ([h for h in hotels if bool(h["is_refundable"]) is kind] for kind in (True, False))
+    if not flexible or not strict:
+        return None
+    one, other = rng.choice(flexible), rng.choice(strict)
+    offer, plain = the_cheapest(seed, one["id"], params), the_cheapest(seed, other["id"], params)
+    extra = rng.randrange(1000, 12000, 500)
+    if offer is None or plain is None or offer.cents - plain.cents == extra:
+        return None
+    is_worth = offer.cents - plain.cents <= extra
+    chosen, hotel = (offer, one) if is_worth else (plain, other)
+    found = {
+        "city": city,
+        "hotel": one["name"],
+        "other": other["name"],
+        "hotel_id": hotel["id"],
+        "extra": dollars(extra),
+    }
+    return params | found | {"room_id": chosen.room_id, "cents": chosen.cents}
+
+
+def _compare_and_book(params: Params) -> Solution:
+    yield from find_hotel(params)
+    yield from find_hotel(params, params["other"])
+    yield from book_cheapest(params, params["hotel_id"])
+
+
+REFUNDABLE = TaskTemplate(
+    name="refundable_rule",
+    difficulty="3",
+    max_turns=12,
+    params=_refundable_params,
+    prompts=PROMPTS["refundable_rule"],
+    solve=_compare_and_book,
+    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+)
+
+CHOICES = (BEST, MOVE, COUPON, TWO_ROOMS, REFUNDABLE)

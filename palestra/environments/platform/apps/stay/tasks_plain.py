@@ -1,0 +1,180 @@
+"""Tasks of `stay` with one thing to do or to find."""
+
+from __future__ import annotations
+
+import random
+
+from palestra.environments.platform.app import Size
+from palestra.environments.platform.apps.stay.booking_tools import DEFAULT_LIST
+from palestra.environments.platform.apps.stay.offers import fee
+from palestra.environments.platform.apps.stay.seed import ME
+from palestra.environments.platform.apps.stay.task_parts import (
+    PROMPTS,
+    book_cheapest,
+    booked,
+    find_hotel,
+    some_hotel,
+    some_stay,
+    the_cheapest,
+    today,
+)
+from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import (
+    Answer,
+    AnswerKind,
+    Call,
+    Params,
+    Solution,
+    TaskTemplate,
+    solution,
+)
+
+CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' AND check_in >= ? ORDER BY check_in, id"
+
+
+# Save a hotel
+
+
+SAVE_HOTEL = TaskTemplate(
+    name="save_hotel",
+    difficulty="0",
+    size=Size.TINY,
+    max_turns=3,
+    params=some_hotel,
+    prompts=PROMPTS["save_hotel"],
+    solve=lambda params: solution(Call("save_to_wishlist", {"hotel_id": params["hotel_id"]})),
+    expect=lambda params, _seed: [
+        Inserted("wishlists", {"user_id": ME, "list": DEFAULT_LIST, "hotel_id": params["hotel_id"]})
+    ],
+)
+
+
+# Cancel a booking
+
+
+def _own_booking(rng: random.Random, seed: Seed) -> Params | None:
+    found = seed.rows(CONFIRMED, ME, today(seed))
+    return {"booking": rng.choice(found)["id"]} if found else None
+
+
+def _cancelled(params: Params, seed: Seed) -> list[Expected]:
+    booking = seed.rows("SELECT * FROM bookings WHERE id = ?", params["booking"])[0]
+    cost = fee(seed, booking["hotel_id"], booking["check_in"], booking["total_cents"], today(seed))
+    expected: list[Expected] = [Updated("bookings", (booking["id"],), {"status": "cancelled"})]
+    if booking["total_cents"] > cost:
+        paid = seed.rows("SELECT card_id FROM payments WHERE booking_id = ? ORDER BY id", booking["id"])[0]
+        row = {
+            "booking_id": booking["id"],
+            "card_id": paid["card_id"],
+            "kind": "refund",
+            "cents": cost - booking["total_cents"],
+        }
+        expected.append(Inserted("payments", row))
+    return expected
+
+
+CANCEL = TaskTemplate(
+    name="cancel_booking",
+    difficulty="0",
+    size=Size.TINY,
+    max_turns=3,
+    params=_own_booking,
+    prompts=PROMPTS["cancel_booking"],
+    solve=lambda params: solution(Call("cancel_booking", {"id": params["booking"]})),
+    expect=_cancelled,
+)
+
+
+# Book the cheapest room of a hotel
+
+
+def _cheapest_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_hotel(rng, seed) | some_stay(rng, seed)
+    offer = the_cheapest(seed, params["hotel_id"], params)
+    return None if offer is None else params | {"room_id": offer.room_id, "cents": offer.cents}
+
+
+def _book_there(params: Params) -> Solution:
+    yield from find_hotel(params)
+    yield from book_cheapest(params, params["hotel_id"])
+
+
+CHEAPEST = TaskTemplate(
+    name="cheapest_room",
+    difficulty="1",
+    max_turns=8,
+    params=_cheapest_params,
+    prompts=PROMPTS["cheapest_room"],
+    solve=_book_there,
+    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+)
+
+
+# Write to the host of the next stay
+
+TEXTS = (
+    "We arrive after ten in the evening.",
+    "Please keep a quiet room for us.",
+    "Is there a place for two bicycles?",
+    "We bring a small dog.",
+    "One of us needs a cot.",
+    "Could we check in early?",
+)
+
+
+def _next_stay(rng: random.Random, seed: Seed) -> Params | None:
+    found = seed.rows(CONFIRMED, ME, today(seed))
+    if len(found) < 2:
+        return None
+    return {"booking": found[0]["id"], "text": rng.choice(TEXTS)}
+
+
+def _write_host(params: Params) -> Solution:
+    told = yield Call("list_bookings", {"status": "confirmed"})
+    yield Call("message_host", {"booking_id": told["bookings"][0]["id"], "text": params["text"]})
+
+
+MESSAGE = TaskTemplate(
+    name="message_host",
+    difficulty="1",
+    max_turns=5,
+    params=_next_stay,
+    prompts=PROMPTS["message_host"],
+    solve=_write_host,
+    expect=lambda params, _seed: [
+        Inserted("messages", {"booking_id": params["booking"], "sender_id": ME, "text": Text(params["text"])})
+    ],
+)
+
+
+# How much was spent
+
+
+def _spent_params(rng: random.Random, seed: Seed) -> Params | None:
+    rows = seed.rows("SELECT check_in, total_cents FROM bookings WHERE user_id = ? AND status = 'past'", ME)
+    if len(rows) < 2:
+        return None
+    month = rng.choice(rows)["check_in"][:7]
+    total = sum(row["total_cents"] for row in rows if row["check_in"] >= f"{month}-01")
+    return {"since": f"{month}-01", "cents": total}
+
+
+def _add_up(params: Params) -> Solution:
+    told = yield Call("list_bookings", {"status": "past"})
+    total = sum(one["total_cents"] for one in told["bookings"] if one["check_in"] >= params["since"])
+    yield Call("submit_final_answer", {"answer": f"{total // 100}.{total % 100:02d}"})
+
+
+SPENT = TaskTemplate(
+    name="spent",
+    difficulty="2",
+    max_turns=5,
+    params=_spent_params,
+    prompts=PROMPTS["spent"],
+    solve=_add_up,
+    expect=lambda _params, _seed: [],
+    answer=lambda params: Answer(AnswerKind.MONEY, params["cents"]),
+)
+
+PLAIN = (SAVE_HOTEL, CANCEL, CHEAPEST, MESSAGE, SPENT)
