@@ -1,0 +1,70 @@
+"""Rows by what a caller knows of them, or an error that says how to find them."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal
+
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+
+Target = Literal["post", "comment"]
+TABLES = {"post": "posts", "comment": "comments"}
+POST = (
+    "SELECT p.id, c.name AS community, u.name AS author, p.title, p.body, p.flair, p.score, p.state, p.created_at "
+    "FROM posts p JOIN communities c ON c.id = p.community_id JOIN users u ON u.id = p.author_id"
+)
+COMMENT = (
+    "SELECT m.id, m.post_id, m.parent_id, u.name AS author, m.body, m.score, m.created_at "
+    "FROM comments m JOIN users u ON u.id = m.author_id"
+)
+
+
+def community(desk: Desk, name: str) -> Row:
+    found = desk.first("SELECT * FROM communities WHERE name = ? COLLATE NOCASE", name)
+    if found is None:
+        raise ToolError("not_found", f"there is no community {name!r}", _nearest(desk, "communities", name))
+    return found
+
+
+def user(desk: Desk, name: str) -> Row:
+    found = desk.first("SELECT * FROM users WHERE name = ? COLLATE NOCASE", name)
+    if found is None:
+        raise ToolError("not_found", f"there is no user {name!r}", _nearest(desk, "users", name))
+    return found
+
+
+def _nearest(desk: Desk, table: str, name: str) -> str:
+    names = [row["name"] for row in desk.rows(f"SELECT name FROM {table} ORDER BY name")]
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"some: {', '.join(names[:5])}"
+
+
+def row_of(desk: Desk, target: Target, row_id: int) -> Row:
+    """A post or a comment that is there for all to see."""
+    found = desk.first(f"SELECT * FROM {TABLES[target]} WHERE id = ? AND state != 'deleted'", row_id)
+    if found is None:
+        how = "search_posts finds ids" if target == "post" else "list_comments finds ids"
+        raise ToolError("not_found", f"there is no {target} {row_id}", how)
+    return found
+
+
+def own_row(desk: Desk, target: Target, row_id: int) -> Row:
+    found = row_of(desk, target, row_id)
+    if found["author_id"] != int(desk.me):
+        raise ToolError("not_yours", f"{target} {row_id} is somebody else's", "you can report it, or vote")
+    return found
+
+
+def shown_post(desk: Desk, post_id: int) -> Row:
+    return desk.rows(f"{POST} WHERE p.id = ?", post_id)[0]
+
+
+def shown_comment(desk: Desk, comment_id: int) -> Row:
+    return desk.rows(f"{COMMENT} WHERE m.id = ?", comment_id)[0]
+
+
+def check_text(name: str, text: str, limit: int) -> None:
+    if not text.strip() or len(text) > limit:
+        raise ToolError("bad_arguments", f"{name} must have 1 to {limit} characters")

@@ -1,0 +1,209 @@
+"""Tasks of `forum` that go over a whole community, as a moderator or a careful reader does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from typing import Any
+
+from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
+from palestra.environments.platform.apps.forum.tasks_plain import PROMPTS, some_community
+from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+
+MODERATED = 1  # the community I moderate
+MOST = 8  # posts to act on in one task
+
+BREAKS: dict[str, Callable[[Params], bool]] = {
+    "links": lambda post: "http" in post["body"],
+    "sales": lambda post: post["title"].startswith("[sale]"),
+    "shouting": lambda post: post["title"].isupper(),
+}
+
+
+def _posts(seed: Seed, place: int) -> list[Params]:
+    return seed.rows("SELECT * FROM posts WHERE community_id = ? ORDER BY created_at, id", place)
+
+
+def _name(seed: Seed, place: int) -> str:
+    return seed.rows("SELECT name FROM communities WHERE id = ?", place)[0]["name"]
+
+
+def _read_all(community: str) -> Generator[Call, dict[str, Any], list[Params]]:
+    """Page by page, the oldest first."""
+    found: list[Params] = []
+    wanted: dict[str, Any] = {"community": community, "sort": "old"}
+    while True:
+        told = yield Call("search_posts", wanted)
+        found += told["posts"]
+        if told["next_cursor"] is None:
+            return found
+        wanted = wanted | {"cursor": told["next_cursor"]}
+
+
+def _acted(action: str, posts: dict[int, Params], reasons: dict[int, Any]) -> list[Expected]:
+    """What a moderator's actions leave: the posts changed, and a note of each."""
+    expected: list[Expected] = []
+    for post, fields in posts.items():
+        noted = {"user_id": ME, "target": "post", "target_id": post, "action": action, "reason": reasons[post]}
+        expected += [Updated("posts", (post,), fields), Inserted("mod_actions", noted)]
+    return expected
+
+
+# Remove what breaks a rule
+
+
+def _breaking(rng: random.Random, seed: Seed) -> Params | None:
+    rule = rng.choice(sorted(RULES))
+    found = [post["id"] for post in _posts(seed, MODERATED) if BREAKS[rule](post)]
+    if not 1 <= len(found) <= MOST:
+        return None
+    return {"community": _name(seed, MODERATED), "rule": RULES[rule], "kind": rule, "posts": found}
+
+
+def _remove_breaking(params: Params) -> Solution:
+    posts = yield from _read_all(params["community"])
+    for post in posts:
+        whole = (yield Call("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
+        if BREAKS[params["kind"]](whole):
+            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "remove"})
+
+
+def _removed(params: Params, _seed: Seed) -> list[Expected]:
+    posts = params["posts"]
+    return _acted("remove", {post: {"state": "removed"} for post in posts}, dict.fromkeys(posts, FREE))
+
+
+REMOVE = TaskTemplate(
+    name="remove_rule_breakers",
+    difficulty="2",
+    max_turns=40,
+    params=_breaking,
+    prompts=PROMPTS["remove_rule_breakers"],
+    solve=_remove_breaking,
+    expect=_removed,
+)
+
+
+# Flairs by a table
+
+
+def _tagged(rng: random.Random, seed: Seed) -> Params | None:
+    tags = sorted(rng.sample(sorted(TAGS), 2))
+    found = {
+        str(post["id"]): TAGS[tag] for post in _posts(seed, MODERATED) for tag in tags if post["title"].startswith(tag)
+    }
+    if not 2 <= len(found) <= MOST or len(set(found.values())) < 2:
+        return None
+    table = ", ".join(f"{tag} is {TAGS[tag]}" for tag in tags)
+    return {"community": _name(seed, MODERATED), "table": table, "tags": tags, "flairs": found}
+
+
+def _set_flairs(params: Params) -> Solution:
+    posts = yield from _read_all(params["community"])
+    for post in posts:
+        tag = post["title"].partition(" ")[0]
+        if tag in params["tags"]:
+            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "flair", "reason": TAGS[tag]})
+
+
+def _flaired(params: Params, _seed: Seed) -> list[Expected]:
+    flairs = {int(post): flair for post, flair in params["flairs"].items()}
+    return _acted("flair", {post: {"flair": flair} for post, flair in flairs.items()}, flairs)
+
+
+FLAIR = TaskTemplate(
+    name="flair_by_table",
+    difficulty="2",
+    max_turns=20,
+    params=_tagged,
+    prompts=PROMPTS["flair_by_table"],
+    solve=_set_flairs,
+    expect=_flaired,
+)
+
+
+# An answer that is in another thread
+
+
+def _elsewhere(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_community(rng, seed)
+    asked = seed.rows(
+        "SELECT id, title FROM posts WHERE community_id = ? AND title LIKE 'What is the % called?'", params["place"]
+    )[0]
+    thing = asked["title"].removeprefix("What is the ").removesuffix(" called?")
+    told = (
+        "SELECT m.body, post_id FROM comments m JOIN posts p ON p.id = post_id WHERE m.body LIKE ? AND community_id = ?"
+    )
+    row = seed.rows(told, f"The {thing} is called %", params["place"])[0]
+    word = row["body"].removesuffix(".").rpartition(" ")[2]
+    return params | {
+        "post": asked["id"],
+        "title": asked["title"],
+        "thing": thing,
+        "known": row["post_id"],
+        "word": word,
+    }
+
+
+def _look_and_answer(params: Params) -> Solution:
+    yield Call("search_posts", {"community": params["community"], "query": params["thing"]})
+    told = yield Call("list_comments", {"post_id": params["known"]})
+    known = next(one["body"] for one in told["comments"] if " is called " in one["body"])
+    yield Call("comment", {"post_id": params["post"], "body": known.removesuffix(".").rpartition(" ")[2]})
+
+
+ANSWER = TaskTemplate(
+    name="answer_from_thread",
+    difficulty="2",
+    max_turns=8,
+    params=_elsewhere,
+    prompts=PROMPTS["answer_from_thread"],
+    solve=_look_and_answer,
+    expect=lambda params, _seed: [
+        Inserted(
+            "comments",
+            {"post_id": params["post"], "parent_id": None, "author_id": ME, "body": Text(params["word"])},
+        )
+    ],
+)
+
+
+# Duplicates
+
+
+def _doubled(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_community(rng, seed)
+    seen: set[str] = set()
+    found = []
+    for post in _posts(seed, params["place"]):
+        if post["title"] in seen:
+            found.append(post["id"])
+        seen.add(post["title"])
+    return params | {"posts": found} if 1 <= len(found) <= MOST else None
+
+
+def _report_doubled(params: Params) -> Solution:
+    posts = yield from _read_all(params["community"])
+    seen: set[str] = set()
+    for post in posts:
+        if post["title"] in seen:
+            yield Call("report", {"target": "post", "id": post["id"], "reason": "duplicate"})
+        seen.add(post["title"])
+
+
+DUPLICATES = TaskTemplate(
+    name="report_duplicates",
+    difficulty="3",
+    max_turns=20,
+    params=_doubled,
+    prompts=PROMPTS["report_duplicates"],
+    solve=_report_doubled,
+    expect=lambda params, _seed: [
+        Inserted("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": Text("duplicate")})
+        for post in params["posts"]
+    ],
+)
+
+MANY = (REMOVE, FLAIR, ANSWER, DUPLICATES)

@@ -1,0 +1,64 @@
+"""Who there is in a world: names, companies and addresses, for every app that has people in it.
+
+Owns: drawing them. Never touches: tables. No name is part of another (an Ana Lopez beside a Diana Lopez), so that a
+search for one finds one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+_FIRST = """
+Alice Amir Beatriz Boris Carmen Chidi Clara Daniel Dmitri Elena Emeka Farah Felix Greta Hugo Ingrid Jonas Julia Kenji
+Laila Lucas Marta Mei Milan Nadia Noah Olga Omar Paulo Priya Quentin Rosa Ruth Samir Sofia Tariq Tomas Uma Viktor
+Wanda Yusuf Zoe
+"""
+_LAST = """
+Abbott Almeida Bauer Becker Castillo Chen Costa Diaz Dubois Eriksen Fischer Fontana Garcia Gupta Haddad Horvath
+Ivanov Jansen Johansson Keller Kowalski Lindgren Lopez Mbeki Moreau Nakamura Novak Okafor Olsen Patel Pereira Quinn
+Rahman Romano Santos Schmidt Tanaka Torres Usman Vargas Weber Yilmaz Zhang
+"""
+FIRST_NAMES, LAST_NAMES = tuple(_FIRST.split()), tuple(_LAST.split())
+COMPANIES = (
+    "Brightwater",
+    "Cedarline",
+    "Fairmont Tools",
+    "Halcyon Labs",
+    "Kestrel Print",
+    "Larkspur Foods",
+    "Northgate",
+    "Oakfield Supply",
+    "Quarry Street",
+    "Silverpine",
+)
+
+
+class Person(msgspec.Struct, frozen=True):
+    name: str
+    email: str
+    company: str
+
+    @property
+    def first_name(self) -> str:
+        return self.name.partition(" ")[0]
+
+
+def domain_of(company: str) -> str:
+    """Under a name that belongs to nobody."""
+    return f"{company.lower().replace(' ', '-')}.example"
+
+
+def draw_people(rng: random.Random, companies: Sequence[str]) -> list[Person]:
+    """One for each company named, as often as it is named; no two share a name."""
+    drawn = rng.sample(range(len(FIRST_NAMES) * len(LAST_NAMES)), len(companies))
+    return [
+        _person(*divmod(number, len(LAST_NAMES)), company) for number, company in zip(drawn, companies, strict=True)
+    ]
+
+
+def _person(first: int, last: int, company: str) -> Person:
+    names = FIRST_NAMES[first], LAST_NAMES[last]
+    return Person(" ".join(names), f"{'.'.join(names).lower()}@{domain_of(company)}", company)
