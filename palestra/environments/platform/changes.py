@@ -94,7 +94,7 @@ def _image(table: TableInfo) -> str:
 
 
 def changes(connection: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
-    """Net ones, by table and key. `ignored`: columns of a table that say nothing (when it was touched, say)."""
+    """Net ones, by table and key, without the columns of a table that are `ignored` (when it was touched, say)."""
     tables = {table.name: table for table in tables_of(connection)}
     noted = connection.execute("SELECT tbl, pk, before FROM _changes ORDER BY tbl, pk").fetchall()
     found = (_net(connection, tables[name], pk, before, ignored.get(name, frozenset())) for name, pk, before in noted)
@@ -105,14 +105,18 @@ def _net(
     connection: sqlite3.Connection, table: TableInfo, pk: str, before: str | None, ignored: Set[str]
 ) -> Change | None:
     key = tuple(msgspec.json.decode(pk))
-    was: Row = msgspec.json.decode(before) if before is not None else {}
-    now = row_at(connection, table, key)
+    was = _without(msgspec.json.decode(before) if before is not None else {}, ignored)
+    now = _without(row_at(connection, table, key), ignored)
     if was and now:
-        differ = tuple(c for c in table.columns if was[c] != now[c] and c not in ignored)
+        differ = tuple(c for c in was if was[c] != now[c])
         return Change(table.name, ChangeKind.UPDATE, key, was, now, differ) if differ else None
     if now:
         return Change(table.name, ChangeKind.INSERT, key, {}, now)
     return Change(table.name, ChangeKind.DELETE, key, was, {}) if was else None
+
+
+def _without(row: Row, ignored: Set[str]) -> Row:
+    return {name: value for name, value in row.items() if name not in ignored}
 
 
 def row_at(connection: sqlite3.Connection, table: TableInfo, key: tuple[Any, ...]) -> Row:
@@ -125,12 +129,11 @@ def compared(seed: sqlite3.Connection, current: sqlite3.Connection, ignored: Map
     """The same by looking at every row of both: slow, and right whatever the triggers do. For tests and for audits."""
     found: list[Change] = []
     for table in tables_of(current):
-        was, now = _rows(seed, table), _rows(current, table)
+        unseen = ignored.get(table.name, frozenset())
+        was, now = _rows(seed, table, unseen), _rows(current, table, unseen)
         for key in sorted(was.keys() | now.keys(), key=msgspec.json.encode):
             before, after = was.get(key, {}), now.get(key, {})
-            differ = tuple(
-                c for c in table.columns if before.get(c) != after.get(c) and c not in ignored.get(table.name, ())
-            )
+            differ = tuple(c for c in before if before[c] != after.get(c))
             if before and after and not differ:
                 continue
             kind = ChangeKind.UPDATE if before and after else ChangeKind.INSERT if after else ChangeKind.DELETE
@@ -138,6 +141,6 @@ def compared(seed: sqlite3.Connection, current: sqlite3.Connection, ignored: Map
     return found
 
 
-def _rows(connection: sqlite3.Connection, table: TableInfo) -> dict[tuple[Any, ...], Row]:
+def _rows(connection: sqlite3.Connection, table: TableInfo, ignored: Set[str]) -> dict[tuple[Any, ...], Row]:
     rows = (dict(zip(table.columns, row, strict=True)) for row in connection.execute(f'SELECT * FROM "{table.name}"'))
-    return {tuple(row[column] for column in table.key): row for row in rows}
+    return {tuple(row[column] for column in table.key): _without(row, ignored) for row in rows}

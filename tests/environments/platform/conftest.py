@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from palestra.environments.platform import APPS, Instance, PlatformTask, TaskTemplate, make_task
+from msgspec.structs import replace
+
+from palestra.environments.platform import APPS, Instance, PlatformError, PlatformTask, TaskTemplate, Tool, make_task
+from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.golden import Golden, play_golden
+from palestra.environments.platform.seeds import Seed
 
 TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.templates]
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
@@ -38,22 +44,51 @@ def answer_only(task: PlatformTask, _instance: Instance) -> str:
 def random_calls(task: PlatformTask, instance: Instance) -> None:
     rng = random.Random(str(task.key))
     for _ in range(12):
-        tool = rng.choice(task.app.tools)
-        instance.call(tool.name, {name: _drawn(rng, schema) for name, schema in tool.parameters["properties"].items()})
+        random_call(rng, task, instance, task.app.tools)
 
 
-def stray_write(task: PlatformTask, instance: Instance, seed: int) -> None:
-    rng = random.Random(seed)
-    tool = rng.choice([tool for tool in task.app.tools if tool.writes])
-    instance.call(tool.name, {name: _drawn(rng, schema) for name, schema in tool.parameters["properties"].items()})
+def stray_write(task: PlatformTask, instance: Instance) -> None:
+    """What another task of the same world asks for, once something has come of it."""
+    before, rng = instance.changes(), random.Random(str(task.key))
+    while instance.changes() == before:
+        template = rng.choice(task.app.templates)
+        params = template.params(rng, task.seed)
+        if params is not None:
+            with contextlib.suppress(PlatformError, LookupError, RuntimeError):  # need not work in a changed world
+                play_golden(replace(task, template=template, params=params), instance)
 
 
-def _drawn(rng: random.Random, schema: dict[str, object]) -> object:
-    choices = schema.get("enum")
-    if isinstance(choices, list):
-        return rng.choice(choices)
-    kinds = {"integer": rng.randrange(200), "boolean": rng.random() < 0.5, "array": [], "number": rng.random()}
-    return kinds.get(str(schema.get("type")), rng.choice(("a", "b", "inbox", "2026-03-04")))
+def random_call(rng: random.Random, task: PlatformTask, instance: Instance, tools: Sequence[Tool]) -> None:
+    """Of what the schema allows, with words that occur in this world."""
+    tool, words = rng.choice(tools), words_of(task.seed.digest, task.seed)
+    wanted = tool.parameters["required"]
+    taken = [name for name in tool.parameters["properties"] if name in wanted or rng.random() < 0.3]
+    instance.call(tool.name, {name: drawn(rng, tool.parameters["properties"][name], words) for name in taken})
+
+
+_words: dict[str, list[str]] = {}
+
+
+def words_of(digest: str, seed: Seed) -> list[str]:
+    if digest not in _words:
+        tables = [table.name for table in tables_of(seed.connection)]
+        values = {value for name in tables for row in seed.rows(f"SELECT * FROM {name}") for value in row.values()}
+        _words[digest] = sorted(value for value in values if isinstance(value, str) and 0 < len(value) <= 40)
+    return _words[digest]
+
+
+def drawn(rng: random.Random, schema: dict[str, Any], words: list[str]) -> object:
+    match schema:
+        case {"enum": choices}:
+            return rng.choice(choices)
+        case {"type": "integer"}:
+            return rng.randrange(1, 30)
+        case {"type": "boolean"}:
+            return rng.random() < 0.5
+        case {"type": "array", "items": items}:
+            return [drawn(rng, items, words) for _ in range(rng.randint(0, 2))]
+        case _:
+            return rng.choice(words)
 
 
 def golden(task: PlatformTask, instance: Instance) -> Golden:

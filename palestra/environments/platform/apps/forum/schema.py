@@ -10,8 +10,8 @@ CREATE TABLE rules (id INTEGER PRIMARY KEY, community_id INTEGER NOT NULL, text 
 CREATE TABLE flairs (community_id INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (community_id, name));
 CREATE TABLE posts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, community_id INTEGER NOT NULL, author_id INTEGER NOT NULL,
-    title TEXT NOT NULL, body TEXT NOT NULL, flair TEXT, score INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL DEFAULT 'open',
-    created_at TEXT NOT NULL
+    title TEXT NOT NULL, body TEXT NOT NULL, flair TEXT, score INTEGER NOT NULL DEFAULT 0,
+    state TEXT NOT NULL DEFAULT 'open', created_at TEXT NOT NULL
 );
 CREATE TABLE comments (
     id INTEGER PRIMARY KEY AUTOINCREMENT, post_id INTEGER NOT NULL, parent_id INTEGER, author_id INTEGER NOT NULL,

@@ -1,0 +1,187 @@
+"""Tools for repositories, issues and labels."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from palestra.environments.platform.apps.forge.finding import (
+    check_text,
+    issue_row,
+    labels_of,
+    next_number,
+    repo_id,
+    shown_issue,
+    user_id,
+)
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.toolbox import tool
+
+PAGE = 10
+MAX_TITLE = 200
+
+
+@tool()
+def list_repos(desk: Desk, owner: str | None = None, query: str = "") -> dict[str, Any]:
+    """List repositories."""
+    found = "SELECT o.name || '/' || r.name AS repo, about FROM repos r JOIN orgs o ON o.id = org_id "
+    found += "WHERE instr(r.name, ?) AND (? IS NULL OR o.name = ?) ORDER BY 1"
+    return {"repos": desk.rows(found, query, owner, owner)}
+
+
+@tool()
+def search_issues(
+    desk: Desk,
+    repo: str,
+    query: str | None = None,
+    state: Literal["open", "closed"] | None = None,
+    label: str | None = None,
+    assignee: str | None = None,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Find issues, the oldest first; assignee "none" finds unassigned ones."""
+    place = repo_id(desk, repo)
+    wheres = ["i.repo_id = ?"]
+    args: list[object] = [place]
+    same = "repo_id = i.repo_id AND number = i.number"
+    for word in (query or "").split():
+        wheres.append("instr(lower(i.title), lower(?))")
+        args.append(word)
+    if state is not None:
+        wheres.append("i.state = ?")
+        args.append(state)
+    if label is not None:
+        wheres.append(f"EXISTS (SELECT 1 FROM issue_labels WHERE {same} AND label = ?)")
+        args.append(label)
+    if assignee == "none":
+        wheres.append(f"NOT EXISTS (SELECT 1 FROM assignees WHERE {same})")
+    elif assignee is not None:
+        wheres.append(f"EXISTS (SELECT 1 FROM assignees WHERE {same} AND user_id = ?)")
+        args.append(user_id(desk, assignee))
+    found = (
+        f"SELECT number, title, state, milestone, updated_at FROM issues i WHERE {' AND '.join(wheres)} ORDER BY number"
+    )
+    rows, following = desk.page(found, *args, limit=PAGE, cursor=cursor)
+    return {
+        "issues": [row | {"labels": labels_of(desk, place, row["number"])} for row in rows],
+        "next_cursor": following,
+    }
+
+
+@tool()
+def get_issue(desk: Desk, repo: str, number: int) -> dict[str, Any]:
+    """Read an issue with its comments."""
+    place = repo_id(desk, repo)
+    issue_row(desk, place, number)
+    said = "SELECT u.name AS author, body, created_at FROM comments JOIN users u ON u.id = author_id "
+    said += "WHERE repo_id = ? AND number = ? ORDER BY comments.id LIMIT 50"
+    return shown_issue(desk, place, number) | {"comments": desk.rows(said, place, number)}
+
+
+@tool(writes=True)
+def create_issue(
+    desk: Desk,
+    repo: str,
+    title: str,
+    body: str = "",
+    labels: list[str] | None = None,
+    assignees: list[str] | None = None,
+) -> dict[str, Any]:
+    """Open an issue."""
+    place = repo_id(desk, repo)
+    check_text("title", title, MAX_TITLE)
+    number = next_number(desk, place)
+    facts = {"title": title, "body": body, "state": "open", "created_at": desk.now, "updated_at": desk.now}
+    desk.insert("issues", repo_id=place, number=number, author_id=int(desk.me), **facts)
+    _set_labels(desk, place, number, labels or [])
+    _set_assignees(desk, place, number, assignees or [])
+    return shown_issue(desk, place, number)
+
+
+@tool(writes=True)
+def update_issue(
+    desk: Desk,
+    repo: str,
+    number: int,
+    state: Literal["open", "closed"] | None = None,
+    title: str | None = None,
+    labels: list[str] | None = None,
+    assignees: list[str] | None = None,
+    milestone: str | None = None,
+) -> dict[str, Any]:
+    """Change an issue; labels and assignees are given as a whole."""
+    place = repo_id(desk, repo)
+    issue_row(desk, place, number)
+    fields = {name: value for name, value in (("state", state), ("title", title)) if value is not None}
+    if title is not None:
+        check_text("title", title, MAX_TITLE)
+    if milestone is not None:
+        fields["milestone"] = _milestone(desk, place, milestone)
+    for name, value in fields.items():
+        desk.run(f"UPDATE issues SET {name} = ? WHERE repo_id = ? AND number = ?", value, place, number)
+    if labels is not None:
+        _set_labels(desk, place, number, labels)
+    if assignees is not None:
+        _set_assignees(desk, place, number, assignees)
+    desk.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", desk.now, place, number)
+    return shown_issue(desk, place, number)
+
+
+@tool(writes=True)
+def add_comment(desk: Desk, repo: str, number: int, body: str) -> dict[str, Any]:
+    """Comment on an issue or a pull request."""
+    place = repo_id(desk, repo)
+    kinds = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
+    if number not in {row["number"] for row in desk.rows(kinds, place, place)}:
+        raise ToolError("not_found", f"there is no issue or pull request {number} here")
+    check_text("body", body)
+    facts = {"number": number, "body": body, "created_at": desk.now}
+    comment_id = desk.insert("comments", repo_id=place, author_id=int(desk.me), **facts)
+    desk.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", desk.now, place, number)
+    return {"comment": comment_id, "number": number}
+
+
+@tool(writes=True)
+def create_label(desk: Desk, repo: str, name: str, color: str = "gray") -> dict[str, Any]:
+    """Make a label for a repository."""
+    place = repo_id(desk, repo)
+    check_text("name", name, 40)
+    if name in _known(desk, place):
+        raise ToolError("exists", f"there is a label {name!r} already")
+    desk.insert("labels", repo_id=place, name=name, color=color)
+    return {"label": name, "color": color}
+
+
+def _set_labels(desk: Desk, repo: int, number: int, labels: list[str]) -> None:
+    known = _known(desk, repo)
+    for label in labels:
+        if label not in known:
+            raise ToolError("unknown_label", f"there is no label {label!r}", f"labels: {', '.join(known)}")
+    wanted, held = set(labels), set(labels_of(desk, repo, number))
+    for label in sorted(held - wanted):
+        desk.run("DELETE FROM issue_labels WHERE repo_id = ? AND number = ? AND label = ?", repo, number, label)
+    for label in sorted(wanted - held):
+        desk.insert("issue_labels", repo_id=repo, number=number, label=label)
+
+
+def _known(desk: Desk, repo: int) -> list[str]:
+    return [row["name"] for row in desk.rows("SELECT name FROM labels WHERE repo_id = ? ORDER BY name", repo)]
+
+
+def _set_assignees(desk: Desk, repo: int, number: int, names: list[str]) -> None:
+    wanted = {user_id(desk, name) for name in names}
+    held = {
+        row["user_id"]
+        for row in desk.rows("SELECT user_id FROM assignees WHERE repo_id = ? AND number = ?", repo, number)
+    }
+    for user in sorted(held - wanted):
+        desk.run("DELETE FROM assignees WHERE repo_id = ? AND number = ? AND user_id = ?", repo, number, user)
+    for user in sorted(wanted - held):
+        desk.insert("assignees", repo_id=repo, number=number, user_id=user)
+
+
+def _milestone(desk: Desk, repo: int, title: str) -> str:
+    titles = [row["title"] for row in desk.rows("SELECT title FROM milestones WHERE repo_id = ? ORDER BY title", repo)]
+    if title not in titles:
+        raise ToolError("unknown_milestone", f"there is no milestone {title!r}", f"milestones: {', '.join(titles)}")
+    return title

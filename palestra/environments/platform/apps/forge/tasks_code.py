@@ -1,0 +1,210 @@
+"""Tasks of `forge` about files, branches and pull requests."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from palestra.environments.platform.apps.forge.checks import CONSTANTS, MAIN, SETTINGS, failed_checks
+from palestra.environments.platform.apps.forge.code_tools import changed_paths
+from palestra.environments.platform.apps.forge.finding import files_of
+from palestra.environments.platform.apps.forge.seed import BROKEN, ME, NAMES
+from palestra.environments.platform.apps.forge.tasks_issues import PROMPTS, some_repo
+from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+
+TEXTS = ("Who can look at this?", "I will read it tomorrow.", "Looks useful, thanks.", "Please add a test.")
+
+
+def _pulls(seed: Seed, repo: int) -> list[Params]:
+    return seed.rows("SELECT * FROM pulls WHERE repo_id = ? AND state = 'open' ORDER BY number", repo)
+
+
+# Comment on the oldest pull request without a review
+
+
+def _unreviewed(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_repo(rng, seed)
+    query = "SELECT number FROM reviews WHERE repo_id = ?"
+    reviewed = {row["number"] for row in seed.rows(query, params["repo_id"])}
+    waiting = [pull["number"] for pull in _pulls(seed, params["repo_id"]) if pull["number"] not in reviewed]
+    return params | {"number": waiting[0], "text": rng.choice(TEXTS)} if waiting else None
+
+
+def _comment_oldest(params: Params) -> Solution:
+    told = yield Call("list_pulls", {"repo": params["repo"]})
+    oldest = next(pull for pull in told["pulls"] if not pull["reviews"])
+    yield Call("add_comment", {"repo": params["repo"], "number": oldest["number"], "body": params["text"]})
+
+
+COMMENT_PULL = TaskTemplate(
+    name="comment_unreviewed",
+    difficulty="2",
+    max_turns=5,
+    params=_unreviewed,
+    prompts=PROMPTS["comment_unreviewed"],
+    solve=_comment_oldest,
+    expect=lambda params, _seed: [
+        Inserted(
+            "comments",
+            {
+                "repo_id": params["repo_id"],
+                "number": params["number"],
+                "author_id": ME,
+                "body": Text(params["text"]),
+            },
+        )
+    ],
+)
+
+
+# Merge the green one and close its issue
+
+
+def _green(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_repo(rng, seed)
+    repo = params["repo_id"]
+    green = [pull for pull in _pulls(seed, repo) if not failed_checks(files_of(seed, repo, pull["head"]))]
+    if len(green) != 1:
+        return None
+    issue = int(green[0]["body"].removeprefix("Fixes #"))
+    state = seed.rows("SELECT state FROM issues WHERE repo_id = ? AND number = ?", repo, issue)[0]["state"]
+    return params | {"pull": green[0]["number"], "head": green[0]["head"], "issue": issue} if state == "open" else None
+
+
+def _merged(params: Params, seed: Seed) -> list[Expected]:
+    repo = params["repo_id"]
+    head = files_of(seed, repo, params["head"])
+    expected: list[Expected] = [
+        Updated("pulls", (repo, params["pull"]), {"state": "merged"}),
+        Updated("issues", (repo, params["issue"]), {"state": "closed"}),
+    ]
+    for path in changed_paths(seed, repo, params["head"]):
+        expected.append(Updated("files", (repo, "main", path), {"content": head[path]}))
+        expected.append(Inserted("commits", {"repo_id": repo, "branch": "main", "path": path, "after": head[path]}))
+    return expected
+
+
+def _merge_green(params: Params) -> Solution:
+    told = yield Call("list_pulls", {"repo": params["repo"]})
+    number = next(pull["number"] for pull in told["pulls"] if not pull["failed_checks"])
+    pull = yield Call("get_pull", {"repo": params["repo"], "number": number})
+    yield Call("merge_pull", {"repo": params["repo"], "number": number})
+    issue = int(pull["body"].removeprefix("Fixes #"))
+    yield Call("update_issue", {"repo": params["repo"], "number": issue, "state": "closed"})
+
+
+MERGE = TaskTemplate(
+    name="merge_green",
+    difficulty="2",
+    max_turns=8,
+    params=_green,
+    prompts=PROMPTS["merge_green"],
+    solve=_merge_green,
+    expect=_merged,
+)
+
+
+# Rename a constant through a pull request
+
+
+def _rename_params(rng: random.Random, seed: Seed) -> Params | None:
+    params = some_repo(rng, seed)
+    files = files_of(seed, params["repo_id"], "main")
+    if failed_checks(files):
+        return None
+    old = rng.choice(re.findall(r"constants\.([A-Z_]+)", files[MAIN]))
+    new = f"{rng.choice(('MAX', 'NEW', 'BASE'))}_{rng.choice([name for name in NAMES if name != old])}"
+    return params | {"old": old, "new": new, "branch": f"rename-{old.lower()}", "title": f"Rename {old} to {new}"}
+
+
+def _renamed(text: str, params: Params) -> str:
+    return re.sub(rf"\b{params['old']}\b", params["new"], text)
+
+
+def _rename_expect(params: Params, seed: Seed) -> list[Expected]:
+    repo, branch = params["repo_id"], params["branch"]
+    pull = {
+        "repo_id": repo,
+        "author_id": ME,
+        "title": Text(params["title"]),
+        "head": branch,
+        "base": "main",
+        "state": "open",
+    }
+    expected: list[Expected] = [
+        Inserted("branches", {"repo_id": repo, "name": branch, "origin": "main"}),
+        Inserted("pulls", pull),
+    ]
+    for path, content in files_of(seed, repo, "main").items():
+        after = _renamed(content, params) if path in (CONSTANTS, MAIN) else content
+        expected.append(Inserted("files", {"repo_id": repo, "branch": branch, "path": path, "content": after}))
+        if after != content:
+            row = {"repo_id": repo, "branch": branch, "author_id": ME, "path": path, "after": after, "message": FREE}
+            expected.append(Inserted("commits", row))
+    return expected
+
+
+def _rename(params: Params) -> Solution:
+    repo, branch = params["repo"], params["branch"]
+    yield Call("create_branch", {"repo": repo, "name": branch})
+    for path in (CONSTANTS, MAIN):
+        told = yield Call("get_file", {"repo": repo, "path": path, "ref": branch})
+        wanted = {"repo": repo, "branch": branch, "path": path, "content": _renamed(told["content"], params)}
+        yield Call("commit_file", wanted | {"message": params["title"]})
+    yield Call("create_pull", {"repo": repo, "head": branch, "base": "main", "title": params["title"]})
+
+
+RENAME = TaskTemplate(
+    name="rename_constant",
+    difficulty="2",
+    max_turns=10,
+    params=_rename_params,
+    prompts=PROMPTS["rename_constant"],
+    solve=_rename,
+    expect=_rename_expect,
+)
+
+
+# Undo the commit that broke the check
+
+
+def _broken(_rng: random.Random, seed: Seed) -> Params | None:
+    row = seed.rows("SELECT name FROM repos WHERE id = ?", BROKEN)
+    if not row or not failed_checks(files_of(seed, BROKEN, "main")):
+        return None
+    return {"repo": row[0]["name"], "repo_id": BROKEN}
+
+
+def _before(seed: Seed) -> str:
+    query = "SELECT before FROM commits WHERE repo_id = ? AND branch = 'main' AND path = ? ORDER BY id DESC LIMIT 1"
+    return seed.rows(query, BROKEN, SETTINGS)[0]["before"]
+
+
+def _undone(params: Params, seed: Seed) -> list[Expected]:
+    repo, before = params["repo_id"], _before(seed)
+    row = {"repo_id": repo, "branch": "main", "author_id": ME, "path": SETTINGS, "after": before}
+    return [Updated("files", (repo, "main", SETTINGS), {"content": before}), Inserted("commits", row)]
+
+
+def _undo(params: Params) -> Solution:
+    told = yield Call("list_files", {"repo": params["repo"]})
+    path = told["failed_checks"][0].partition(":")[0]
+    commits = yield Call("list_commits", {"repo": params["repo"]})
+    broke = next(commit for commit in commits["commits"] if commit["path"] == path)
+    wanted = {"repo": params["repo"], "branch": "main", "path": path, "content": broke["before"]}
+    yield Call("commit_file", wanted | {"message": f"Put {path} back"})
+
+
+UNDO = TaskTemplate(
+    name="undo_the_break",
+    difficulty="3",
+    max_turns=10,
+    params=_broken,
+    prompts=PROMPTS["undo_the_break"],
+    solve=_undo,
+    expect=_undone,
+)
+
+CODE_TASKS = (COMMENT_PULL, MERGE, RENAME, UNDO)
