@@ -6,12 +6,15 @@ import difflib
 from functools import cache
 
 from palestra.environments.platform.app import App
+from palestra.environments.platform.apps.forge import FORGE
+from palestra.environments.platform.apps.forum import FORUM
 from palestra.environments.platform.apps.keys import KEYS
+from palestra.environments.platform.apps.mail import MAIL
 from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.templates import TaskTemplate
 
-APPS: dict[str, App] = {app.key: app for app in (KEYS, STAY)}
+APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM)}
 
 
 def app_of(key: str) -> App:

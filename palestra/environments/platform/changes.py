@@ -95,8 +95,8 @@ def _image(table: TableInfo) -> str:
 
 def changes(connection: sqlite3.Connection, ignored: Mapping[str, Set[str]]) -> list[Change]:
     """Net ones, by table and key, without the columns of a table that are `ignored` (when it was touched, say)."""
-    tables = {table.name: table for table in tables_of(connection)}
     noted = connection.execute("SELECT tbl, pk, before FROM _changes ORDER BY tbl, pk").fetchall()
+    tables = {name: _table(connection, name) for name in {name for name, _, _ in noted}}
     found = (_net(connection, tables[name], pk, before, ignored.get(name, frozenset())) for name, pk, before in noted)
     return [change for change in found if change is not None]
 

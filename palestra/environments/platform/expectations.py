@@ -81,7 +81,7 @@ def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
     met = set(taken.values())
     return Mismatch(
         missing=[_in_words(wanted) for n, wanted in enumerate(expected) if n not in met],
-        stray=[_told(change) for n, change in enumerate(found) if n not in taken],
+        stray=[told_change(change) for n, change in enumerate(found) if n not in taken],
     )
 
 
@@ -130,7 +130,7 @@ def _in_words(wanted: Expected) -> str:
             return f"{table} {_name(key)} deleted"
 
 
-def _told(change: Change) -> str:
+def told_change(change: Change) -> str:
     match change.kind:
         case ChangeKind.INSERT:
             return f"a new row in {change.table}: {_listed(change.after)}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 _FIRST = """
-Alice Amir Beatriz Boris Carmen Chidi Clara Daniel Dmitri Elena Emeka Farah Felix Greta Hugo Ingrid Jonas Julia Kenji
+Alice Andrei Beatriz Boris Carmen Chidi Clara Daniel Dmitri Elena Emeka Farah Felix Greta Hugo Ingrid Jonas Julia Kenji
 Laila Lucas Marta Mei Milan Nadia Noah Olga Omar Paulo Priya Quentin Rosa Ruth Samir Sofia Tariq Tomas Uma Viktor
 Wanda Yusuf Zoe
 """

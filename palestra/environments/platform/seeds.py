@@ -18,7 +18,7 @@ from palestra.environments.platform.app import App, Size
 from palestra.environments.platform.changes import Row, watch
 from palestra.environments.platform.errors import PlatformError
 
-MAX_KEPT = 256  # seeds; 50 KiB to 1 MiB each
+MAX_KEPT = 512  # seeds, with a connection each: 0.1 to 0.5 MiB
 PAGE_BYTES = 1024  # tables are small and many: with SQLite's 4096 an instance of `stay` takes twice the memory
 CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE

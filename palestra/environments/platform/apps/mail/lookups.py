@@ -1,0 +1,99 @@
+"""Rows that tools of `mail` name: found, or a word to the model on where to look.
+
+Owns: looking rows up, how a mail is shown. Never touches: state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+
+MAX_ROWS = 2000  # of a table: an agent in a loop ends somewhere
+MAX_ADDRESSES = 50
+ADDRESS = re.compile(r"[^\s@,;<>]{1,64}@[^\s@,;<>]{1,190}")
+
+LISTED = """
+SELECT m.id, m.sender, m.sender_name, m.subject, m.sent_at, m.is_read, m.is_flagged, f.name AS folder
+FROM messages m JOIN folders f ON f.id = m.folder_id
+"""
+
+
+def message(desk: Desk, number: int) -> Row:
+    found = desk.first(
+        "SELECT m.*, f.name AS folder FROM messages m JOIN folders f ON f.id = m.folder_id WHERE m.id = ?", number
+    )
+    if found is None:
+        raise ToolError("not_found", f"there is no message {number}", "search_messages() shows ids")
+    return found
+
+
+def folder(desk: Desk, name: str) -> Row:
+    return _named(desk, "folders", name)
+
+
+def label(desk: Desk, name: str) -> Row:
+    return _named(desk, "labels", name)
+
+
+def _named(desk: Desk, table: str, name: str) -> Row:
+    found = desk.first(f"SELECT id, name FROM {table} WHERE name = ?", name.strip())
+    if found is None:
+        names = ", ".join(row["name"] for row in desk.rows(f"SELECT name FROM {table} ORDER BY id"))
+        raise ToolError("not_found", f"there is no {table[:-1]} {name[:40]!r}", f"there are: {names}")
+    return found
+
+
+def addresses(given: Iterable[str]) -> list[str]:
+    """As they are kept: small letters, each once, in the order given."""
+    found = list(dict.fromkeys(one.strip().lower() for one in given))
+    for one in found:
+        if not ADDRESS.fullmatch(one):
+            raise ToolError("bad_address", f"{one[:80]!r} is no mail address", "search_contacts(query) finds addresses")
+    if len(found) > MAX_ADDRESSES:
+        raise ToolError("bad_arguments", f"at most {MAX_ADDRESSES} addresses at once")
+    return found
+
+
+def check_room(desk: Desk, table: str) -> None:
+    if desk.value(f"SELECT count(*) FROM {table}") >= MAX_ROWS:
+        raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
+
+
+def line_of(desk: Desk, row: Row) -> dict[str, Any]:
+    """A mail as lists show it: enough to choose by, nothing of its text."""
+    labels = labels_of(desk, row["id"])
+    return {
+        "id": row["id"],
+        "from": sender_of(row),
+        "subject": row["subject"],
+        "date": row["sent_at"],
+        "folder": row["folder"],
+        "read": bool(row["is_read"]),
+        "flagged": bool(row["is_flagged"]),
+        **({"labels": labels} if labels else {}),
+    }
+
+
+def changed_line(desk: Desk, number: int) -> dict[str, Any]:
+    return line_of(desk, desk.rows(f"{LISTED} WHERE m.id = ?", number)[0])
+
+
+def sender_of(row: Row) -> str:
+    return f"{row['sender_name']} <{row['sender']}>"
+
+
+def labels_of(desk: Desk, number: int) -> list[str]:
+    query = (
+        "SELECT l.name FROM message_labels x JOIN labels l ON l.id = x.label_id WHERE x.message_id = ? ORDER BY l.name"
+    )
+    return [row["name"] for row in desk.rows(query, number)]
+
+
+def recipients_of(desk: Desk, number: int, kind: str) -> list[str]:
+    query = "SELECT email FROM recipients WHERE message_id = ? AND kind = ? ORDER BY email"
+    return [row["email"] for row in desk.rows(query, number, kind)]

@@ -1,0 +1,72 @@
+"""Rules: what happens to mail as it comes in. Mail that was there before a rule stays where it is.
+
+Owns: making rules, applying them to one mail. Never touches: how mail comes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from palestra.environments.platform.apps.mail.lookups import check_room, folder, label, message, sender_of
+from palestra.environments.platform.apps.mail.schema import TRASH
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.toolbox import tool
+
+MAX_CONTAINS = 200  # characters
+
+
+@tool(writes=True)
+def create_rule(
+    desk: Desk,
+    field: Literal["sender", "subject", "body"],
+    contains: str,
+    action: Literal["move", "label", "flag", "mark_read", "delete"],
+    target: str | None = None,
+) -> dict[str, Any]:
+    """Make a rule for future mail; target is the folder or label."""
+    text = contains.strip().lower()
+    if not 0 < len(text) <= MAX_CONTAINS:
+        raise ToolError("bad_arguments", f"contains must have 1 to {MAX_CONTAINS} characters")
+    values = {"field": field, "contains": text, "action": action, "target": _target(desk, action, target)}
+    same = " AND ".join(f"{name} = ?" for name in values)
+    if (known := desk.value(f"SELECT id FROM rules WHERE {same}", *values.values())) is not None:
+        raise ToolError("exists", f"rule {known} is the same", "nothing more to do for the rule")
+    check_room(desk, "rules")
+    return {"id": desk.insert("rules", **values), **values}
+
+
+def _target(desk: Desk, action: str, target: str | None) -> str:
+    match action:
+        case "move":
+            return folder(desk, target or "")["name"]
+        case "label":
+            return label(desk, target or "")["name"]
+        case _ if target:
+            raise ToolError("bad_arguments", f"{action} has no target", "target is for move and label only")
+        case _:
+            return ""
+
+
+def apply_rules(desk: Desk, number: int) -> None:
+    """To a mail that has just come in, in the order the rules were made. Capitals do not matter."""
+    row = message(desk, number)
+    texts = {"sender": sender_of(row), "subject": row["subject"], "body": row["body"]}
+    for rule in desk.rows("SELECT * FROM rules ORDER BY id"):
+        if rule["contains"] in texts[rule["field"]].lower():
+            _apply(desk, rule, number)
+
+
+def _apply(desk: Desk, rule: Row, number: int) -> None:
+    match rule["action"]:
+        case "move" | "delete":
+            name = TRASH if rule["action"] == "delete" else rule["target"]
+            desk.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(desk, name)["id"], number)
+        case "label":
+            label_id = label(desk, rule["target"])["id"]
+            desk.run("INSERT INTO message_labels VALUES (?, ?) ON CONFLICT DO NOTHING", number, label_id)
+        case "flag":
+            desk.run("UPDATE messages SET is_flagged = 1 WHERE id = ?", number)
+        case _:
+            desk.run("UPDATE messages SET is_read = 1 WHERE id = ?", number)

@@ -1,0 +1,120 @@
+"""Tools that send mail. What is sent lies in Sent; what is sent to oneself comes in, too, and meets the rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.apps.mail.lookups import addresses, check_room, folder, message, recipients_of
+from palestra.environments.platform.apps.mail.rules import apply_rules
+from palestra.environments.platform.apps.mail.schema import INBOX, SENT
+from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.expectations import normal
+from palestra.environments.platform.toolbox import tool
+
+MAX_SUBJECT = 200  # characters
+PREFIX = re.compile(r"((re|fwd?):\s*)+", re.IGNORECASE)
+
+
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
+    to: list[str]
+    cc: list[str] = []
+    subject: str
+    body: str
+    reply_to_id: int | None = None
+    forward_of_id: int | None = None
+
+
+@tool(writes=True)
+def send_message(
+    desk: Desk,
+    body: str,
+    to: list[str] | None = None,
+    subject: str | None = None,
+    cc: list[str] | None = None,
+    reply_to_id: int | None = None,
+) -> dict[str, Any]:
+    """Send a mail; a reply needs only body and reply_to_id."""
+    if not body.strip():
+        raise ToolError("bad_arguments", "body is empty", "say what the mail is to say")
+    if reply_to_id is not None:
+        answered = message(desk, reply_to_id)
+        to, subject = to or [answered["sender"]], _reply_subject(answered["subject"], subject)
+    if not to or not (subject or "").strip():
+        raise ToolError("bad_arguments", "to and subject are needed", "only a reply (reply_to_id) goes without")
+    return _send(desk, Outgoing(to=to, cc=cc or [], subject=str(subject).strip(), body=body, reply_to_id=reply_to_id))
+
+
+def reply_subject(subject: str) -> str:
+    return subject if subject.lower().startswith("re:") else f"Re: {subject}"
+
+
+def _reply_subject(answered: str, given: str | None) -> str:
+    """A reply keeps the subject, so that its mails stay together."""
+    wanted = reply_subject(answered)
+    if given and normal(PREFIX.sub("", given.strip())) != normal(PREFIX.sub("", answered)):
+        raise ToolError("bad_arguments", f"a reply has the subject {wanted!r}", "leave subject out")
+    return wanted
+
+
+@tool(writes=True)
+def forward_message(desk: Desk, id: int, to: list[str], comment: str = "") -> dict[str, Any]:
+    """Forward a mail with its attachments, with a comment if wanted."""
+    if not to:
+        raise ToolError("bad_arguments", "to is empty", "search_contacts(query) finds addresses")
+    subject = forward_subject(message(desk, id)["subject"])
+    return _send(desk, Outgoing(to=to, subject=subject, body=comment, forward_of_id=id))
+
+
+def forward_subject(subject: str) -> str:
+    return subject if subject.lower().startswith("fwd:") else f"Fwd: {subject}"
+
+
+def _send(desk: Desk, mail: Outgoing) -> dict[str, Any]:
+    if len(mail.subject) > MAX_SUBJECT:
+        raise ToolError("bad_arguments", f"a subject has at most {MAX_SUBJECT} characters", "shorten it")
+    check_room(desk, "messages")
+    to = addresses(mail.to)
+    cc = [one for one in addresses(mail.cc) if one not in to]
+    sent = _insert(desk, mail, to, cc, SENT)
+    if desk.me in (*to, *cc):
+        apply_rules(desk, _insert(desk, mail, to, cc, INBOX))
+    return {
+        "id": sent,
+        "to": recipients_of(desk, sent, "to"),
+        "cc": recipients_of(desk, sent, "cc"),
+        "subject": mail.subject,
+        "date": desk.now,
+        "folder": SENT,
+    }
+
+
+def _insert(desk: Desk, mail: Outgoing, to: Iterable[str], cc: Iterable[str], place: str) -> int:
+    made = desk.insert(
+        "messages",
+        folder_id=folder(desk, place)["id"],
+        sender=desk.me,
+        sender_name=desk.variables["LOGGED_IN_NAME"],
+        subject=mail.subject,
+        body=mail.body,
+        sent_at=desk.now,
+        is_read=int(place == SENT),
+        is_flagged=0,
+        reply_to_id=mail.reply_to_id,
+        forward_of_id=mail.forward_of_id,
+    )
+    for kind, emails in (("to", to), ("cc", cc)):
+        for email in emails:
+            desk.insert("recipients", message_id=made, email=email, kind=kind)
+    if mail.forward_of_id is not None:
+        desk.run(
+            "INSERT INTO attachments (message_id, name, size_bytes) "
+            "SELECT ?, name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id",
+            made,
+            mail.forward_of_id,
+        )
+    return made

@@ -1,0 +1,284 @@
+"""Tasks on one's calendar: answer an invitation, find a time for three, resolve a clash."""
+
+from __future__ import annotations
+
+import random
+from datetime import date, timedelta
+from itertools import combinations
+
+from palestra.environments.platform.apps.mail import words
+from palestra.environments.platform.apps.mail.calendar_tools import BUSY
+from palestra.environments.platform.apps.mail.expected import any_one, colleagues, scheduled, sent
+from palestra.environments.platform.apps.mail.slots import Interval, free_slots
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.expectations import Expected, Text, Updated
+from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.times import between
+
+RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": "tentative"}
+
+
+def _my_events(seed: Seed, day: str) -> list[Row]:
+    """With my response; none for those I organise."""
+    me = seed.variables["LOGGED_IN_USER"]
+    return seed.rows(
+        "SELECT e.*, a.response FROM events e LEFT JOIN attendees a ON a.event_id = e.id AND a.email = ? "
+        "WHERE substr(e.starts_at, 1, 10) = ? AND (e.organizer = ? OR a.email IS NOT NULL) ORDER BY e.starts_at, e.id",
+        me,
+        day,
+        me,
+    )
+
+
+def _any_day(rng: random.Random, seed: Seed) -> str:
+    """After today, with events."""
+    days = seed.rows(
+        "SELECT DISTINCT substr(starts_at, 1, 10) AS day FROM events WHERE starts_at > ? ORDER BY day",
+        seed.variables["CURRENT_DATE"] + "T24",
+    )
+    return rng.choice(days)["day"]
+
+
+def _slots(seed: Seed, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
+    """Of working hours. `without`: an event that does not count."""
+    window = Interval(f"{day}T00:00:00", (date.fromisoformat(day) + timedelta(days=1)).isoformat() + "T00:00:00")
+    query = BUSY.format(marks=", ".join("?" * len(people))).replace("WHERE", f"WHERE e.id != {without} AND", 1)
+    rows = seed.rows(query, window.end, window.start, *people, *people)
+    return free_slots([Interval(row["starts_at"], row["ends_at"]) for row in rows], window, minutes)
+
+
+# An invitation
+
+
+def _invitation(rng: random.Random, seed: Seed) -> Params | None:
+    day = _any_day(rng, seed)
+    events = _my_events(seed, day)
+    event = any_one(rng, [event for event in events if event["response"] == "needs_action"])
+    if event is None or [other["title"] for other in events].count(event["title"]) != 1:
+        return None
+    (organizer,) = (person["name"] for person in colleagues(seed) if person["email"] == event["organizer"])
+    verb = rng.choice(sorted(RESPONSES))
+    return {
+        "day": day,
+        "title": event["title"],
+        "name": organizer,
+        "id": event["id"],
+        "me": seed.variables["LOGGED_IN_USER"],
+        "verb": verb,
+        "doing": verb.lower(),
+        "response": RESPONSES[verb],
+    }
+
+
+def _respond(params: Params) -> Solution:
+    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
+    yield Call("respond_event", {"id": wanted, "response": params["response"]})
+
+
+def _responded(params: Params, _seed: Seed) -> list[Expected]:
+    return [Updated("attendees", (params["id"], params["me"]), {"response": params["response"]})]
+
+
+RESPOND_INVITE = TaskTemplate(
+    name="respond_invite",
+    difficulty="1",
+    max_turns=6,
+    params=_invitation,
+    prompts=(
+        '{verb} the invitation to "{title}" on {day}.',
+        '{name} invited me to "{title}" on {day}. {verb} it.',
+        'Please {doing} {name}\'s invitation to "{title}" ({day}).',
+        'On {day} there is "{title}", organised by {name}. {verb} the invitation.',
+        'I want to {doing} the meeting "{title}" on {day}.',
+        'Answer the invitation to "{title}" on {day}: {doing} it.',
+        '{verb} "{title}" with {name} on {day}.',
+        'Look at my calendar for {day} and {doing} the invitation to "{title}".',
+    ),
+    solve=_respond,
+    expect=_responded,
+)
+
+# The first time that suits three
+
+
+def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
+    first, second = rng.sample(colleagues(seed), 2)
+    day, minutes = _any_day(rng, seed), rng.choice((30, 60, 90))
+    people = [seed.variables["LOGGED_IN_USER"], first["email"], second["email"]]
+    slots = _slots(seed, people, day, minutes)
+    if not slots or slots[0].start.endswith("T09:00:00"):
+        return None  # nobody has to look for that one
+    return {
+        "first": first["name"],
+        "second": second["name"],
+        "attendees": [first["email"], second["email"]],
+        "day": day,
+        "minutes": minutes,
+        "title": rng.choice(words.MEETINGS).format(project=rng.choice(words.PROJECTS)),
+        "location": rng.choice(words.ROOMS),
+        "start": slots[0].start,
+        "end": slots[0].end,
+    }
+
+
+def _find_and_create(params: Params) -> Solution:
+    emails: list[str] = []
+    for name in (params["first"], params["second"]):
+        told = yield Call("search_contacts", {"query": name})
+        emails.append(told["contacts"][0]["email"])
+    search = {"attendees": emails, "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
+    told = yield Call("find_free_slot", search)
+    slot = told["slots"][0]
+    event = {"title": params["title"], "location": params["location"], "attendees": emails}
+    yield Call("create_event", event | {"start": slot["start"], "end": slot["end"]})
+
+
+def _created(params: Params, seed: Seed) -> list[Expected]:
+    names = ("title", "start", "end", "location", "attendees")
+    return scheduled(seed, **{name: params[name] for name in names})
+
+
+FIRST_FREE_SLOT = TaskTemplate(
+    name="first_free_slot",
+    difficulty="2",
+    max_turns=8,
+    params=_meeting_of_three,
+    prompts=(
+        (
+            'Set up a meeting "{title}" with {first} and {second} in {location}: {minutes} minutes, '
+            "at the first time on {day} (working hours) when all three of us are free."
+        ),
+        (
+            "On {day}, find the earliest {minutes} minutes of working time when {first}, {second} and I are free, "
+            'and create the event "{title}" there with both of them, in {location}.'
+        ),
+        (
+            'Put "{title}" into the calendar for {day}, {minutes} minutes, {location}, with {first} and {second}, '
+            "at the earliest time in working hours that suits us all."
+        ),
+        (
+            "I need {minutes} minutes with {first} and {second} on {day}. Take the first free slot of working hours. "
+            'Title: "{title}". Place: {location}.'
+        ),
+        (
+            'Schedule "{title}" ({minutes} minutes, {location}) for me, {first} and {second} '
+            "as early in the working hours of {day} as all of us can."
+        ),
+        (
+            'Invite {first} and {second} to "{title}" on {day}, in {location}, for {minutes} minutes, '
+            "at the first time in working hours when none of us is busy."
+        ),
+        (
+            "Please find the first {minutes} minutes on {day} in working hours when {first}, {second} and I have time, "
+            'then create "{title}" in {location} with them.'
+        ),
+        (
+            'Meeting "{title}", {day}, {minutes} minutes, {location}. With {first} and {second}. '
+            "Start at the earliest moment of working hours when everybody is free."
+        ),
+    ),
+    solve=_find_and_create,
+    expect=_created,
+)
+
+# A clash
+
+
+def _clash(rng: random.Random, seed: Seed) -> Params | None:
+    me, day = seed.variables["LOGGED_IN_USER"], _any_day(rng, seed)
+    events = _my_events(seed, day)
+    pairs = [
+        (one, other)
+        for one, other in combinations(events, 2)
+        if one["starts_at"] < other["ends_at"] and other["starts_at"] < one["ends_at"]
+    ]
+    mine = [event for pair in pairs for event in pair if event["organizer"] == me]
+    if len(pairs) != 1 or len(mine) != 1 or any(event["response"] == "declined" for event in events):
+        return None
+    event = mine[0]
+    invited = [
+        r["email"] for r in seed.rows("SELECT email FROM attendees WHERE event_id = ? ORDER BY email", event["id"])
+    ]
+    minutes = between(event["starts_at"], event["ends_at"]).seconds // 60
+    slots, without = (_slots(seed, [me, *invited], day, minutes, number) for number in (0, event["id"]))
+    if not slots or without[0] != slots[0]:
+        return None  # one that is only free because the event leaves it: nobody could agree on that
+    return {
+        "day": day,
+        "me": me,
+        "id": event["id"],
+        "attendees": invited,
+        "start": slots[0].start,
+        "end": slots[0].end,
+        "subject": rng.choice(words.NOTICE_SUBJECTS),
+        "text": rng.choice(words.NOTICES),
+    }
+
+
+def _resolve_clash(params: Params) -> Solution:
+    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    pairs = combinations(told["events"], 2)
+    clash = next(pair for pair in pairs if pair[0]["start"] < pair[1]["end"] and pair[1]["start"] < pair[0]["end"])
+    (event,) = (event for event in clash if event["organizer"] == params["me"])
+    minutes = between(event["start"], event["end"]).seconds // 60
+    invited = list(event["attendees"])
+    search = {"attendees": invited, "start": params["day"], "end": params["day"], "minutes": minutes}
+    told = yield Call("find_free_slot", search)
+    yield Call("update_event", {"id": event["id"], "start": told["slots"][0]["start"]})
+    yield Call("send_message", {"to": invited, "subject": params["subject"], "body": params["text"]})
+
+
+def _resolved(params: Params, seed: Seed) -> list[Expected]:
+    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
+    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
+
+
+RESOLVE_CLASH = TaskTemplate(
+    name="resolve_clash",
+    difficulty="3",
+    max_turns=8,
+    params=_clash,
+    prompts=tuple(
+        f'{task} Then send one mail to all its attendees: subject "{{subject}}", text "{{text}}"'
+        for task in (
+            (
+                "Two of my meetings on {day} overlap. Move the one I organise to the first time in working hours "
+                "of that day when everyone invited to it and I are free, and keep its length."
+            ),
+            (
+                "I have a clash on {day}. Reschedule the meeting of mine that is part of it to the earliest free time "
+                "of that working day for me and all invited, at the same length."
+            ),
+            (
+                "On {day} a meeting that I organise overlaps with another. Move mine, with its length, to the first "
+                "slot of the working day when I and all of its attendees are free."
+            ),
+            (
+                "Resolve the overlap in my calendar on {day}: the meeting I organise moves to the earliest working "
+                "time that day when all its people, me included, are free. Its length stays."
+            ),
+            (
+                "Please fix my double booking on {day}. Move the event I organised, not the other, to the first free "
+                "slot in working hours that day for all of us, as long as it was."
+            ),
+            (
+                "My calendar has a conflict on {day}. Take the conflicting meeting that I organise and give it the "
+                "first time of that working day that is free for me and everyone invited. Do not change its length."
+            ),
+            (
+                "Two events overlap on {day}. The one that is mine to move should start at the earliest time in "
+                "working hours that day when its attendees and I are all free; same length as before."
+            ),
+            (
+                "There is a collision in my calendar on {day}. Shift the meeting I organise to the first common free "
+                "time (attendees and me) in working hours of that day, with unchanged length."
+            ),
+        )
+    ),
+    solve=_resolve_clash,
+    expect=_resolved,
+)
+
+CALENDAR_TASKS = (RESPOND_INVITE, FIRST_FREE_SLOT, RESOLVE_CLASH)
