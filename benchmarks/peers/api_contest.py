@@ -78,10 +78,12 @@ class Contest:
         start, ours = time.monotonic(), self.sites[0]
         measured = self._alternate(case)
         rows = [
-            row for one in case.figures if (row := self._row(one, f"{one.what} {ours.shape}", measured)) is not None
+            row
+            for one in case.figures
+            if (row := self._row(one, f"{one.what} {ours.shape}".strip(), measured)) is not None
         ]
         figures = ", ".join(f"{row.what} {figure(row.ours.median)} {row.unit}" for row in rows)
-        self.progress.say(f"{case.name} {ours.shape}: {time.monotonic() - start:.0f} s: {figures}")
+        self.progress.say(f"{f'{case.name} {ours.shape}'.strip()}: {time.monotonic() - start:.0f} s: {figures}")
         return rows
 
     def _alternate(self, case: Case) -> dict[str, dict[str, Measure]]:

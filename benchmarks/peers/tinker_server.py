@@ -65,6 +65,8 @@ class OurServer:
     process: subprocess.Popen[str]
     started: float
     """`time.perf_counter` when the process was started."""
+    ready_s: float = 0.0
+    """From there until it said that it was ready."""
 
     @property
     def processes(self) -> Processes:
@@ -91,15 +93,16 @@ class OurServer:
 
 
 @contextlib.contextmanager
-def our_server(command: Path, model: Path, state: Path) -> Iterator[OurServer]:
-    """With the defaults, in a state folder of its own; ready when this yields."""
-    state.mkdir(parents=True)
+def our_server(command: Path, model: Path | str, state: Path, *settings: str) -> Iterator[OurServer]:
+    """With the defaults but for `settings`; ready when this yields."""
+    state.mkdir(parents=True, exist_ok=True)
     log = state / "server.log"
-    arguments = [str(command), "serve", "--model", str(model), "--state", str(state), "--port", "0"]
+    arguments = [str(command), "serve", "--model", str(model), "--state", str(state), "--port", "0", *settings]
     started = time.perf_counter()
     with log.open("w") as err:
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=err, text=True)
-    server = OurServer(_ready_url(process, log), process, started)
+    url = _ready_url(process, log)
+    server = OurServer(url, process, started, time.perf_counter() - started)
     try:
         yield server
     finally:

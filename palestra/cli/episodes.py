@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
+from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.output import one_line_errors, print_json
 from palestra.cli.run_common import duration_text, json_option, number_text, print_table, safe_text, time_text
 
@@ -47,9 +48,12 @@ def server_options(command: F) -> F:
 run_option = click.option("--run", metavar="RUN", help="Only of this one.")
 
 
-@click.group()
+@click.group(
+    cls=LazyGroup,
+    lazy=[LazyCommand("play", "palestra.cli.episodes_play:play", "Play episodes with environments of this machine.")],
+)
 def episodes() -> None:
-    """Look after the episodes of a running server."""
+    """Look after the episodes of a running server, and play them."""
 
 
 @episodes.command("list")
@@ -143,6 +147,26 @@ def cancel(
 
 
 @episodes.command()
+@click.argument("run", metavar="RUN")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@server_options
+@json_option
+def delete(run: str, yes: bool, url: str, key: str | None, as_json: bool) -> None:
+    """Delete a run with all its episodes, those included that nobody has read. Players are told."""
+    with open_client(url, key) as client:
+        info = client.run_info(run)
+        if not yes:
+            unread = f"{info.delivered - info.committed} groups that are not committed"
+            play = f"{info.queued + info.leased} episodes that wait or are played"
+            click.confirm(f"Delete run {safe_text(run, keep='')}, with {play}, and {unread}?", abort=True, err=True)
+        count = client.delete_run(run)
+    if as_json:
+        print_json({"deleted": count})
+    else:
+        click.echo(f"run {safe_text(run, keep='')} deleted, with {count} episodes")
+
+
+@episodes.command()
 @run_option
 @click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS")
 @server_options
@@ -233,7 +257,7 @@ def facts(one: EpisodeInfo) -> dict[str, str]:
     told = {
         "episode": f"{one.episode_id}, number {one.index} of group {one.group_id}",
         "run": f"{one.run} ({one.kind})",
-        "state": f"{one.state}, attempt {one.attempt}, {one.calls} model calls",
+        "state": f"{one.state}, attempt {one.attempt}, {one.calls} model calls, {one.sampled_tokens} tokens sampled",
         "seed": str(one.seed),
         "created": moment(one.created_at),
         "claimed": f"{moment(one.claimed_at)} by {one.client_id}" if one.claimed_at else "",

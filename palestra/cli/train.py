@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,16 @@ INTERRUPTED = 130
 @click.option("--resume", metavar="RUN", help="Go on with this run from its newest checkpoint; its config is known.")
 @click.option("--server", metavar="URL", help="A Tinker API. Default: a server of its own, for this run.")
 @click.option("--dry-run", is_flag=True, help="Check all that can be checked, print the config, train nothing.")
+@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
 @click.option("--display", type=click.Choice(DISPLAYS), default="auto", help="auto: a board in a terminal, else lines.")
 def train(
-    arguments: tuple[str, ...], files: tuple[str, ...], resume: str | None, dry_run: bool, display: str, **flags: Any
+    arguments: tuple[str, ...],
+    files: tuple[str, ...],
+    resume: str | None,
+    dry_run: bool,
+    display: str,
+    with_parent: bool,
+    **flags: Any,
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
 
@@ -62,7 +70,7 @@ def train(
             return
         folder = open_folder(config, resume)
     with folder:
-        raise SystemExit(run(config, folder, display))
+        raise SystemExit(run(config, folder, display, with_parent=with_parent))
 
 
 def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume: str | None) -> RunConfig:
@@ -93,7 +101,7 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
     return RunFolder.open(config.runs / (config.name or ""))
 
 
-def run(config: RunConfig, folder: RunFolder, display: str) -> int:
+def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
     from palestra.cli.board import open_display
     from palestra.cli.machine import best_device
     from palestra.training.launch import RUN_ERRORS, train
@@ -102,7 +110,7 @@ def run(config: RunConfig, folder: RunFolder, display: str) -> int:
     again = f"to go on: palestra train --resume {short_name(folder)}"
     try:
         with open_display(display, folder.name, config) as listener:
-            summary = asyncio.run(until_told(train(config, folder, listener, device=device)))
+            summary = asyncio.run(until_told(train(config, folder, listener, device=device), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
@@ -114,11 +122,14 @@ def run(config: RunConfig, folder: RunFolder, display: str) -> int:
     return 0
 
 
-async def until_told(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Batch systems send SIGTERM: it ends a run as ctrl-c does."""
-    task = asyncio.current_task()
+async def until_told(work: Coroutine[Any, Any, dict[str, Any]], with_parent: bool) -> dict[str, Any]:
+    """Batch systems send SIGTERM: it ends a run as ctrl-c does. So does the end of whoever started it, if asked."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    if with_parent:
+        stdin = sys.stdin.fileno()
+        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), task.cancel()))  # readable means closed, for ever
     return await work
 
 

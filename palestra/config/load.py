@@ -6,6 +6,7 @@ Owns: reading, merging, remembering who set what. Never touches: what the keys m
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class Override:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ConfigError([f"{text!r}: an override is key=value, as in port=8001"])
-        return cls(key, _parse(value, text), text)
+        return cls(key, parse_yaml(value, text), text)
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ def read_file(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise ConfigError([f"{file}: cannot be read as a config ({why})"]) from None
-    content = _parse(text, str(file))
+    content = parse_yaml(text, str(file))
     if content is not None and not isinstance(content, dict):
         raise ConfigError([f"{file}: should hold keys and values, holds a {type(content).__name__}"])
     return content or {}
@@ -149,8 +150,8 @@ class _Loader(yaml.SafeLoader):
     """YAML as people expect it: 2e-5 is a number, a date stays text, a key written twice is a mistake."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := {name for name in names if names.count(name) > 1 and name != "<<"}:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
+        if twice := [name for name, count in names.items() if count > 1]:
             raise yaml.MarkedYAMLError(problem=f"{min(twice)!r} is written twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -164,7 +165,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
     """JSON is YAML, so one parser does for both."""
     try:
         return yaml.load(text, _Loader)  # a SafeLoader

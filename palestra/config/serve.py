@@ -39,6 +39,15 @@ def _url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class VllmConfig(Config):
     """vLLM as the sampler of a model: servers that run already, or that we start. docs/vllm.md has more."""
 
@@ -170,18 +179,34 @@ class EpisodesConfig(Config):
     """Open ones of each client; beyond it 429."""
     max_waiting: PositiveInt = 10_000
     """Claims that wait at once, over all clients; beyond it they are answered with nothing."""
+    max_claims_per_s: PositiveFloat | None = None
+    """Of each client; beyond it 429. None: any number."""
     max_runs: PositiveInt = 1024
     """Of each owner."""
     keep_ended_s: NonNegativeFloat = 7 * 86400.0
     """How long after its trainer committed it an episode is known: a late end is told from a lost one."""
     url: Annotated[str, AfterValidator(_url)] | None = None
     """How players reach this server, as http://host:port. None: as they addressed it when they claimed."""
+    push_hosts: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
+    """Machines whose trainers may have results pushed to them over ZeroMQ, by name or address as they say it. This
+    machine always may."""
 
     @model_validator(mode="after")
     def _has_room(self) -> EpisodesConfig:
         if self.min_lease_s > self.max_lease_s:
             raise ValueError("min_lease_s is more than max_lease_s")
         return self
+
+
+class TinkerScriptConfig(Config):
+    """For clients of AgentJet's, which look for it at a port of its own. docs/tinkerscript.md has more."""
+
+    enabled: bool = False
+    """Listen there, too. Its calls are answered at the server's own port in any case."""
+    host: str | None = Field(default=None, min_length=1)
+    """None: as the server's."""
+    port: int = Field(default=10086, ge=0, le=65535)
+    """0: any free one; the ready message says which."""
 
 
 class ServeConfig(Config):
@@ -199,6 +224,7 @@ class ServeConfig(Config):
     models: list[ModelConfig] = Field(default=[])
     limits: Limits = Limits()
     episodes: EpisodesConfig = EpisodesConfig()
+    tinkerscript: TinkerScriptConfig = TinkerScriptConfig()
     keep_results_s: NonNegativeFloat = 3600.0
     """How long a finished future can be asked for again."""
     keep_runs_s: NonNegativeFloat = 30 * 86400.0
@@ -237,13 +263,14 @@ class ServeConfig(Config):
     """Where to send traces, as http://host:4318. None: nowhere."""
 
     @property
+    def tinkerscript_host(self) -> str | None:
+        """Where it listens besides; None: nowhere."""
+        return (self.tinkerscript.host or self.host) if self.tinkerscript.enabled else None
+
+    @property
     def is_loopback(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """Wherever it listens."""
+        return _is_loopback(self.host) and (self.tinkerscript_host is None or _is_loopback(self.tinkerscript_host))
 
     @property
     def cleans_sessions(self) -> bool:

@@ -171,6 +171,25 @@ class AsyncConfig(Config):
     as soon as they are too old."""
 
 
+class EpisodeRollouts(Config):
+    """For `rollouts: episodes`. docs/training.md has more."""
+
+    run: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._:#/-]{1,128}$")
+    """What the server calls it, and players claim from. Default: the name of the run's folder."""
+    players: NonNegativeInt = 32
+    """Episodes that this process plays itself at a time, with its own environments. 0: all players are elsewhere."""
+    lease_s: PositiveFloat = 60.0
+    """How long a player may be silent before its episode is given to another."""
+    max_attempts: PositiveInt = 3
+    """Attempts that may be lost before an episode is parked."""
+    on_loss: Literal["replace", "shrink", "drop"] = "replace"
+    """What a group does about an episode that is parked: another one, go on with fewer, or give up the group."""
+    oversample: NonNegativeInt = 0
+    """Episodes of a group beyond `rollout.group_size`. When so many as that have ended, the rest is cancelled."""
+    deadline_s: PositiveFloat | None = None
+    """Of a group. What is not played by then is lost."""
+
+
 class TrackerConfig(Config):
     kind: Literal["wandb", "mlflow", "tensorboard"]
     options: dict[str, Any] = Field(default={})
@@ -208,6 +227,9 @@ class GrpoConfig(RunConfig):
     eval: EvalConfig = EvalConfig()
     early_stop: EarlyStop | None = None
     asynchronous: AsyncConfig = AsyncConfig()
+    rollouts: Literal["local", "episodes"] = "local"
+    """local: played in this process. episodes: registered at the server, for players anywhere (`episodes`)."""
+    episodes: EpisodeRollouts = EpisodeRollouts()
     keep_tokens: bool = True
     """Write every rollout's tokens and logprobs beside its text."""
 
@@ -217,7 +239,21 @@ class GrpoConfig(RunConfig):
             raise ValueError("early_stop looks at evaluations, and eval.every is 0: there are none")
         if self.rollout.group_size == 1:
             raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
+        self._check_episodes()
         return self
+
+    def _check_episodes(self) -> None:
+        if self.rollouts == "local":
+            if self.episodes != EpisodeRollouts():
+                raise ValueError("there are settings of episodes, but rollouts is local; set rollouts=episodes")
+            return
+        if self.rollout.style == "batched":
+            raise ValueError("rollout.style is batched: episodes go each at its own speed; make it async")
+        if self.server is None and not self.episodes.players:
+            raise ValueError(
+                "episodes.players is 0, and nobody else finds a server that a run starts for itself: give the address "
+                "of one that runs (server=http://…), or let this run play (episodes.players=32)"
+            )
 
 
 class SftConfig(RunConfig):

@@ -1,68 +1,20 @@
 """Episodes: played anywhere, delivered exactly once. `board` is the state machine of the server, `client` the library
-of players and trainers; neither imports the other."""
+of players and trainers; neither imports the other. What `client` exports can be had from here."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from palestra.episodes.client import (
-        AsyncEpisode,
-        AsyncEpisodeClient,
-        AsyncRun,
-        ClientClosed,
-        Episode,
-        EpisodeApiError,
-        EpisodeClient,
-        EpisodeClientError,
-        EpisodeError,
-        EpisodeResult,
-        InvalidResult,
-        NewGroup,
-        NoEpisode,
-        OnError,
-        PlayCounts,
-        PoolOptions,
-        Run,
-        RunSettings,
-        ServerSilent,
-        Task,
-        TinkerScriptClient,
-        play,
-        play_async,
-    )
-
-__all__ = [
-    "AsyncEpisode",
-    "AsyncEpisodeClient",
-    "AsyncRun",
-    "ClientClosed",
-    "Episode",
-    "EpisodeApiError",
-    "EpisodeClient",
-    "EpisodeClientError",
-    "EpisodeError",
-    "EpisodeResult",
-    "InvalidResult",
-    "NewGroup",
-    "NoEpisode",
-    "OnError",
-    "PlayCounts",
-    "PoolOptions",
-    "Run",
-    "RunSettings",
-    "ServerSilent",
-    "Task",
-    "TinkerScriptClient",
-    "play",
-    "play_async",
-]
+    from palestra.episodes.client import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    """The client library when it is asked for: the server has no use for it."""
-    if name in __all__:
-        from palestra.episodes import client
-
-        return getattr(client, name)
+    """The client library when it is asked for: the server has no use for it. Modules are found without this."""
+    if name == "__all__" or not (name.startswith("__") or find_spec(f"{__name__}.{name}")):
+        client = import_module(f"{__name__}.client")
+        if name in ("__all__", *client.__all__):
+            return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Self
 
-from palestra.episodes import calls, delivery, interventions, leases, losses, restoring, runs
+from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs
 from palestra.episodes import groups as grouping
 from palestra.episodes.limits import Limits
 from palestra.episodes.news import Call, Listing, News, OpenLease, QueueState
@@ -78,6 +78,12 @@ class Board:
         mine = self._state.runs.get(owner, {}).values()
         return [run.info() for run in sorted(mine, key=_by_age)]
 
+    def delete_run(self, owner: str, run: str, now: float) -> int:
+        """With everything of it; how many episodes that were. Who plays one is told `cancelled`. One that does not
+        exist: 0. The name can be used anew, and its episodes have other ids."""
+        self.tick(now)
+        return deletion.delete(self._state, owner, run, now)
+
     def register(self, owner: str, run: str, groups: Sequence[NewGroup], now: float) -> list[Registered]:
         """All or none. 429 beyond `max_queued`; 409 where a group of that id was registered differently."""
         self.tick(now)
@@ -96,6 +102,12 @@ class Board:
         """Forgets the groups up to `cursor`. Less than what is committed changes nothing; beyond the newest: 409."""
         found = self._run_now(owner, run, now)
         delivery.commit(self._state, found, cursor, now)
+        return found.info()
+
+    def commit_one(self, owner: str, run: str, number: int, now: float) -> RunInfo:
+        """Forgets one group, whatever is before it: for those that each have a listener of their own."""
+        found = self._run_now(owner, run, now)
+        delivery.commit_one(self._state, found, number, now)
         return found.info()
 
     def publish(self, owner: str, run: str, now: float, *, version: int, model: str) -> RunInfo:
@@ -157,7 +169,7 @@ class Board:
     def release(
         self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], reason: str, now: float
     ) -> list[Beat]:
-        """Given back, as lost attempts that count. `can_continue` is False for each."""
+        """Given back for somebody else, after a back-off: no strike. `can_continue` is False for each."""
         self.tick(now)
         return [leases.release(self._state, owner, client_id, ref, reason, now) for ref in refs]
 
@@ -166,9 +178,13 @@ class Board:
     def note_call(self, owner: str, lease: LeaseRef, now: float, *, version: int | None = None) -> Call:
         """Before each: counts it, and keeps the lease until `call_over`. `version`: of the weights it will be answered
         by, where that is not the run's newest. Refused with the code of `BoardError`: 409 lease_lost, cancelled,
-        stale_weights, deadline; 404 unknown; 503 paused."""
+        stale_weights, deadline; 404 unknown; 429 quota_exceeded; 503 paused."""
         self.tick(now)
         return calls.note_call(self._state, owner, lease, version)
+
+    def sampled(self, lease: LeaseRef, tokens: int) -> None:
+        """By a call that was noted. Of an attempt that is over, it changes nothing."""
+        calls.sampled(self._state, lease, tokens)
 
     def call_over(self, lease: LeaseRef, now: float) -> None:
         """After each that was noted, however it went; renews the lease. One that nobody knows changes nothing."""
@@ -185,6 +201,12 @@ class Board:
     def find(self, owner: str, episode_id: str) -> EpisodeInfo:
         """404 where there is none."""
         return self._state.episode(owner, episode_id).info()
+
+    def members(self, owner: str, run: str, group_id: str) -> list[EpisodeInfo]:
+        """Of a group; none where there is no such group, or no such run."""
+        found = self._state.runs.get(owner, {}).get(run)
+        group = None if found is None else found.groups.get(group_id)
+        return [] if group is None else [member.info() for member in group.members]
 
     def episodes(
         self,
@@ -210,6 +232,10 @@ class Board:
             for run in self._all_runs()
             for episode in run.leased.values()
         ]
+
+    def undelivered(self) -> list[tuple[str, str]]:
+        """Owners' runs with groups that are not committed."""
+        return [(run.owner, run.name) for run in self._all_runs() if run.log]
 
     def queues(self) -> list[QueueState]:
         """Of all owners."""

@@ -23,6 +23,7 @@ def note_call(state: State, owner: str, ref: LeaseRef, version: int | None) -> C
     run = found.run
     if run.is_paused:
         raise BoardError(503, f"run {run.name!r} is paused", code="paused", retry_after_s=PAUSED_RETRY_S)
+    _check_quotas(found)
     version = run.version if version is None else version
     lag = allowed_lag(run)
     if lag is not None and run.version - version > lag:
@@ -36,11 +37,31 @@ def note_call(state: State, owner: str, ref: LeaseRef, version: int | None) -> C
     return Call(run=run.name, model=run.model, version=version)
 
 
+def sampled(state: State, ref: LeaseRef, tokens: int) -> None:
+    """Of an attempt that still plays."""
+    episode = state.episodes.get(ref.episode_id)
+    if episode is not None and episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt:
+        episode.sampled += tokens
+        state.outbox.episode(episode)
+
+
 def call_over(state: State, ref: LeaseRef, now: float) -> None:
     episode = state.episodes.get(ref.episode_id)
     if episode is not None and _is_open(episode, ref):
         episode.open_calls -= 1
         state.renew(episode, now)
+
+
+def _check_quotas(episode: Episode) -> None:
+    """Before each call: one that begins within them is finished."""
+    settings = episode.run.settings
+    for what, used, most in (
+        ("max_calls", episode.calls, settings.max_calls),
+        ("max_sampled_tokens", episode.sampled, settings.max_sampled_tokens),
+    ):
+        if most is not None and used >= most:
+            words = f"{what}: this attempt has {used}, and run {episode.run.name!r} allows {most}"
+            raise BoardError(429, f"{words}; it can still be ended", code="quota_exceeded")
 
 
 def _is_open(episode: Episode, ref: LeaseRef) -> bool:

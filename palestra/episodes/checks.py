@@ -66,6 +66,8 @@ def check_settings(settings: RunSettings) -> None:
     _check(is_backoff, f"backoff_s: 0 seconds or more, found {settings.backoff_s}")
     _check(1 <= settings.max_queued < INT32, f"max_queued: 1 or more is allowed, found {settings.max_queued}")
     _check(1 <= settings.max_ready < INT32, f"max_ready: 1 or more is allowed, found {settings.max_ready}")
+    for name, most in (("max_calls", settings.max_calls), ("max_sampled_tokens", settings.max_sampled_tokens)):
+        _check(most is None or 0 <= most < INT32, f"{name}: 0 or more, or null for no limit; found {most}")
 
 
 def check_group(group: NewGroup, limits: Limits) -> str:

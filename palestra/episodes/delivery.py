@@ -5,6 +5,9 @@ Owns: what a trainer reads, and what is forgotten. Never touches: how groups bec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from palestra.episodes import checks
 from palestra.episodes.errors import BoardError
 from palestra.episodes.groups import tombstone_name
@@ -26,7 +29,8 @@ def read(state: State, run: Run, after: int, limit: int, version: int | None, no
         detail = f"after={after}: groups up to {run.committed} are committed and forgotten; read from there"
         raise BoardError(410, detail)
     _check_known(run, "after", after)
-    groups = [run.log[number] for number in range(after + 1, min(after + limit, run.delivered) + 1)]
+    left = (run.log[number] for number in range(after + 1, run.delivered + 1) if number in run.log)
+    groups = list(islice(left, limit))
     if version is not None:
         for group in groups:
             _leave_out_stale(state, group, version, now)
@@ -37,9 +41,24 @@ def commit(state: State, run: Run, cursor: int, now: float) -> None:
     if cursor <= run.committed:
         return
     _check_known(run, "cursor", cursor)
+    _forget_all(state, run, range(run.committed + 1, cursor + 1), cursor, now)
+
+
+def commit_one(state: State, run: Run, number: int, now: float) -> None:
+    """Those before it stay; the cursor follows as far as nothing is left."""
+    if number not in run.log:
+        return
+    cursor = run.committed
+    while cursor < run.delivered and (cursor + 1 == number or cursor + 1 not in run.log):
+        cursor += 1
+    _forget_all(state, run, [number], cursor, now)
+
+
+def _forget_all(state: State, run: Run, numbers: Iterable[int], cursor: int, now: float) -> None:
     was_open = run.is_open
-    for number in range(run.committed + 1, cursor + 1):
-        _forget(state, run.log.pop(number), now)
+    for number in numbers:
+        if number in run.log:  # it may have been committed alone
+            forget(state, run.log.pop(number), now)
     run.committed = cursor
     state.outbox.run(run)
     if run.is_open and not was_open:
@@ -82,7 +101,8 @@ def _played(group: Group) -> PlayedGroup:
     )
 
 
-def _forget(state: State, group: Group, now: float) -> None:
+def forget(state: State, group: Group, now: float) -> None:
+    """All but what is needed to know a repeated request as one."""
     run = group.run
     for episode in group.members:
         if episode.result is not None:

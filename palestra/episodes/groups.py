@@ -72,7 +72,7 @@ def cancel(state: State, episode: Episode, reason: str, now: float) -> None:
 
 
 def tombstone_name(run: Run, group_id: str) -> str:
-    return f"group-{checks.digest(run.owner, run.name, group_id).hex()}"
+    return f"group-{checks.digest(run.tag, group_id).hex()}"
 
 
 def _known_text(run: Run, group_id: str) -> str | None:

@@ -53,6 +53,9 @@ def find(state: State, owner: str, client_id: str | None, ref: LeaseRef) -> Epis
     """The episode where the attempt is leased by this client."""
     episode = state.episodes.get(ref.episode_id)
     if episode is None or episode.run.owner != owner:
+        stone = state.tombstones.find(ref.episode_id, owner)
+        if stone is not None and (stone.attempt, stone.digest) == (ref.attempt, b""):
+            return NoLease("cancelled", "its run was deleted")
         return NoLease("unknown", "no such episode; it may be committed, and forgotten")
     if episode.state is EpisodeState.LEASED and episode.attempt == ref.attempt:
         if client_id is None or client_id == episode.client_id:
@@ -118,7 +121,8 @@ def _open(state: State, episode: Episode, request: ClaimRequest, now: float) -> 
     episode.client_id, episode.claim_id, episode.claimed_at = request.client_id, request.claim_id, now
     wanted = run.settings.lease_s if request.lease_s is None else request.lease_s
     episode.lease_s = min(max(wanted, limits.min_lease_s), limits.max_lease_s)
-    episode.version, episode.oldest_version, episode.calls = run.version, None, 0
+    episode.version, episode.oldest_version = run.version, None
+    episode.calls = episode.sampled = 0
     state.open_lease(episode)
     state.renew(episode, now)
 
@@ -150,7 +154,7 @@ def _kept_digest(state: State, owner: str, ask: EndRequest) -> bytes | None:
     episode = state.episodes.get(ask.episode_id)
     if episode is None:
         stone = state.tombstones.find(ask.episode_id, owner)
-        return stone.digest if stone is not None and stone.attempt == ask.attempt else None
+        return (stone.digest or None) if stone is not None and stone.attempt == ask.attempt else None
     is_it = episode.run.owner == owner and episode.attempt == ask.attempt and episode.result is not None
     return episode.digest if is_it else None
 

@@ -10,8 +10,11 @@ from palestra.episodes.records import Episode, Group, Run
 from palestra.episodes.state import PLAYING, State
 from palestra.types.episodes import EpisodeState, WeightPolicy
 
-STRIKES = ("expired", "released")
-"""Losses that may be the episode's own doing. Weights that went stale are not: it is queued again at once."""
+STRIKES = ("expired",)
+"""Losses that may be the episode's own doing. One that was given back by choice, or whose weights went stale, is not
+to blame."""
+WAITS = (*STRIKES, "released")
+"""Losses before a pause: a player that gives back at once, and claims again, would spin."""
 
 
 def lose(state: State, episode: Episode, code: str, words: str, now: float) -> None:
@@ -24,7 +27,7 @@ def lose(state: State, episode: Episode, code: str, words: str, now: float) -> N
         state.move(episode, EpisodeState.PARKED)
         groups.settle(state, episode.group, now)
         return
-    episode.not_before = now + _backoff_s(state, episode) if code in STRIKES else 0.0
+    episode.not_before = now + _backoff_s(state, episode) if code in WAITS else 0.0
     state.move(episode, EpisodeState.QUEUED)
     state.queue(episode, now)
 
@@ -72,5 +75,5 @@ def stale_words(run: Run, episode: Episode, version: int) -> str:
 
 
 def _backoff_s(state: State, episode: Episode) -> float:
-    doubled = min(episode.strikes - 1, 30)  # far beyond any limit, and still a number
+    doubled = min(max(episode.strikes - 1, 0), 30)  # far beyond any limit, and still a number
     return min(episode.run.settings.backoff_s * 2.0**doubled, state.limits.max_backoff_s)

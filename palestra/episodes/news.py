@@ -52,5 +52,7 @@ class News:
     """Owners for whom something was queued, or became due, or was resumed: those who wait for a claim try again."""
     delivered: set[tuple[str, str]] = field(default_factory=set)
     """Owners' runs with another group to read."""
+    deleted: set[tuple[str, str]] = field(default_factory=set)
+    """Owners' runs: who waits for their groups waits in vain."""
     over: list[OpenLease] = field(default_factory=list)
     """Leases that ended, in whatever way: their keys are void."""

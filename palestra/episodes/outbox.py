@@ -11,13 +11,13 @@ from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, RunRow, To
 
 class Outbox:
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[tuple[str, str], Run | None] = {}
         self._groups: dict[tuple[str, str, str], Group | None] = {}
         self._episodes: dict[str, Episode | None] = {}
         self._tombstones: dict[str, Tombstone | None] = {}
 
-    def run(self, run: Run) -> None:
-        self._runs[run.owner, run.name] = run
+    def run(self, run: Run, *, is_gone: bool = False) -> None:
+        self._runs[run.owner, run.name] = None if is_gone else run
 
     def group(self, group: Group, *, is_gone: bool = False) -> None:
         self._groups[group.run.owner, group.run.name, group.spec.group_id] = None if is_gone else group
@@ -30,7 +30,7 @@ class Outbox:
 
     def take(self) -> list[Change]:
         changes = [
-            *(Change(RunRow, key, run.row()) for key, run in self._runs.items()),
+            *(Change(RunRow, key, run and run.row()) for key, run in self._runs.items()),
             *(Change(GroupRow, key, group and group.row()) for key, group in self._groups.items()),
             *(Change(EpisodeRow, (key,), episode and episode.row()) for key, episode in self._episodes.items()),
             *(Change(Tombstone, (key,), tombstone) for key, tombstone in self._tombstones.items()),

@@ -5,6 +5,7 @@ Owns: what is known of each. Never touches: rules.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -46,12 +47,13 @@ class Run:
     """Whole or dropped, not committed: by number."""
     leased: dict[str, Episode] = field(default_factory=dict)
     counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
+    queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
     queue: RunQueue = field(default_factory=RunQueue)
 
     @property
     def is_open(self) -> bool:
         """Whether anything may be claimed, if something waits."""
-        return not self.is_paused and self.delivered - self.committed < self.settings.max_ready
+        return not self.is_paused and len(self.log) < self.settings.max_ready
 
     def info(self) -> RunInfo:
         return RunInfo(
@@ -69,10 +71,19 @@ class Run:
         )
 
     def queue_state(self, kind: EpisodeKind) -> QueueState:
-        playing = (group for group in self.groups.values() if group.playing and group.spec.kind is kind)
-        since = [one.created_at for group in playing for one in group.members if one.state is EpisodeState.QUEUED]
         leased = sum(episode.kind is kind for episode in self.leased.values())
-        return QueueState(self.owner, self.name, kind, len(since), min(since, default=None), leased)
+        return QueueState(self.owner, self.name, kind, self.queued[kind], self._queued_since(kind), leased)
+
+    def _queued_since(self, kind: EpisodeKind) -> float | None:
+        """Of the oldest. Members are no older than their group, so the first groups have it: 100,000 may be queued."""
+        oldest = math.inf
+        for group in self.groups.values() if self.queued[kind] else ():
+            if oldest <= group.created_at:
+                break
+            if group.playing and group.spec.kind is kind:
+                since = (one.created_at for one in group.members if one.state is EpisodeState.QUEUED)
+                oldest = min((oldest, *since))
+        return None if oldest == math.inf else oldest
 
     def row(self) -> RunRow:
         return RunRow(
@@ -157,6 +168,8 @@ class Episode:
     version: int = 0
     oldest_version: int | None = None
     calls: int = 0
+    sampled: int = 0
+    """Tokens, in this attempt."""
     losses: list[Loss] = field(default_factory=list)
     result: str | None = None
     # Of memory alone
@@ -206,11 +219,13 @@ class Episode:
             client_id=self.client_id,
             claimed_at=self.claimed_at,
             expires_at=self.expires_at if is_leased and self.does_age else None,
+            lease_s=self.lease_s,
             ended_at=self.ended_at,
             deadline=self.group.deadline,
             version=self.version,
             oldest_version=self.oldest_version,
             calls=self.calls,
+            sampled_tokens=self.sampled,
             losses=list(self.losses),
             result=None if self.result is None else msgspec.json.decode(self.result, type=EpisodeResult),
             tags=self.group.spec.tags,
@@ -238,6 +253,7 @@ class Episode:
             version=self.version,
             oldest_version=self.oldest_version,
             calls=self.calls,
+            sampled=self.sampled,
             losses=list(self.losses),
             result=self.result,
         )

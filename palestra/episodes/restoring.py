@@ -21,7 +21,7 @@ _spec = msgspec.json.Decoder(NewGroup)
 def fill(state: State, saved: SavedRows, open_calls: Mapping[LeaseRef, int], now: float) -> None:
     """An empty one. The rows' order does not matter."""
     for row in saved.runs:
-        state.runs.setdefault(row.owner, {})[row.run] = _run(row, state.tag(row.owner, row.run))
+        state.runs.setdefault(row.owner, {})[row.run] = _run(row, state.tag(row.owner, row.run, row.created_at))
     for row in sorted(saved.groups, key=lambda row: row.serial):
         _add_group(state, row)
     for row in sorted(saved.episodes, key=lambda row: row.index):
@@ -86,6 +86,7 @@ def _add_episode(state: State, row: EpisodeRow, open_calls: Mapping[LeaseRef, in
         version=row.version,
         oldest_version=row.oldest_version,
         calls=row.calls,
+        sampled=row.sampled,
         losses=row.losses,
         result=row.result,
         digest=b"" if row.result is None else checks.digest(row.result),

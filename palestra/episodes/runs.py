@@ -27,7 +27,7 @@ def put(state: State, owner: str, name: str, settings: RunSettings | None, model
         run = Run(
             owner=owner,
             name=name,
-            tag=state.tag(owner, name),
+            tag=state.tag(owner, name, now),
             settings=settings or RunSettings(),
             model=model,
             created_at=now,

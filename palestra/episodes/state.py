@@ -36,9 +36,9 @@ class State:
         self.tombstones = Tombstones(limits, self.outbox)
         self.news = News()
 
-    def tag(self, owner: str, name: str) -> str:
-        """No other run has it, in this database or another one."""
-        return checks.digest(self.salt.hex(), owner, name, size=8).hex()
+    def tag(self, owner: str, name: str, created_at: float) -> str:
+        """No other run has it, in this database or another one, nor had one of this name that was deleted."""
+        return checks.digest(self.salt.hex(), owner, name, repr(created_at), size=8).hex()
 
     def run(self, owner: str, name: str) -> Run:
         run = self.runs.get(owner, {}).get(name)
@@ -129,6 +129,8 @@ class State:
     def _count(self, episode: Episode, by: int) -> None:
         group = episode.group
         group.run.counts[episode.state] += by
+        if episode.state is S.QUEUED:
+            group.run.queued[group.spec.kind] += by
         if episode.state in PLAYING:
             group.playing += by
         elif episode.state is S.ENDED:

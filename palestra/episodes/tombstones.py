@@ -1,4 +1,4 @@
-"""What is remembered of committed episodes and groups: enough to know a repeated request as one.
+"""What is remembered of episodes and groups that were committed or deleted: enough to know a repeated request as one.
 
 Owns: for how long, and of how many. Never touches: what is still there.
 """
@@ -29,6 +29,10 @@ class Tombstones:
         stone = Tombstone(name=name, owner=owner, attempt=attempt, digest=digest, until=until)
         self._stones[name] = stone
         self._outbox.tombstone(name, stone)
+
+    def put_cancelled(self, name: str, owner: str, attempt: int, now: float) -> None:
+        """An attempt that was played when its run was deleted: it has no result."""
+        self.put(name, owner, attempt, b"", now)
 
     def find(self, name: str, owner: str) -> Tombstone | None:
         stone = self._stones.get(name)

@@ -21,6 +21,7 @@ from palestra.server.anthropic.errors import envelope as anthropic_envelope
 from palestra.server.auth import Doorkeeper
 from palestra.server.episodes import player_routes, wire
 from palestra.server.episodes import routes as episode_routes
+from palestra.server.episodes.short_cut import ShortCut
 from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
 from palestra.server.logs import RequestLog
@@ -35,6 +36,9 @@ from palestra.server.tinker import routes_futures, routes_rest, routes_sampling,
 from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
+from palestra.server.tinkerscript.engine_routes import engine_router
+from palestra.server.tinkerscript.routes import playing_router
+from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
 
 log = structlog.get_logger()
 
@@ -52,10 +56,12 @@ def create_app(hub: Hub) -> FastAPI:
         version=__version__,
         summary="A Tinker-compatible training engine",
         responses=refusals(ErrorResponse),
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are elsewhere; asking costs each request
     )
     config = hub.config
     app.state.hub, app.state.tinker = hub, TinkerService(hub)
     app.state.openai = OpenAIService(hub, app.state.tinker)
+    app.state.engine = hub.engine
     app.state.doorkeeper = Doorkeeper(
         hub.store,
         hub.episodes.broker.keys.find,
@@ -68,6 +74,8 @@ def create_app(hub: Hub) -> FastAPI:
         *(episode_routes, player_routes),
     ):
         app.include_router(routes.router)
+    app.include_router(playing_router)
+    app.include_router(engine_router)
     for number, prefix in enumerate(openai_routes.PREFIXES):
         app.include_router(openai_routes.router, prefix=prefix, include_in_schema=number == 0)
         app.include_router(alias_routes.router, prefix=prefix, include_in_schema=number == 0)
@@ -77,6 +85,7 @@ def create_app(hub: Hub) -> FastAPI:
     for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
     describe(app, wire.BODIES, wire.ANSWERS)
+    describe(app, (), (*PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
@@ -86,6 +95,7 @@ def create_app(hub: Hub) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _broken)
+    app.add_middleware(ShortCut)
     app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
     app.add_middleware(RequestLog, observe=hub.metrics.request)
     return app

@@ -30,6 +30,7 @@ from palestra.server.recovery import Recovery
 from palestra.server.sample_runners import SampleRunner, WorkerRunner
 from palestra.server.sampling import Sampler, Sampling
 from palestra.server.sessions import Session, Sessions
+from palestra.server.tinkerscript.engine import Engine
 from palestra.server.training import Training
 from palestra.server.watchdog import Ending, Patience
 from palestra.server.workers import Worker, WorkerError
@@ -90,6 +91,7 @@ class Hub:
             keep_results_s=config.keep_results_s,
         )
         self.episodes = Episodes(store, config.episodes, self.metrics, secret)
+        self.engine = Engine(config, store, self.episodes.broker)
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
         self.is_leaving = False
@@ -123,6 +125,7 @@ class Hub:
             await stack.enter_async_context(hub.episodes.running())
             stack.push_async_callback(hub._close)
             await asyncio.gather(*(hub._start(worker) for worker in hub.all_workers))
+            await stack.enter_async_context(hub.engine.running())
             for work in (hub._flush_often, hub._sweep_often, hub._expire_often):
                 task = asyncio.create_task(work(), name=work.__name__)
                 stack.callback(task.cancel)

@@ -63,7 +63,13 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
 async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
         raise CannotServe("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
-    listener = _bind(config)
+    listeners = [_bind(config.host, config.port, "--port")]
+    if config.tinkerscript_host is not None:
+        try:
+            listeners.append(_bind(config.tinkerscript_host, config.tinkerscript.port, "tinkerscript.port=PORT"))
+        except CannotServe:
+            listeners[0].close()
+            raise
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -71,12 +77,13 @@ async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if with_parent:
         loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written: readable means closed
     try:
-        await _until_stopped(config, listener, stop)
+        await _until_stopped(config, listeners, stop)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
 
 
-async def _until_stopped(config: ServeConfig, listener: socket.socket, stop: asyncio.Event) -> None:
+async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], stop: asyncio.Event) -> None:
     started = time.monotonic()
     async with Hub.open(config) as hub:
         first_key = await _first_key(config, hub.store)
@@ -90,27 +97,29 @@ async def _until_stopped(config: ServeConfig, listener: socket.socket, stop: asy
                 **UVICORN_LOGGING,
             )
         )
-        listener.listen(BACKLOG)
-        serving = asyncio.create_task(server.serve([listener]))
-        _announce(config, _url(listener), first_key, time.monotonic() - started)
+        for listener in listeners:
+            listener.listen(BACKLOG)
+        serving = asyncio.create_task(server.serve(listeners))
+        _announce(config, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
+        await hub.engine.close()  # while there is a server it can say goodbye to
         hub.leave()
         server.should_exit = True
         stopping.cancel()
         await serving
 
 
-def _bind(config: ServeConfig) -> socket.socket:
+def _bind(host: str, port: int, setting: str) -> socket.socket:
     """Before anything slow: a port in use is told at once."""
     try:
-        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(found[0], socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[4])
     except OSError as e:
-        raise CannotServe(f"cannot listen on {config.host}:{config.port} ({e.strerror}); choose another --port") from e
+        raise CannotServe(f"cannot listen on {host}:{port} ({e.strerror}); choose another {setting}") from e
     return listener
 
 
@@ -129,11 +138,13 @@ async def _first_key(config: ServeConfig, store: Store) -> str | None:
     return new.text
 
 
-def _announce(config: ServeConfig, url: str, first_key: str | None, seconds: float) -> None:
+def _announce(config: ServeConfig, urls: list[str], first_key: str | None, seconds: float) -> None:
+    """`urls`: its own, and TinkerScript's where there is one."""
     names = ", ".join(name for model in config.models for name in model.name)
+    besides = "".join(f"; TinkerScript at {url}" for url in urls[1:])
     if first_key is not None:
         print(f"admin key (shown this once): {first_key}", flush=True)  # noqa: T201
-    print(f"Palestra is ready at {url} after {seconds:.1f} s, serving {names}", flush=True)  # noqa: T201
+    print(f"Palestra is ready at {urls[0]} after {seconds:.1f} s, serving {names}{besides}", flush=True)  # noqa: T201
 
 
 def _loop_factory():

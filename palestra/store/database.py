@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from palestra.store import schema
@@ -138,8 +138,20 @@ class Store:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
         if self._conn is None:
             self._conn = self._connect()
-        with self._conn.begin():
+        with self._conn.begin() as transaction:
+            if len(group) == 1:
+                return [self._run_alone(self._conn, transaction, group[0])]
             return [self._run_one(self._conn, job) for job in group]
+
+    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> _Outcome:
+        """Without a savepoint: the transaction is as good, and two statements cheaper."""
+        try:
+            return _Outcome(result=job.work(conn))
+        except BaseException as e:
+            if not self._database.is_in_transaction(conn):
+                raise StoreError(_reason(e)) from e
+            transaction.rollback()
+            return _Outcome(error=e)
 
     def _run_one(self, conn: Connection, job: _Job[Any]) -> _Outcome:
         savepoint = conn.begin_nested()

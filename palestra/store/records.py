@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from palestra.types import LoraConfig
+from palestra.types.readiness import make_ready
 
 T = TypeVar("T")
 
@@ -234,3 +235,6 @@ class Alias(Struct, frozen=True, kw_only=True):
 class Page(Struct, Generic[T], frozen=True, kw_only=True):
     items: list[T]
     total: int
+
+
+make_ready(__name__)

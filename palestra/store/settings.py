@@ -1,10 +1,10 @@
-"""Values the server makes once and keeps, e.g. the secret it signs with."""
+"""Values the server keeps beside everything else, e.g. the secret it signs with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from palestra.store.rows import insert_once
 from palestra.store.tables import settings as t
@@ -21,3 +21,15 @@ def setting_once(conn: Connection, name: str, make: Callable[[], str]) -> str:
         return stored
     insert_once(conn, t, {"name": name, "value": make()})
     return conn.execute(select(t.c.value).where(t.c.name == name)).scalar_one()
+
+
+def put_setting(conn: Connection, name: str, value: str) -> None:
+    """Made, or replaced."""
+    if not insert_once(conn, t, {"name": name, "value": value}):
+        conn.execute(update(t).where(t.c.name == name).values(value=value))
+
+
+def settings_under(conn: Connection, prefix: str) -> dict[str, str]:
+    """By name, those that begin so."""
+    found = conn.execute(select(t.c.name, t.c.value).where(t.c.name.startswith(prefix, autoescape=True)))
+    return {row.name: row.value for row in found}

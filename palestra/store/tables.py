@@ -170,6 +170,14 @@ answers = Table(
     Column("thoughts", LargeBinary, nullable=False),
 )
 
+# Of episodes' attempts: kept, and not known to have reached who asked. Few, and empty where nothing is under way.
+unanswered_turns = Table(
+    "unanswered_turns",
+    metadata,
+    Column("trace_id", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+)
+
 aliases = Table(
     "aliases",
     metadata,
@@ -235,6 +243,7 @@ episodes = Table(
     Column("version", Integer, nullable=False),
     Column("oldest_version", Integer),
     Column("calls", Integer, nullable=False),
+    Column("sampled", BigInteger, nullable=False, server_default="0"),
     Column("losses", Text, nullable=False),
     Column("result", Text),
 )

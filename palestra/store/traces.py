@@ -21,6 +21,8 @@ from palestra.store.tables import answers as a
 from palestra.store.tables import episodes as e
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
+from palestra.store.tables import unanswered_turns as w
+from palestra.types.readiness import make_ready
 
 
 class Trace(Struct, frozen=True, kw_only=True):
@@ -127,6 +129,8 @@ class TurnKey(Struct, frozen=True):
 # Built once: this happens for every answer of the model, and building costs as much as running.
 _COUNT = select(t.c.turns).where(t.c.trace_id == bindparam("trace"))
 _BEGIN, _ADD_TURN, _ADD_ANSWERS = insert(t), insert(u), insert(a)
+_WAIT = insert(w)
+_ANSWER = delete(w).where(w.c.trace_id == bindparam("trace"), w.c.number == bindparam("turn"))
 _GROW = update(t).where(t.c.trace_id == bindparam("trace")).values(turns=bindparam("count"), updated_at=bindparam("at"))
 
 
@@ -163,6 +167,24 @@ def append_turn(
         named = [{"name": one.name, "thoughts": msgspec.msgpack.encode(one.thoughts)} for one in answers]
         conn.execute(_ADD_ANSWERS, [{**place, "sample": sample, **one} for sample, one in enumerate(named)])
     return TurnKey(**place)
+
+
+def note_unanswered(conn: Connection, turns: Sequence[TurnKey]) -> None:
+    """With their turns, before their answers are given."""
+    conn.execute(_WAIT, [{"trace_id": turn.trace_id, "number": turn.number} for turn in turns])
+
+
+def note_answered(conn: Connection, turns: Sequence[TurnKey]) -> None:
+    conn.execute(_ANSWER, [{"trace": turn.trace_id, "turn": turn.number} for turn in turns])
+
+
+def unanswered_of(conn: Connection, trace_ids: Sequence[str]) -> set[TurnKey]:
+    """Turns that nobody may have seen the answer of."""
+    found: set[TurnKey] = set()
+    for start in range(0, len(trace_ids), MAX_NAMED):
+        part = list(trace_ids[start : start + MAX_NAMED])
+        found.update(TurnKey(row.trace_id, row.number) for row in conn.execute(select(w).where(w.c.trace_id.in_(part))))
+    return found
 
 
 def new_trace_id() -> str:
@@ -262,6 +284,7 @@ def purge_traces(conn: Connection, purge: Purge) -> int:
     gone = [row.trace_id for row in over if row.origin is None or _episode_of(row.origin) not in played]
     for start in range(0, len(gone), MAX_NAMED):
         part = gone[start : start + MAX_NAMED]
+        conn.execute(delete(w).where(w.c.trace_id.in_(part)))
         conn.execute(delete(a).where(a.c.trace_id.in_(part)))
         conn.execute(delete(u).where(u.c.trace_id.in_(part)))
         conn.execute(delete(t).where(t.c.trace_id.in_(part)))
@@ -288,6 +311,9 @@ class _PackedSample(Struct, frozen=True, array_like=True):
     tokens: bytes
     logprobs: bytes
     stop_reason: str
+
+
+make_ready(__name__)
 
 
 def _packed(sample: TurnSample) -> _PackedSample:

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from palestra.config.train import AdvantageKind, GrpoConfig
 from palestra.training.advantages import are_equal, group_advantages, is_usable
 from palestra.training.shaping import add_kl_penalty, shaped_reward, total_length
-from palestra.types.rollouts import Group, Rollout, TrainSequence
+from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 
 
 class Drop(StrEnum):
@@ -46,7 +46,7 @@ class Batch(Struct, kw_only=True):
     zero_variance_groups: int = 0
     """Among those given, kept or not."""
     truncated: int = 0
-    """Rollouts in the batch that lost their end to `max_sequence_length`."""
+    """Rows of the batch that lost their end to `max_sequence_length`."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -59,16 +59,17 @@ def build_batch(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
 ) -> Batch:
-    """`base_logprobs`: for each rollout that could be used, of all its tokens under the base model (the first is 0).
-    `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's."""
+    """`base_logprobs`: for each row that could be used, of all its tokens under the base model (the first is 0).
+    `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
+    them."""
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
-    sequences = [to_sequence(rollout, advantage, limit) for rollout, advantage in chosen.used]
-    if own_logprobs is not None:
-        for sequence in sequences:
-            pairs = zip(own_logprobs[sequence.rollout], sequence.mask, strict=True)
+    sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
+    for sequence in sequences:
+        if own_logprobs is not None and (found := own_logprobs.get(sequence.rollout)) is not None:
+            pairs = zip(found, sequence.mask, strict=True)
             sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
     if config.penalty.kl and base_logprobs is not None:
         add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
@@ -79,25 +80,25 @@ def build_batch(
         minibatches=minibatches,
         dropped=dict(chosen.dropped),
         zero_variance_groups=chosen.zero_variance_groups,
-        truncated=sum(total_length(rollout) > limit for rollout, _ in chosen.used),
+        truncated=sum(total_length(row) > limit for row, _ in chosen.used),
     )
 
 
-def trainable_rollouts(groups: Sequence[Group], config: GrpoConfig) -> list[Rollout]:
+def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     """Those `build_batch` will use: the ones worth asking the base model about."""
-    return [rollout for rollout, _ in _choose(groups, config).used]
+    return [row for row, _ in _choose(groups, config).used]
 
 
 def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
     """Its graded rollouts, penalties included, are all equal: nothing to learn. So is a group where none is graded."""
-    return are_equal(list(_rewards(group, config).values()))
+    return not _can_teach(_by_agent(group, _rewards(group, config), config))
 
 
-def to_sequence(rollout: Rollout, advantage: float, limit: int) -> TrainSequence:
+def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
     """The first `limit` tokens of prompt and turns; what the policy did not draw has mask, logprob, advantage 0."""
-    tokens, mask = list(rollout.prompt), [False] * len(rollout.prompt)
-    logprobs = [0.0] * len(rollout.prompt)
-    for turn in rollout.turns:
+    tokens, mask = list(row.prompt), [False] * len(row.prompt)
+    logprobs = [0.0] * len(row.prompt)
+    for turn in row.turns:
         tokens += turn.observation + turn.tokens
         mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
         logprobs += [0.0] * len(turn.observation) + turn.logprobs
@@ -107,7 +108,7 @@ def to_sequence(rollout: Rollout, advantage: float, limit: int) -> TrainSequence
         mask=mask,
         logprobs=logprobs[:limit],
         advantages=[advantage if sampled else 0.0 for sampled in mask],
-        rollout=rollout.id,
+        rollout=row.id,
     )
 
 
@@ -140,8 +141,8 @@ def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
 class _Choice(Struct):
     salt: str
     """For what is random about this batch."""
-    used: list[tuple[Rollout, float]] = []
-    """With their advantages."""
+    used: list[tuple[Branch, float]] = []
+    """Rows with their advantages."""
     dropped: Counter[Drop] = field(default_factory=Counter)
     zero_variance_groups: int = 0
 
@@ -153,18 +154,54 @@ def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
     if config.algorithm.shuffle_rewards:
         rewards_G = _shuffled(rewards_G, chosen.salt)
     for group, rewards in zip(ordered, rewards_G, strict=True):
-        values = list(rewards.values())
-        advantages = dict(zip(rewards, group_advantages(values, config.algorithm.advantage), strict=True))
-        if are_equal(values):
+        compared = _by_agent(group, rewards, config)
+        is_used = True
+        if not _can_teach(compared):
             chosen.zero_variance_groups += 1
-            advantages = advantages if config.data.zero_variance == "keep" else {}
+            is_used = config.data.zero_variance == "keep"
+        advantages = {agent: _advantages(values, config) for agent, values in compared.items()} if is_used else {}
         for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
-            reason = _why_not(rollout, advantages, config)
-            if reason is None:
-                chosen.used.append((rollout, advantages[rollout.id]))
-            else:
-                chosen.dropped[reason] += 1
+            _add(chosen, rollout, advantages, config)
     return chosen
+
+
+def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str, float]], config: GrpoConfig) -> None:
+    """All its rows that can be trained; without one, why not."""
+    whole = advantages.get("", {})
+    if (reason := _why_not(rollout, whole)) is not None:
+        chosen.dropped[reason] += 1
+        return
+    reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
+    for row, reason in reasons:
+        if reason is None:
+            chosen.used.append((row, advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])))
+    if all(reason is not None for _, reason in reasons):
+        chosen.dropped[reasons[0][1] or Drop.EMPTY] += 1
+
+
+Rewards = dict[str, float]
+"""By rollout."""
+
+
+def _by_agent(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, Rewards]:
+    """What is compared with each other: the rollouts (""), and each agent that is graded for itself with its like in
+    the group's other rollouts. Rewards that were dealt out at random must not be betrayed by an agent's own."""
+    compared = {"": rewards}
+    if config.algorithm.shuffle_rewards:
+        return compared
+    for rollout in group.rollouts:
+        for agent, reward in rollout.agent_rewards.items():
+            if agent and rollout.id in rewards and is_usable(reward):
+                compared.setdefault(agent, {})[rollout.id] = reward
+    return compared
+
+
+def _can_teach(compared: Mapping[str, Rewards]) -> bool:
+    return any(not are_equal(list(values.values())) for values in compared.values())
+
+
+def _advantages(rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
+    return dict(zip(rewards, group_advantages(list(rewards.values()), config.algorithm.advantage), strict=True))
 
 
 def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
@@ -184,21 +221,23 @@ def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float
     return [dict(zip(rewards, dealt, strict=False)) for rewards in groups]
 
 
-def _why_not(rollout: Rollout, advantages: Mapping[str, float], config: GrpoConfig) -> Drop | None:
+def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> Drop | None:
     if rollout.stop.is_failure:
         return Drop.FAILED
     if not is_usable(rollout.reward):
         return Drop.UNGRADED
-    if rollout.id not in advantages:
-        return Drop.ZERO_VARIANCE
-    if rollout.is_cut and config.data.overlong == "mask":
+    return None if rollout.id in advantages else Drop.ZERO_VARIANCE
+
+
+def _why_no_row(row: Branch, config: GrpoConfig) -> Drop | None:
+    if row.is_cut and config.data.overlong == "mask":
         return Drop.OVERLONG
-    if not rollout.response_length:
+    if not row.response_length:
         return Drop.EMPTY
-    if not rollout.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in rollout.turns):
+    if not row.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in row.turns):
         return Drop.BROKEN
-    before = len(rollout.prompt)
-    for turn in rollout.turns:
+    before = len(row.prompt)
+    for turn in row.turns:
         before += len(turn.observation)
         if turn.tokens:
             break

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from palestra.config.train import EarlyStop, GrpoConfig
-from palestra.training.batches import Batch, build_batch, to_sequence, trainable_rollouts
+from palestra.training.batches import Batch, build_batch, to_sequence, trainable_rows
 from palestra.training.collecting import Collector, TrainingError
 from palestra.training.evaluation import Evaluator
 from palestra.training.health import Aggregate, step_metrics
@@ -23,13 +23,13 @@ from palestra.training.requests import RequestMaker
 from palestra.training.run_reader import RunStatus
 from palestra.training.schedule import adam_at, learning_rate
 from palestra.training.session import Session
-from palestra.training.sources import RolloutSource
+from palestra.training.sources import Ledger, RolloutSource
 from palestra.training.state import RunState
 from palestra.training.streaming import StreamingCollector
-from palestra.types.rollouts import Group, Rollout
+from palestra.types.rollouts import Branch, Group
 
 BASE_SAMPLE = 16
-"""Rollouts of a step that the base model is asked about when only the report wants to know."""
+"""Rows of a step that the base model is asked about when only the report wants to know."""
 
 
 class Parts(Struct):
@@ -39,6 +39,8 @@ class Parts(Struct):
     requests: RequestMaker
     evaluator: Evaluator | None
     aggregate: Aggregate
+    ledger: Ledger | None = None
+    """Where played groups are kept until they are in a checkpoint."""
 
 
 class GroupCollector(Protocol):
@@ -98,6 +100,8 @@ class GrpoLoop:
             aggregate=self._parts.aggregate,
         )
         metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
+        if self._parts.ledger is not None:
+            metrics |= self._parts.ledger.take_metrics()
         await self._record(groups, batch, metrics)
         return sampler
 
@@ -111,31 +115,31 @@ class GrpoLoop:
 
     async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
         """The base model's opinion: of all that is trained when a penalty needs it, else of a few, for the report."""
-        rollouts = trainable_rollouts(groups, self._config)
+        rows = trainable_rows(groups, self._config)
         if not self._config.penalty.kl:
-            rollouts = rollouts[:: max(1, len(rollouts) // BASE_SAMPLE)][:BASE_SAMPLE]
-        if not rollouts:
+            rows = rows[:: max(1, len(rows) // BASE_SAMPLE)][:BASE_SAMPLE]
+        if not rows:
             return {}
         limit = self._config.data.max_sequence_length
         try:
             base = self._base = self._base or await self._policy.base()
-            scores = await asyncio.gather(*(base.score(all_tokens(rollout)[:limit]) for rollout in rollouts))
+            scores = await asyncio.gather(*(base.score(all_tokens(row)[:limit]) for row in rows))
         except (PolicyError, SamplingError) as error:
             if self._config.penalty.kl:
                 raise
             self._listener.note(f"kl/base is missing in this step: {error}")
             return {}
-        return {rollout.id: score for rollout, score in zip(rollouts, scores, strict=True)}
+        return {row.id: score for row, score in zip(rows, scores, strict=True)}
 
     async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
         """Tinker's logprobs are those at the sampling temperature, its losses compare with those at 1. Where the two
         differ the ratio would be wrong for every token, so the trainer's own logprobs take the sampler's place."""
-        rollouts = trainable_rollouts(groups, self._config)
-        if self._config.rollout.temperature == 1.0 or not rollouts:
+        rows = [row for row in trainable_rows(groups, self._config) if row.temperature != 1.0]
+        if not rows:
             return None
         limit = self._config.data.max_sequence_length
-        scored = await self._policy.forward([to_sequence(rollout, 0.0, limit) for rollout in rollouts])
-        return {rollout.id: [0.0, *own] for rollout, own in zip(rollouts, scored.logprobs, strict=True)}
+        scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
+        return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
 
     async def _update(self, batch: Batch, step: int) -> list[Update]:
         algorithm = self._config.algorithm
@@ -156,8 +160,17 @@ class GrpoLoop:
         session.run.write_metrics(done, metrics)
         await session.track(done, metrics)
         if self._is_due(self._config.checkpoint.every):
-            await session.save()
+            await self._save()
         self._listener.step(done, metrics)
+
+    async def _save(self) -> None:
+        """The cursor is in the checkpoint before the server may forget what is up to it."""
+        ledger = self._parts.ledger
+        if ledger is not None:
+            self._state.cursor = ledger.settled(self._state)
+        await self._session.save()
+        if ledger is not None:
+            await ledger.commit(self._state.cursor)
 
     async def _evaluate(self, sampler: Sampler) -> bool:
         """If it is time, and not done already. True: the run is good enough, or has stopped getting better."""
@@ -193,5 +206,5 @@ def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> 
     return rule.patience is not None and state.evaluations_since_best >= rule.patience
 
 
-def all_tokens(rollout: Rollout) -> list[int]:
-    return [*rollout.prompt, *(token for turn in rollout.turns for token in [*turn.observation, *turn.tokens])]
+def all_tokens(row: Branch) -> list[int]:
+    return [*row.prompt, *(token for turn in row.turns for token in [*turn.observation, *turn.tokens])]

@@ -5,9 +5,15 @@ Owns: what the loop is given. Never touches: its steps.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec import Struct
+
 from palestra.config.train import GrpoConfig
 from palestra.environments.order import TaskOrder
 from palestra.environments.sets import EnvironmentSet
+from palestra.training.episode_run import EpisodeRun
 from palestra.training.evaluation import Evaluator
 from palestra.training.grpo import GrpoLoop, Parts
 from palestra.training.local import open_source
@@ -15,32 +21,61 @@ from palestra.training.player import RolloutSettings
 from palestra.training.requests import RequestMaker
 from palestra.training.run_reader import RunStatus
 from palestra.training.session import Session
+from palestra.training.sources import RolloutSource
 from palestra.types.rollouts import Task
+
+
+class Sources(Struct):
+    """Who plays for a run."""
+
+    train: RolloutSource
+    eval: RolloutSource
+    episodes: EpisodeRun | None = None
+    """Where it is not this process alone."""
 
 
 def open_environments(config: GrpoConfig) -> EnvironmentSet:
     rollout = config.rollout
-    return EnvironmentSet(config.environments, env_threads=rollout.env_threads, env_timeout_s=rollout.env_timeout_s)
+    return EnvironmentSet(
+        config.environments,
+        env_threads=rollout.env_threads,
+        env_timeout_s=rollout.env_timeout_s,
+        are_elsewhere=config.rollouts == "episodes" and not config.episodes.players,
+    )
 
 
 async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
     with open_environments(config) as environments:
-        source = open_source(config, session.tokenizer, environments)
-        settings = RolloutSettings.of(config.rollout, config.eval.temperature)
-        eval_source = open_source(config, session.tokenizer, environments, settings)
-        order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
-        state = session.state
-        requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
-        evaluator = None
-        if config.eval.every and (tasks := eval_tasks(config, environments)):
-            evaluator = Evaluator(
-                config.eval, tasks, eval_source, config.seed, session.listener, environments.aggregate
-            )
-        try:
-            return await GrpoLoop(config, session, Parts(source, requests, evaluator, environments.aggregate)).run()
-        finally:
-            await source.close()
-            await eval_source.close()
+        async with open_sources(config, session, environments) as sources:
+            order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
+            state = session.state
+            requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
+            evaluator = None
+            if config.eval.every and (tasks := eval_tasks(config, environments)):
+                evaluator = Evaluator(
+                    config.eval, tasks, sources.eval, config.seed, session.listener, environments.aggregate
+                )
+            ledger = sources.episodes.log if sources.episodes else None
+            parts = Parts(sources.train, requests, evaluator, environments.aggregate, ledger)
+            return await GrpoLoop(config, session, parts).run()
+
+
+@asynccontextmanager
+async def open_sources(config: GrpoConfig, session: Session, environments: EnvironmentSet) -> AsyncIterator[Sources]:
+    if config.rollouts == "episodes":
+        async with EpisodeRun.open(config, session, environments) as episodes:
+            yield Sources(episodes.source, episodes.eval_source, episodes)
+        return
+    settings = RolloutSettings.of(config.rollout, config.eval.temperature)
+    sources = Sources(
+        open_source(config, session.tokenizer, environments),
+        open_source(config, session.tokenizer, environments, settings),
+    )
+    try:
+        yield sources
+    finally:
+        await sources.train.close()
+        await sources.eval.close()
 
 
 def eval_tasks(config: GrpoConfig, environments: EnvironmentSet) -> list[Task]:

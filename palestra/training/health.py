@@ -95,12 +95,14 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     }
     if played:
         lengths = [rollout.response_length for rollout in played]
-        logprobs = [one for rollout in played for turn in rollout.turns for one in turn.logprobs if math.isfinite(one)]
+        logprobs = [
+            one for rollout in played for turn in rollout.all_turns for one in turn.logprobs if math.isfinite(one)
+        ]
         found |= {
             "length/mean": average(lengths),
             "length/max": float(max(lengths)),
             "length/prompt_mean": average([len(rollout.prompt) for rollout in played]),
-            "turns/mean": average([len(rollout.turns) for rollout in played]),
+            "turns/mean": average([len(rollout.all_turns) for rollout in played]),
         }
         if logprobs:
             found["policy/entropy_estimate"] = -average(logprobs)

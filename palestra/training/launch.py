@@ -121,7 +121,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
         run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
         trackers = stack.enter_context(told_the_end(open_trackers(config.trackers, run)))
-        yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers)
+        yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
 
 
 @contextmanager

@@ -19,12 +19,14 @@ from palestra.environments.errors import EnvironmentFailure
 from palestra.environments.session import EnvSession, StepResult
 from palestra.training.policy import Sampler, SamplingError
 from palestra.training.seeds import derive_seed
+from palestra.training.sources import ERROR_LENGTH, blank_rollout
 from palestra.types import SampledSequence, SamplingParams, StopReason
-from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task, Turn
+from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Task, Turn
 
 T = TypeVar("T")
 
-ERROR_LENGTH = 500  # of an error in a record: a line to read, not a page
+CHANGED_HISTORY = "modified_chat_history"
+"""In the metadata of a step: the whole conversation as it is from now on."""
 
 
 class RolloutSettings(Struct, frozen=True, kw_only=True):
@@ -111,22 +113,13 @@ class Player:
         """Everything so far: the next prompt."""
         self._observation: list[int] = []
         """The end of the context that the next turn answers to."""
+        self._new_prompt: list[int] | None = None
+        """Where the environment has changed the conversation: what the next turn begins with."""
         self._is_ungraded = False
         self._spent_s = 0.0
         self._end: _Ended | None = None
-        self._rollout = Rollout(
-            id=f"{request.id}-{index}",
-            group=request.id,
-            index=index,
-            task=request.task.id,
-            environment=request.task.environment,
-            seed=request.seeds[index],
-            stop=RolloutStop.DONE,
-            temperature=table.settings.temperature,
-            prompt=[],
-            turns=[],
-            messages=[],
-        )
+        self._rollout = blank_rollout(request, index, request.seeds[index])
+        self._rollout.temperature = table.settings.temperature
 
     @property
     def is_over(self) -> bool:
@@ -173,6 +166,7 @@ class Player:
             self._end = _Ended(RolloutStop.ENV_FAILED, error)
         except _Ended as end:
             self._end = end
+            await self._settle(turn)
 
     async def record(self) -> Rollout:
         """Once it is over, and before it is closed."""
@@ -182,7 +176,7 @@ class Player:
         rollout.metrics = await self._session.metrics()
         rollout.seconds = self._spent_s
         if rollout.turns and not rollout.stop.is_failure and not self._is_ungraded:
-            rollout.reward = sum(turn.reward for turn in rollout.turns)
+            rollout.reward = sum(turn.reward for turn in rollout.all_turns)
         return rollout
 
     async def close(self) -> None:
@@ -195,7 +189,7 @@ class Player:
             temperature=settings.temperature,
             top_p=settings.top_p,
             top_k=settings.top_k,
-            seed=derive_seed(self._rollout.seed, len(self._rollout.turns)),
+            seed=derive_seed(self._rollout.seed, len(self._rollout.all_turns)),
             stop_token_ids=self._tokenizer.stop_ids,
         )
 
@@ -210,6 +204,8 @@ class Player:
             text=text,
             sample_s=sample_s,
         )
+        if self._new_prompt is not None:
+            self._branch_off(self._new_prompt)
         self._rollout.turns.append(turn)
         self._rollout.messages.append({"role": "assistant", "content": text})
         self._context += sequence.tokens
@@ -221,8 +217,11 @@ class Player:
         self._rollout.messages += result.observations
         turn.reward = result.reward or 0.0
         self._is_ungraded |= result.reward is None
-        if stop := self._stop_after(result, turn):
+        if stop := stop_after(result, turn.stop, len(self._rollout.all_turns), self._session.max_turns):
             raise _Ended(stop)
+        if (history := result.metadata.get(CHANGED_HISTORY)) is not None:
+            self._go_on_from(history)
+            return
         observation = self._tokenizer.observation(result.observations)
         if not turn.tokens or turn.tokens[-1] not in self._tokenizer.stop_ids:
             observation = [self._tokenizer.turn_end, *observation]  # a stop string ended the turn: nobody drew its end
@@ -233,17 +232,36 @@ class Player:
             self._is_ungraded |= not self._has_room(self._rollout.prompt + observation)
             raise _Ended(RolloutStop.CONTEXT, self._no_room("observation", observation))
 
-    def _stop_after(self, result: StepResult, turn: Turn) -> RolloutStop | None:
-        """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut,
-        where the environment was done with it anyway."""
-        if result.done:
-            ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
-            return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
-        if turn.stop is StopReason.LENGTH:
-            return RolloutStop.LENGTH
-        if len(self._rollout.turns) >= self._session.max_turns:
-            return RolloutStop.MAX_TURNS
-        return None
+    def _go_on_from(self, history: list[Message]) -> None:
+        """The environment dropped a part of the conversation: the next turn answers to the rest."""
+        self._new_prompt = self._tokenizer.encode_chat(history)
+        self._context, self._observation = list(self._new_prompt), []
+        if not self._has_room(self._context):
+            raise _Ended(RolloutStop.CONTEXT, self._no_room("prompt", self._context))
+
+    def _branch_off(self, prompt: list[int]) -> None:
+        """What was sampled before belongs to another prompt, and is a row of its own."""
+        rollout = self._rollout
+        name = f"{rollout.id}.{len(rollout.branches) + 1}"
+        rollout.branches.append(
+            Branch(id=name, prompt=rollout.prompt, turns=rollout.turns, temperature=rollout.temperature)
+        )
+        rollout.prompt, rollout.turns, self._new_prompt = prompt, [], None
+
+    async def _settle(self, turn: Turn) -> None:
+        """Where we end the episode and not the environment: what it is worth as it stands."""
+        assert self._end is not None
+        if self._end.stop.is_failure:
+            return
+        try:
+            reward = await self._timed(self._session.grade())
+        except EnvironmentFailure as error:
+            self._end = _Ended(RolloutStop.ENV_FAILED, error)
+        except _Ended as end:
+            self._end = end
+        else:
+            turn.reward += reward or 0.0
+            self._is_ungraded |= reward is None
 
     def _has_room(self, context: list[int]) -> bool:
         """For one more token at least."""
@@ -268,6 +286,17 @@ class Player:
             raise _Ended(RolloutStop.TIMEOUT, message) from None
         finally:
             self._spent_s += time.perf_counter() - began_s
+
+
+def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:
+    """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut, where
+    the environment was done with it anyway."""
+    if result.done:
+        ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
+        return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
+    if stop is StopReason.LENGTH:
+        return RolloutStop.LENGTH
+    return RolloutStop.MAX_TURNS if turns >= max_turns else None
 
 
 def _checked(sequences: list[SampledSequence]) -> SampledSequence:

@@ -28,6 +28,11 @@ class Sampler(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def model(self) -> str:
+        """What the server's model endpoint calls them."""
+        ...
+
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
         """Raises SamplingError."""
         ...

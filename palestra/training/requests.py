@@ -29,7 +29,8 @@ class RequestMaker:
         return self._at(self.position - 1, step)
 
     def _at(self, position: int, step: int) -> GroupRequest:
-        """A task may come twice in one step where tasks are few: the position keeps its two groups apart."""
+        """The same group whenever it is asked for, also in another step after a resume. A task may come twice where
+        tasks are few: the position keeps its two groups apart."""
         task = self._order[position]
-        seeds = (derive_seed(self._seed, step, task.id, position, index) for index in range(self._group_size))
+        seeds = (derive_seed(self._seed, task.id, position, index) for index in range(self._group_size))
         return GroupRequest(id=f"g{position:06d}", task=task, step=step, seeds=tuple(seeds), position=position)

@@ -21,7 +21,7 @@ from palestra.training.record_files import LineFile, RunError, write_json, write
 from palestra.training.run_facts import flatten, gather_facts, summarize
 from palestra.training.run_lock import RunLock
 from palestra.training.run_reader import Part, RunReader, RunStatus
-from palestra.types.rollouts import Group, Rollout, TrainSequence
+from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -107,10 +107,15 @@ class RunFolder(RunReader):
         logprob, and the advantage it was trained with."""
         advantages = None if sequences is None else {one.rollout: one.advantages for one in sequences}
         rollouts = [rollout for group in groups for rollout in group.rollouts]
+        used: set[str] | None = None
         if advantages is not None:
-            records = [_token_record(rollout, step, advantages.get(rollout.id)) for rollout in rollouts]
+            records = [
+                _token_record(row, rollout.group, step, advantages.get(row.id))
+                for rollout in rollouts
+                for row in rollout.rows
+            ]
             write_records(self.step_file(Part.TOKENS, step), records)
-        used = advantages.keys() if advantages is not None else None
+            used = {rollout.id for rollout in rollouts if any(row.id in advantages for row in rollout.rows)}
         self._write_readable(Part.ROLLOUTS, step, rollouts, used)
 
     def write_eval(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
@@ -198,27 +203,29 @@ def _readable(rollout: Rollout) -> dict[str, Any]:
         "environment": rollout.environment,
         "reward": rollout.reward,
         "stop": rollout.stop,
-        "turns": len(rollout.turns),
+        "turns": len(rollout.all_turns),
+        "branches": len(rollout.branches),
         "tokens": rollout.response_length,
         "prompt_tokens": len(rollout.prompt),
         "version": rollout.oldest_version,
         "temperature": rollout.temperature,
         "seed": rollout.seed,
         "seconds": rollout.seconds,
-        "sample_s": sum(turn.sample_s for turn in rollout.turns),
-        "env_s": sum(turn.env_s for turn in rollout.turns),
+        "sample_s": sum(turn.sample_s for turn in rollout.all_turns),
+        "env_s": sum(turn.env_s for turn in rollout.all_turns),
         "metrics": rollout.metrics,
         "error": rollout.error,
         "messages": rollout.messages,
     }
 
 
-def _token_record(rollout: Rollout, step: int, advantages: list[float] | None) -> dict[str, Any]:
+def _token_record(row: Branch, group: str, step: int, advantages: list[float] | None) -> dict[str, Any]:
     return {
-        "id": rollout.id,
-        "group": rollout.group,
+        "id": row.id,
+        "group": group,
         "step": step,
-        "prompt": rollout.prompt,
+        "agent": row.agent,
+        "prompt": row.prompt,
         "turns": [
             {
                 "observation": turn.observation,
@@ -227,7 +234,7 @@ def _token_record(rollout: Rollout, step: int, advantages: list[float] | None) -
                 "stop": turn.stop,
                 "version": turn.version,
             }
-            for turn in rollout.turns
+            for turn in row.turns
         ],
         "advantages": advantages,
     }

@@ -25,6 +25,8 @@ class Session(Struct):
     state: RunState
     listener: Listener
     trackers: Trackers
+    url: str
+    """Of the server."""
 
     async def track(self, step: int, metrics: dict[str, float]) -> None:
         """Trackers may talk to a network: not in the loop's own thread."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from palestra.config.train import PenaltyConfig
-from palestra.types.rollouts import Rollout, TrainSequence
+from palestra.types.rollouts import Branch, Rollout, TrainSequence
 
 
 def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int) -> float:
@@ -31,7 +31,7 @@ def overlength(rollout: Rollout, window: int, max_context: int) -> float:
     return min(1.0, max(0.0, (total_length(rollout) - (max_context - window)) / window))
 
 
-def total_length(rollout: Rollout) -> int:
+def total_length(rollout: Rollout | Branch) -> int:
     """Prompt, observations and what was sampled, in tokens."""
     return len(rollout.prompt) + sum(len(turn.observation) + len(turn.tokens) for turn in rollout.turns)
 

@@ -31,6 +31,8 @@ class RunState(msgspec.Struct, kw_only=True):
     best: float | None = None
     """Of the metric that may end the run early."""
     evaluations_since_best: int = 0
+    cursor: int = 0
+    """In the log of played groups, where rollouts are episodes: all up to it is in these weights, or set aside."""
 
 
 class Checkpoints:

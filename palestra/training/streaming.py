@@ -16,8 +16,8 @@ from palestra.training.collecting import raise_if_all_failed
 from palestra.training.listener import Listener, Stage
 from palestra.training.policy import Sampler
 from palestra.training.requests import RequestMaker
-from palestra.training.sources import RolloutSource
-from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
+from palestra.training.sources import RolloutSource, lost_rollouts
+from palestra.types.rollouts import Group, GroupRequest, RolloutStop
 
 HOPELESS = 4
 """Steps' worth of groups in a row without one graded rollout, and the run ends."""
@@ -149,6 +149,8 @@ class StreamingCollector:
     async def _play(self, begun: Begun, sampler: Sampler) -> None:
         try:
             async for group in self._source.play([begun.request], sampler):
+                drawn = [rollout.oldest_version for rollout in group.rollouts if rollout.turns]
+                begun.version = min([begun.version, *drawn])  # it may have been played before a resume
                 begun.group = group
         except asyncio.CancelledError:
             begun.group = stale_group(begun.request)
@@ -159,17 +161,5 @@ class StreamingCollector:
 
 def stale_group(request: GroupRequest) -> Group:
     """What is recorded of a group that was dropped while it was played."""
-    rollouts = [
-        Rollout(
-            id=f"{request.id}-{index}",
-            group=request.id,
-            index=index,
-            task=request.task.id,
-            environment=request.task.environment,
-            seed=seed,
-            stop=RolloutStop.STALE,
-            error="dropped: new weights made it too old",
-        )
-        for index, seed in enumerate(request.seeds)
-    ]
+    rollouts = lost_rollouts(request, RolloutStop.STALE, "dropped: new weights made it too old")
     return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)

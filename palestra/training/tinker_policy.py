@@ -46,6 +46,10 @@ class TinkerSampler:
     def __init__(self, client: tinker.SamplingClient, version: int) -> None:
         self._client, self.version = client, version
 
+    @property
+    def model(self) -> str:
+        return self._client._sampling_session_id  # the SDK (0.36) tells its id nowhere else
+
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
         wanted = types.SamplingParams(
             max_tokens=params.max_tokens,
@@ -126,9 +130,10 @@ class TinkerPolicy:
     async def publish(self, version: int) -> TinkerSampler:
         with translated(PolicyError, "the new weights could not be published"):
             client = await self._model.save_weights_and_get_sampling_client_async()
+        sampler = TinkerSampler(client, version)
         if self._alias is not None:
-            await self._alias.move(client._sampling_session_id)  # the SDK (0.36) tells its id nowhere else
-        return TinkerSampler(client, version)
+            await self._alias.move(sampler.model)
+        return sampler
 
     async def _settle(self, patience_s: float) -> None:
         """Sampling sessions end with the run: the alias goes to a checkpoint, which stays."""

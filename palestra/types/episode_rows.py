@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from palestra.types.episodes import EpisodeState, GroupState, Loss, RunSettings
+from palestra.types.readiness import make_ready
 
 
 class RunRow(Struct, frozen=True, kw_only=True):
@@ -61,23 +62,27 @@ class EpisodeRow(Struct, frozen=True, kw_only=True):
     version: int
     oldest_version: int | None
     calls: int
+    sampled: int
     losses: list[Loss]
     result: str | None
     """The `EpisodeResult` as JSON, keys sorted."""
 
 
 class Tombstone(Struct, frozen=True, kw_only=True):
-    """What is remembered of an episode or a group that was committed, so that a repeated request is known as one."""
+    """What is remembered of an episode or a group that was committed, so that a repeated request is known as one; or of
+    an attempt whose run was deleted."""
 
     name: str
-    """An episode's id, or the hash of owner, run and group id."""
+    """An episode's id, or the hash of a run's tag and a group's id."""
     owner: str
     attempt: int
     """That ended; 0 for a group."""
     digest: bytes
-    """Of its result, or of how it was registered."""
+    """Of its result, or of how it was registered; empty where there is no result."""
     until: float
 
+
+make_ready(__name__)  # what follows is never decoded
 
 Row = RunRow | GroupRow | EpisodeRow | Tombstone
 Key = tuple[str, ...]

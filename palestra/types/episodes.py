@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from palestra.types.readiness import make_ready
 from palestra.types.rollouts import Task
 
 
@@ -76,11 +77,18 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     lease_s: float = 60.0
     """Of a claim that names none. The server bounds all of them."""
     max_attempts: int = 3
+    """Attempts that may expire before the episode is parked."""
     backoff_s: float = 1.0
-    """Before the second attempt; doubled for each further one."""
+    """After an attempt that expired or was given back; doubled for each further one that expired."""
     max_queued: int = 100_000
     max_ready: int = 100_000
     """Groups that may wait to be committed; with more, nothing is claimed until the trainer has caught up."""
+    max_calls: int | None = None
+    """Of the model, in one attempt. None: any number."""
+    max_sampled_tokens: int | None = None
+    """In one attempt; a call that begins below it is finished."""
+    push_to: str = ""
+    """A ZeroMQ address where the trainer listens: groups are sent there too, and committed as it acknowledges them."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
@@ -264,6 +272,8 @@ class EpisodeInfo(Struct, frozen=True, kw_only=True):
     claimed_at: float | None = None
     expires_at: float | None = None
     """None where no lease ages: also while one of its model calls runs, or its run is paused."""
+    lease_s: float = 0.0
+    """Of its last lease."""
     ended_at: float | None = None
     deadline: float | None = None
     version: int = 0
@@ -271,6 +281,8 @@ class EpisodeInfo(Struct, frozen=True, kw_only=True):
     oldest_version: int | None = None
     """Of its model calls."""
     calls: int = 0
+    sampled_tokens: int = 0
+    """By its model calls, in this attempt."""
     losses: list[Loss] = []
     result: EpisodeResult | None = None
     tags: dict[str, str] = {}
@@ -285,6 +297,8 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True):
     versions: list[int]
     trace_id: str
     agent: str = ""
+    is_cut: bool = False
+    """Its last answer was cut at its token limit."""
 
 
 class PlayedEpisode(Struct, frozen=True, kw_only=True):
@@ -305,3 +319,13 @@ class PlayedGroup(Struct, frozen=True, kw_only=True):
     """Of a dropped one."""
     episodes: list[PlayedEpisode]
     tags: dict[str, str] = {}
+
+
+class PushedGroup(Struct, frozen=True, kw_only=True):
+    """What a trainer that listens is sent. It answers `ack` and the group's number, once it is safe there."""
+
+    run: str
+    group: PlayedGroup
+
+
+make_ready(__name__)

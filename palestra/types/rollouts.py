@@ -30,6 +30,8 @@ class RolloutStop(StrEnum):
     SAMPLING_FAILED = "sampling_failed"
     STALE = "stale"
     """Dropped: its weights are older than the run allows."""
+    LOST = "lost"
+    """Nobody played it to its end: its group was dropped."""
 
     @property
     def is_failure(self) -> bool:
@@ -43,6 +45,7 @@ FAILURES = {
     RolloutStop.ENV_FAILED,
     RolloutStop.SAMPLING_FAILED,
     RolloutStop.STALE,
+    RolloutStop.LOST,
 }
 
 
@@ -72,6 +75,26 @@ class Turn(Struct, kw_only=True):
     env_s: float = 0.0
 
 
+class Branch(Struct, kw_only=True):
+    """Another conversation of a rollout: a sub-agent's, or one that went on differently from the same beginning."""
+
+    id: str
+    """The rollout's, and a number."""
+    prompt: list[int]
+    turns: list[Turn]
+    temperature: float = 1.0
+    agent: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Its last turn has no end."""
+        return bool(self.turns) and self.turns[-1].stop is not StopReason.STOP
+
+    @property
+    def response_length(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns)
+
+
 class Rollout(Struct, kw_only=True):
     id: str
     group: str
@@ -84,6 +107,12 @@ class Rollout(Struct, kw_only=True):
     temperature: float = 1.0
     prompt: list[int] = []
     turns: list[Turn] = []
+    agent: str = ""
+    """Who speaks in it, where a rollout has several agents."""
+    branches: list[Branch] = []
+    """What was sampled besides. It is trained too, and the rollout still counts once."""
+    agent_rewards: dict[str, float] = {}
+    """Where agents are graded for themselves."""
     messages: list[Message] = []
     """The conversation as the environment saw it, for people to read."""
     reward: float | None = None
@@ -98,9 +127,19 @@ class Rollout(Struct, kw_only=True):
         return self.reward is not None and not self.stop.is_failure
 
     @property
+    def rows(self) -> list[Branch]:
+        """All its conversations, its own first: what is trained."""
+        own = Branch(id=self.id, prompt=self.prompt, turns=self.turns, temperature=self.temperature, agent=self.agent)
+        return [own, *self.branches]
+
+    @property
+    def all_turns(self) -> list[Turn]:
+        return [*self.turns, *(turn for branch in self.branches for turn in branch.turns)]
+
+    @property
     def response_length(self) -> int:
         """In sampled tokens."""
-        return sum(len(turn.tokens) for turn in self.turns)
+        return sum(len(turn.tokens) for turn in self.all_turns)
 
     @property
     def is_cut(self) -> bool:
@@ -109,7 +148,7 @@ class Rollout(Struct, kw_only=True):
 
     @property
     def oldest_version(self) -> int:
-        return min((turn.version for turn in self.turns), default=0)
+        return min((turn.version for turn in self.all_turns), default=0)
 
 
 class Group(Struct, kw_only=True):
@@ -144,3 +183,4 @@ class TrainSequence(Struct, kw_only=True):
     advantages: list[float]
     """0 where masked."""
     rollout: str = ""
+    """Its id, or a branch's."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,8 +22,8 @@ __all__ = ["arena", "client"]
 
 @pytest.fixture
 def run(client: EpisodeClient, request: pytest.FixtureRequest):
-    """One that parks what is lost once."""
-    return client.run(request.node.name, RunSettings(max_attempts=1), model="ephebe")
+    """What is lost in it can be claimed again at once."""
+    return client.run(request.node.name, RunSettings(backoff_s=0.0), model="ephebe")
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def episodes(arena, monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", arena.url)
     monkeypatch.setenv("TINKER_API_KEY", arena.trainer)
 
-    def call(*args: object) -> Result:
-        return CliRunner().invoke(main, ["episodes", *map(str, args)], prog_name="palestra")
+    def call(*args: object, **options: Any) -> Result:
+        return CliRunner().invoke(main, ["episodes", *map(str, args)], prog_name="palestra", **options)
 
     return call
 
@@ -70,12 +71,14 @@ def test_an_episode_is_shown_with_its_losses_and_its_result(episodes, client, ru
 
 def test_parked_ones_are_queued_again(episodes, client, run):
     run.register([group("open", 3, on_loss="shrink"), group("over", 1, on_loss="drop")])
-    for episode in client.claim(4, run=run.name):
-        if episode.index == 0:
+    given = [episode for episode in client.claim(4, run=run.name) if episode.index == 0]
+    while given:  # until they are parked
+        for episode in given:
             episode.release("cannot do it")
+        given = client.claim(2, run=run.name, wait_s=0)
     parked = answer(episodes("list", "--run", run.name, "--state", "parked", "--json"))["episodes"]
     assert {one["group_id"] for one in parked} == {"open", "over"}
-    assert "lost 1×, last: released: cannot do it" in episodes("list", "--run", run.name, "--state", "parked").output
+    assert "lost 16×, last: released: cannot do it" in episodes("list", "--run", run.name, "--state", "parked").output
     assert "1 queued again; 1 not: their groups are over" in episodes("requeue", "--run", run.name).output
     refused = episodes("requeue", next(one["episode_id"] for one in parked if one["group_id"] == "over"))
     assert refused.exit_code == 1
@@ -95,6 +98,19 @@ def test_episodes_groups_or_all_are_cancelled(episodes, client, run):
     assert run.refresh().queued == 0
     assert episodes("cancel", "--run", run.name).exit_code == 2
     assert episodes("cancel", "--run", run.name, "--all", "--group", "g1").exit_code == 2
+
+
+def test_a_run_is_deleted_when_it_is_meant(episodes, client, run):
+    run.register([group("g0", 2), group("g1", 1)])
+    client.claim(1, run=run.name)
+    asked = episodes("delete", run.name, input="n\n")
+    assert (asked.exit_code, "3 episodes that wait or are played, and 0 groups" in asked.stderr) == (1, True)
+    assert run.refresh().queued == 2
+    assert f"run {run.name} deleted, with 3 episodes" in episodes("delete", run.name, input="y\n").output
+    missing = episodes("delete", run.name, "--yes")
+    assert (missing.exit_code, "no run" in missing.stderr) == (1, True)
+    client.run(run.name, model="ephebe")
+    assert answer(episodes("delete", run.name, "--yes", "--json")) == {"deleted": 0}
 
 
 def test_watch_shows_counts_until_it_is_stopped(arena, run):

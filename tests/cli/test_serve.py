@@ -73,6 +73,12 @@ def test_flags_reach_the_server(serve, tmp_path):
     assert (model.path, model.name, model.device) == (tmp_path / "tiny", ["tiny"], "cuda:1")
 
 
+def test_tinkerscript_is_a_flag_for_its_usual_port(serve):
+    assert not serve().tinkerscript.enabled
+    asked = serve("--tinkerscript").tinkerscript
+    assert (asked.enabled, asked.host, asked.port) == (True, None, 10086)
+
+
 def test_each_name_belongs_to_the_model_before_it(serve):
     config = serve("--model", "tiny", "--name", "a", "--port", 1, "--name=b", "--model=other", "--name", "c")
     assert [(model.path.name, model.name) for model in config.models] == [("tiny", ["a", "b"]), ("other", ["c"])]

@@ -77,6 +77,18 @@ def test_which_hosts_are_loopback(host, is_loopback):
     assert ServeConfig(host=host).is_loopback == is_loopback
 
 
+@pytest.mark.parametrize(
+    ("tinkerscript", "is_loopback"),
+    [
+        ({"enabled": True}, True),
+        ({"enabled": True, "host": "0.0.0.0"}, False),
+        ({"enabled": False, "host": "0.0.0.0"}, True),
+    ],
+)
+def test_a_second_door_beyond_loopback_needs_keys_at_both(tinkerscript, is_loopback):
+    assert ServeConfig.model_validate({"tinkerscript": tinkerscript}).is_loopback == is_loopback
+
+
 def test_a_negative_time_turns_session_cleaning_off():
     assert ServeConfig().cleans_sessions
     assert not ServeConfig(session_timeout_s=-1).cleans_sessions

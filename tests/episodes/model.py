@@ -95,6 +95,8 @@ class Model:
         """Rewards that were acknowledged, for ever."""
         self.claims: dict[tuple[str, str], list[tuple[MEpisode, int]]] = {}
         """By client and claim."""
+        self.deleted: set[tuple[Place, int]] = set()
+        """Attempts that were played when their run was deleted."""
         self.forgotten: set[tuple[str, str]] = set()
         """Claims that a restart let go of."""
 
@@ -136,15 +138,14 @@ class Model:
 
     def lose(self, episode: MEpisode, code: str, now: float) -> None:
         episode.lost += 1
-        is_strike = code in ("expired", "released")
-        episode.strikes += is_strike
+        episode.strikes += code == "expired"
         if episode.strikes >= episode.group.max_attempts or episode.lost >= self.max_losses:
             self._over(episode, "parked", code)
             self.settle(episode.group)
             return
         self._over(episode, "queued", code)
-        backoff = episode.group.run.backoff_s * 2 ** (episode.strikes - 1) if is_strike else 0.0
-        episode.not_before = now + backoff if is_strike else 0.0
+        backoff = episode.group.run.backoff_s * 2 ** max(episode.strikes - 1, 0)
+        episode.not_before = 0.0 if code == "stale_weights" else now + backoff
         episode.is_ready = episode.not_before <= now
 
     def lose_stale(self, run: MRun, now: float) -> None:
@@ -238,7 +239,7 @@ class Model:
     def why_not(self, place: Place, attempt: int) -> str:
         episode = self.find(place)
         if episode is None:
-            return "unknown"
+            return "cancelled" if (place, attempt) in self.deleted else "unknown"
         codes = [code for number, code in episode.losses if number == attempt]
         is_leased = episode.state == "leased" and episode.attempt == attempt
         if not is_leased and codes and codes[0] in ("cancelled", "stale_weights", "deadline"):
@@ -283,6 +284,15 @@ class Model:
             run.committed = cursor
             gone = run.log[:cursor]
             run.groups = [group for group in run.groups if group not in gone]
+
+    def delete(self, run: MRun) -> int:
+        """Its name begins anew."""
+        members = [member for group in run.groups for member in group.members]
+        self.deleted |= {(member.place, member.attempt) for member in members if member.state == "leased"}
+        for member in members:
+            member.state = "gone"
+        self.runs[run.name] = MRun(run.name, run.policy, run.max_lag, run.backoff_s, run.eval_first)
+        return len(members)
 
     # Restart
 

@@ -191,11 +191,25 @@ def test_an_episode_that_is_lost_too_often_is_parked_with_its_reasons() -> None:
     play = Play(lease_s=1.0, max_attempts=2)
     (episode_id,) = play.register("g", on_loss="drop")
     play.lose()
-    play.release(play.claim_one(), "no such tool\0")
+    play.lose()
     info = play.info(episode_id)
     assert (info.state, info.attempt) == (S.PARKED, 2)
-    assert [loss.reason for loss in info.losses] == ["expired: no beat for 1 s", "released: no such tool"]
+    assert [loss.reason for loss in info.losses] == ["expired: no beat for 1 s"] * 2
     assert play.run().parked == 1
+
+
+def test_what_is_given_back_is_queued_again_after_a_while_and_not_for_ever() -> None:
+    play = Play(Limits(max_losses=4), backoff_s=2.0, max_attempts=1)
+    (episode_id,) = play.register("g", on_loss="drop")
+    for number in range(1, 4):
+        play.release(play.claim_one(), "no such tool\0")
+        assert (play.info(episode_id).state, play.claim()) == (S.QUEUED, [])
+        assert play.board.next_event() == play.now + 2.0, number
+        play.wait(2.0)
+    play.release(play.claim_one(), "no such tool")
+    info = play.info(episode_id)
+    assert (info.state, info.attempt) == (S.PARKED, 4)
+    assert [loss.reason for loss in info.losses] == ["released: no such tool"] * 4
 
 
 def test_a_released_episode_goes_to_somebody_else_without_waiting_for_the_lease() -> None:

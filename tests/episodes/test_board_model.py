@@ -57,6 +57,8 @@ class BoardMachine(RuleBasedStateMachine):
         """Leases ever: id, attempt, client."""
         self.claimed: list[tuple[str, str]] = []
         self.specs: list[tuple[str, NewGroup]] = []
+        self.made = 0
+        """Groups ever."""
         self.seen: dict[str, tuple[int, str]] = {}
         """Attempt and state at the last look."""
 
@@ -75,6 +77,7 @@ class BoardMachine(RuleBasedStateMachine):
             self.model.runs[name] = MRun(name, policy, 1, backoff_s, eval_first)
             given: dict[str, Any] = {"weight_policy": policy, "lease_s": lease_s, "backoff_s": backoff_s}
             settings = RunSettings(**given, max_lag=1, max_attempts=max_attempts, eval_first=eval_first)
+            self.settings = settings
             self.board.put_run(OWNER, name, self.now, settings=settings, model="m")
         self.register("a", 2, 1, None, on_loss=OnLoss.REPLACE, kind=K.TRAIN, priority=0, deadline_s=None)
         self.claim("a", None, 2, "c1")
@@ -92,7 +95,8 @@ class BoardMachine(RuleBasedStateMachine):
         attempts=st.sampled_from([None, 1]),
     )
     def register(self, run: str, size: int, extra: int, attempts: int | None, **options: Any) -> None:
-        name = f"g{len(self.specs)}"
+        self.made += 1
+        name = f"g{self.made}"
         new = NewGroup(group_id=name, task=TASK, size=size, count=size + extra, max_attempts=attempts, **options)
         (made,) = self.board.register(OWNER, run, [new], self.now)
         self.model.tick(self.now)
@@ -101,7 +105,7 @@ class BoardMachine(RuleBasedStateMachine):
         group = MGroup(
             run=self.model.runs[run],
             name=name,
-            serial=len(self.specs),
+            serial=self.made,
             size=size,
             count=size + extra,
             min_size=min(2, size),
@@ -168,6 +172,17 @@ class BoardMachine(RuleBasedStateMachine):
         count = self.board.cancel(OWNER, group.run.name, self.now, episode_ids=ids, group_ids=names)
         self.model.tick(self.now)
         assert count == self.model.cancel([] if whole else members, [group] if whole else [])
+
+    @rule(run=RUNS, is_on=SELDOM)
+    def delete(self, run: str, is_on: bool) -> None:
+        if not is_on:
+            return
+        count = self.board.delete_run(OWNER, run, self.now)
+        self.model.tick(self.now)
+        assert count == self.model.delete(self.model.runs[run])
+        self.specs = [(name, spec) for name, spec in self.specs if name != run]
+        self.now += 2.0**-20  # no two runs are made at the same moment
+        self.board.put_run(OWNER, run, self.now, settings=self.settings, model="m")
 
     @precondition(lambda self: any(episode.state == "parked" for episode in self.model.episodes()))
     @rule(pick=PICK)
@@ -482,10 +497,11 @@ ACTIONS: list[tuple[int, Action]] = [
     (2, lambda m, r: m.beat(r.randint(0, 30), client(r))),
     (2, lambda m, r: m.release(r.randint(0, 5), None)),
     (2, lambda m, r: m.claim_again(r.randrange(1000))),
-    (2, lambda m, r: m.register_again(r.randrange(1000))),
+    (2, lambda m, r: m.specs and m.register_again(r.randrange(1000))),
     (3, lambda m, r: m.publish(run(r), r.randint(0, 2))),
     (2, lambda m, r: m.pause_or_resume(run(r), r.random() < 0.2)),
     (1, lambda m, r: m.cancel(r.randrange(1000), r.random() < 0.5, r.random() < 0.5, True)),
+    (1, lambda m, r: m.delete(run(r), r.random() < 0.2)),
     (1, lambda m, r: m.read(run(r), r.randint(0, 5), r.randint(1, 5), r.choice([None, 0, 1, 2]))),
     (1, lambda m, r: m.commit(run(r), r.randrange(1000))),
     (3, lambda m, r: m.restart(r.random() < 0.5)),

@@ -53,6 +53,27 @@ def test_a_reader_seeks_anywhere_from_what_is_committed() -> None:
         play.delivered(after=5)
 
 
+def test_groups_with_listeners_of_their_own_are_committed_in_any_order() -> None:
+    play = Play(max_ready=3)
+    played(play, "a", "b", "c")
+    play.register("d")
+    assert play.claim() == []
+    assert play.board.commit_one(OWNER, RUN, 2, play.now).committed == 0
+    (lease,) = play.claim()  # there is room again
+    play.restart()
+    assert numbers(play.delivered()) == [(1, "a"), (3, "c")]
+    assert numbers(play.delivered(after=1, limit=1)) == [(3, "c")]
+    play.end(lease)
+    assert play.board.undelivered() == [(OWNER, RUN)]
+    assert play.board.commit_one(OWNER, RUN, 1, play.now).committed == 2
+    assert play.board.commit_one(OWNER, RUN, 2, play.now).committed == 2
+    assert play.board.commit_one(OWNER, RUN, 4, play.now).committed == 2
+    assert [one.episode_id for one in play.board.members(OWNER, RUN, "c")] != []
+    assert play.board.members(OWNER, RUN, "d") == []
+    assert play.commit(4).committed == 4
+    assert play.board.undelivered() == []
+
+
 def test_a_commit_forgets_and_never_goes_back() -> None:
     play = Play()
     leases = played(play, "a", "b")

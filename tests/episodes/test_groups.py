@@ -203,8 +203,9 @@ def test_what_was_played_too_much_makes_up_for_what_is_lost() -> None:
 def test_a_group_that_drops_does_so_at_the_first_loss_and_tells_the_others() -> None:
     play = Play(lease_s=10.0, max_attempts=1)
     ids = play.register("g", 3, on_loss=OnLoss.DROP)
-    first, second = play.claim(2)
-    play.release(first)
+    play.claim_one(lease_s=1.0)
+    second = play.claim_one()
+    play.wait(1.0)
     assert play.beat(second).reason == ("cancelled: its group was dropped (lost: 2 of 3 are left, and it needs 3)")
     assert states(play, ids) == ["parked", "cancelled", "cancelled"]
     assert [group.state for group in play.delivered()] == [GroupState.DROPPED]

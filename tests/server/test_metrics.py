@@ -12,7 +12,7 @@ from palestra.server.episodes.clock import Clock
 from palestra.server.episodes.observer import EpisodeObserver
 from palestra.server.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, QueueState
 from palestra.types.engine import Stats
-from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, NewGroup
+from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, LeaseRef, NewGroup
 from palestra.types.rollouts import Task
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -144,9 +144,13 @@ def busy_episodes(observer: EpisodeObserver) -> None:
         leases = board.claim("o", claim, now)
         observer.claimed("o", claim, leases, 0.1)
         for lease in leases:
+            ref = LeaseRef(episode_id=lease.episode_id, attempt=lease.attempt)
+            board.note_call("o", ref, now)
+            board.call_over(ref, now)
+            observer.sampled("o", "r", 4)
             result = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=EpisodeResult(reward=1.0))
-            observer.ended("o", board.end("o", "c", [result], now + 999.0 if now == 0.0 else now))
+            observer.ended("o", board.end("o", "c", [result], now or 999.0))
         for over in board.take_news().over:
             observer.over(board, over)
     observer.delivered(board, ("o", "r"), 1000.0)
-    observer.read(("o", "r"), board.delivered("o", "r", 1000.0, after=0, limit=1), 1001.0)
+    observer.read(("o", "r"), board.delivered("o", "r", 1000.0, after=0, limit=1), 3, 1001.0)

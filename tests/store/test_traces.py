@@ -14,15 +14,19 @@ from palestra.store.traces import (
     Trace,
     Turn,
     TurnFacts,
+    TurnKey,
     TurnSample,
     answers_of,
     append_turn,
     get_trace,
     list_traces,
+    note_answered,
+    note_unanswered,
     purge_traces,
     traces_named,
     traces_of,
     turns_of,
+    unanswered_of,
 )
 from palestra.types.episode_rows import Change, EpisodeRow
 from palestra.types.episodes import NewGroup
@@ -69,6 +73,23 @@ def test_prompts_are_put_together_again_along_their_branches(store: Store) -> No
     assert [t.samples for t in found] == [t.samples for t in turns]
     assert [t.number for t in found] == [0, 1, 2, 3]
     assert [t.facts for t in found] == [FACTS] * 4
+
+
+def test_turns_without_an_answer_are_known_until_they_have_one_or_are_purged(store: Store) -> None:
+    def keep(name: str) -> TurnKey:
+        return store.write_now(lambda c: append_turn(c, trace(name), turn([1], 2), [1]))
+
+    def unanswered() -> set[TurnKey]:
+        return store.read_now(lambda c: unanswered_of(c, [f"no-{n}" for n in range(600)] + ["a", "b"]))
+
+    keys = [keep("a"), keep("a"), keep("b")]
+    store.write_now(lambda c: note_unanswered(c, keys))
+    assert unanswered() == set(keys)
+    for _ in range(2):
+        store.write_now(lambda c: note_answered(c, keys[1:2]))
+        assert unanswered() == {keys[0], keys[2]}
+    store.write_now(lambda c: purge_traces(c, Purge(before=9.0, max_turns=9)))
+    assert unanswered() == set()
 
 
 def test_a_turn_whose_trace_was_purged_begins_another(store: Store) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind
-from palestra.training.batches import Batch, Drop, build_batch, is_zero_variance, trainable_rollouts
+from palestra.training.batches import Batch, Drop, build_batch, is_zero_variance, trainable_rows
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
@@ -162,7 +162,7 @@ def test_the_kl_penalty_asks_for_what_it_needs():
     groups = [make_group("a", [1.0, 0.0]), make_group("b", [1.0, 1.0])]
     with pytest.raises(ValueError, match="needs the base model's logprobs"):
         build_batch(groups, config)
-    wanted = trainable_rollouts(groups, config)
+    wanted = trainable_rows(groups, config)
     assert [rollout.id for rollout in wanted] == ["a-0", "a-1"]
     base = {"a-0": [-0.5] * 5, "a-1": [-1.5] * 5}  # d: 0 and 1
     rows = by_rollout(build_batch(groups, config, base))
@@ -222,7 +222,7 @@ def test_whatever_comes_the_batch_is_sound(groups, config):
     batch = build_batch(played, config)
     assert len(batch.sequences) + sum(batch.dropped.values()) == len(rollouts)
     assert all(batch.minibatches)
-    assert [one.id for one in trainable_rollouts(played, config)] == sorted(row.rollout for row in batch.sequences)
+    assert [one.id for one in trainable_rows(played, config)] == sorted(row.rollout for row in batch.sequences)
     for row in batch.sequences:
         rollout = rollouts[row.rollout]
         assert len(row.tokens) == len(row.mask) == len(row.logprobs) == len(row.advantages)

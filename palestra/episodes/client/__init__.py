@@ -13,6 +13,7 @@ from palestra.episodes.client.errors import (
     NoEpisode,
     ServerSilent,
 )
+from palestra.episodes.client.listening import Listener, ListenError, Pushed
 from palestra.episodes.client.playing import play, play_async
 from palestra.episodes.client.pool import PlayCounts, PoolOptions
 from palestra.episodes.client.run import Run
@@ -32,11 +33,14 @@ __all__ = [
     "EpisodeError",
     "EpisodeResult",
     "InvalidResult",
+    "ListenError",
+    "Listener",
     "NewGroup",
     "NoEpisode",
     "OnError",
     "PlayCounts",
     "PoolOptions",
+    "Pushed",
     "Run",
     "RunSettings",
     "ServerSilent",

@@ -29,6 +29,7 @@ from palestra.types.episodes import (
     RunInfo,
     RunSettings,
 )
+from palestra.types.readiness import make_ready
 
 T = TypeVar("T")
 
@@ -84,8 +85,15 @@ class CancelCount(Struct, frozen=True, kw_only=True):
     cancelled: int
 
 
+class DeleteCount(Struct, frozen=True, kw_only=True):
+    deleted: int
+
+
 class RequeueCount(Struct, frozen=True, kw_only=True):
     requeued: int
+
+
+make_ready(__name__)
 
 
 # For players
@@ -116,6 +124,10 @@ def release(client_id: str, leases: Sequence[LeaseRef], reason: str) -> Call[Bea
 def put_run(run: str, settings: RunSettings | None, model: str | None) -> Call[RunInfo]:
     given = {"settings": settings, "model": model}
     return Call("PUT", _run(run), RunInfo, {name: value for name, value in given.items() if value is not None})
+
+
+def delete_run(run: str) -> Call[DeleteCount]:
+    return Call("DELETE", _run(run), DeleteCount)
 
 
 def get_run(run: str) -> Call[RunInfo]:

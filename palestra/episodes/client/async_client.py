@@ -163,6 +163,9 @@ class AsyncEpisodeClient:
     async def run_info(self, name: str) -> RunInfo:
         return await self.do(api.get_run(name))
 
+    async def delete_run(self, name: str) -> int:
+        return (await self.do(api.delete_run(name))).deleted
+
     async def episodes(
         self, run: str | None = None, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
     ) -> api.EpisodeList:

@@ -80,6 +80,9 @@ class AsyncRun:
     ) -> int:
         return (await self._do(api.cancel(self.name, episode_ids, group_ids, reason))).cancelled
 
+    async def delete(self) -> int:
+        return (await self._do(api.delete_run(self.name))).deleted
+
     async def requeue(self, episode_ids: Sequence[str]) -> int:
         return (await self._do(api.requeue(episode_ids))).requeued
 

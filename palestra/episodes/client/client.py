@@ -197,6 +197,10 @@ class EpisodeClient:
     def run_info(self, name: str) -> RunInfo:
         return self.calls.do(api.get_run(name))
 
+    def delete_run(self, name: str) -> int:
+        """With everything of it; how many episodes went."""
+        return self.calls.do(api.delete_run(name)).deleted
+
     def episodes(
         self, run: str | None = None, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
     ) -> api.EpisodeList:

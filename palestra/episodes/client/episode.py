@@ -121,7 +121,7 @@ class EpisodeView:
     def end_request(self, result: EpisodeResult) -> EndRequest:
         if self.held.is_over and self.ended is None:
             raise InvalidResult(f"episode {self.id} was given back: it cannot be ended any more")
-        self.result = result
+        self.result, self.held.is_ending = result, True
         return EndRequest(episode_id=self.id, attempt=self.attempt, result=result)
 
     def __repr__(self) -> str:

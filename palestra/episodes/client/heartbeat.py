@@ -32,6 +32,8 @@ class Held:
     reason: str = ""
     is_over: bool = False
     """Ended or released by this client."""
+    is_ending: bool = False
+    """A result is on its way, and the answer to it tells: a beat that comes between finds the attempt ended."""
 
     @classmethod
     def of(cls, lease: Lease) -> Held:
@@ -133,4 +135,5 @@ class Heartbeat:
     def _lose(self, held: Held, reason: str) -> None:
         if self._held.pop(held.ref, None) is held and not held.is_over:
             held.lose(reason or "lease_lost")
-            log.warning("episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)
+            level = logging.DEBUG if held.is_ending else logging.WARNING
+            log.log(level, "episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)

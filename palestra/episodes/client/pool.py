@@ -22,7 +22,7 @@ from palestra.types.episodes import EpisodeKind, LeaseRef
 
 log = logging.getLogger(__name__)
 
-CLAIM_S = 5.0  # a stop waits for a claim under way, so that no lease is left behind
+CLAIM_S = 5.0
 DRAIN_S = 60.0
 REPORT_S = 10.0
 TICK_S = 0.25
@@ -76,6 +76,8 @@ class PoolOptions:
     """Stop after so many."""
     idle_s: float | None = None
     """Stop when there was nothing to play for so long."""
+    claim_s: float = CLAIM_S
+    """How long a claim waits at the server; a stop waits for it."""
     drain_s: float = DRAIN_S
     """What is played when the pool is stopped may go on for so long; then it is given back."""
     on_progress: Callable[[PlayCounts], None] | None = None
@@ -149,7 +151,7 @@ class Pool:
             self._begin_stop("max_episodes")
         if self._stopped_at is None or self._playing:
             return False
-        return not self._is_claiming or now - self._stopped_at > 2 * CLAIM_S
+        return not self._is_claiming or now - self._stopped_at > 2 * self._options.claim_s
 
     def _claim_if_room(self) -> None:
         chosen = self._options
@@ -162,7 +164,7 @@ class Pool:
 
     def _claim(self, room: int) -> None:
         chosen = self._options
-        wait_s = CLAIM_S if chosen.idle_s is None else min(CLAIM_S, chosen.idle_s)
+        wait_s = chosen.claim_s if chosen.idle_s is None else min(chosen.claim_s, chosen.idle_s)
         try:
             mail = Claimed(
                 self._client.claim(room, run=chosen.run, kind=chosen.kind, wait_s=wait_s, lease_s=chosen.lease_s)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import Calls
+from palestra.episodes.client.listening import Listener, ListenError
 from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
 
 POLL_S = 20.0
@@ -82,6 +85,23 @@ class Run:
             if not pace.goes_on(told):
                 return
 
+    def listen(
+        self, address: str, *, after: int | None = None, wait_s: float | None = None, told: str | None = None
+    ) -> Listener:
+        """The same pushed to `address` over ZeroMQ, each committed by its acknowledgement:
+
+            with run.listen("tcp://127.0.0.1:5555") as groups:
+                for pushed in groups:
+                    save(pushed.group)
+                    pushed.ack()
+
+        Groups up to `after`, the last one that is safe here, are acknowledged unseen (None: none are). Ends when none
+        came for `wait_s`. `told`: how the server reaches it, where that is another address."""
+        if after and after > (newest := self.refresh().delivered):
+            detail = f"after={after}: the newest group of run {self.name!r} is {newest}"
+            raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
+        return Listener(self._push_to, self.commit, self.name, address, after=after, wait_s=wait_s, told=told)
+
     def commit(self, cursor: int) -> RunInfo:
         """What is up to it is forgotten: call it once a checkpoint holds it."""
         return self._note(api.commit(self.name, cursor))
@@ -106,6 +126,11 @@ class Run:
     ) -> int:
         return self._calls.do(api.cancel(self.name, episode_ids, group_ids, reason)).cancelled
 
+    def delete(self) -> int:
+        """With everything of it, read or not; how many episodes went. Who plays one is told `cancelled`, and the name
+        can be used anew."""
+        return self._calls.do(api.delete_run(self.name)).deleted
+
     def requeue(self, episode_ids: Sequence[str]) -> int:
         return self._calls.do(api.requeue(episode_ids)).requeued
 
@@ -113,6 +138,11 @@ class Run:
         self, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
     ) -> api.EpisodeList:
         return self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset))
+
+    def _push_to(self, address: str, instead_of: str | None) -> None:
+        settings = self.refresh().settings
+        if instead_of in (None, settings.push_to):
+            self._note(api.put_run(self.name, replace(settings, push_to=address), None))
 
     def _note(self, call: api.Call[RunInfo]) -> RunInfo:
         self.info = self._calls.do(call)

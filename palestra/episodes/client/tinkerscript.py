@@ -20,40 +20,24 @@ from palestra.episodes.client.calls import RETRY_S, Calls
 from palestra.episodes.client.client import new_client_id, new_id
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult, ServerSilent
 from palestra.episodes.client.transport import Transport
+from palestra.types.readiness import make_ready
+from palestra.types.tinkerscript import CanContinue, ClaimedEpisode, EpisodeBuffer, EpisodeStatus, WorkflowOutput
+
+__all__ = ["EngineError", "EpisodeStatus", "OpenaiBaseUrlAndApiKey", "TinkerScriptClient", "WorkflowOutput"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OFFLINE, BOOTING, ROLLING, SYNCING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING", "ENGINE.WEIGHT_SYNCING"
 UNKNOWN = "unknown"
+NO_MODEL = "reserved_field"
+"""Of servers that do not name it."""
 POLL_S = 1.0
 ENGINE_S = 600.0  # models are loaded meanwhile
 
 
 class EngineError(EpisodeClientError):
     """The engine is not in a state for this, or did not do it."""
-
-
-class WorkflowOutput(Struct, kw_only=True):
-    """What a client returns of an episode. A pydantic model of the same fields will do."""
-
-    reward: float | list[float] | None = None
-    is_success: bool | None = None
-    metadata: dict[str, Any] = {}
-    log_metrics: dict[str, Any] = {}
-
-
-class EpisodeStatus(Struct, kw_only=True):
-    episode_uuid: str
-    episode_status: str = ""
-    episode_type: str = "train"
-    openai_base_url: str = ""
-    openai_api_key: str = ""
-    """Masked."""
-    client_uuid: str = ""
-    zmq_listen_result_addr: str = ""
-    latest_activity_timestamp: float = 0.0
-    allow_discard_timeout: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +47,15 @@ class OpenaiBaseUrlAndApiKey:
     model: str
     episode_uuid: str
     task: dict[str, Any] | None = None
-    """Of a server whose episodes carry theirs; ours do."""
+    """Of a server whose episodes carry theirs; ours do. With a dataset of one's own, its `id` says which to play."""
+    claim: ClaimedEpisode | None = None
+    """All that the server told."""
 
 
 class Job(Protocol):
     """AgentJetJob, for instance."""
 
     config: Any
-
-
-class _Claimed(Struct, kw_only=True):
-    success: bool
-    episode_uuid: str = ""
-    openai_base_url: str = ""
-    openai_api_key: str = ""
-    fail_cause: str = ""
-    lease_id: str | None = None
-    task: dict[str, Any] | None = None
-    model: str = "reserved_field"
 
 
 class _Done(Struct, kw_only=True):
@@ -93,12 +68,7 @@ class _Status(Struct, kw_only=True):
     engine_status: str
 
 
-class _CanContinue(Struct, kw_only=True):
-    can_continue: bool
-
-
-class _Buffer(Struct, kw_only=True):
-    buffer: list[EpisodeStatus]
+make_ready(__name__)
 
 
 class TinkerScriptClient:
@@ -119,7 +89,7 @@ class TinkerScriptClient:
         while True:
             told = self._post(
                 "/claim_episode",
-                _Claimed,
+                ClaimedEpisode,
                 client_uuid=self.client_uuid,
                 episode_type=episode_type,
                 allow_discard_timeout=float(allow_discard_timeout),
@@ -133,30 +103,35 @@ class TinkerScriptClient:
             time.sleep(POLL_S)
         self._leases[told.episode_uuid] = told.lease_id
         access = OpenaiBaseUrlAndApiKey(
-            told.openai_base_url, told.openai_api_key, told.model, told.episode_uuid, told.task
+            told.openai_base_url, told.openai_api_key, told.model or NO_MODEL, told.episode_uuid, told.task, told
         )
         return told.episode_uuid, access
 
     def end_episode(self, episode_uuid: str, workflow_output: Any) -> None:
-        lease_id = self._leases.get(episode_uuid)
-        told = self._post(
-            "/end_episode",
-            _Done,
-            client_uuid=self.client_uuid,
-            episode_uuid=episode_uuid,
-            workflow_output=_plain(workflow_output),
-            **({} if lease_id is None else {"lease_id": lease_id}),
-        )
+        output = _plain(workflow_output)
+        told = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
         if not told.success:
             raise EpisodeClientError(f"episode {episode_uuid} was not ended: {told.error or told.failure_reason}")
         self._leases.pop(episode_uuid, None)
 
+    def abort_episode(self, episode_uuid: str) -> None:
+        """Given back for somebody else, without a result."""
+        told = self._post("/abort_episode", _Done, **self._names(episode_uuid))
+        if not told.success:
+            raise EpisodeClientError(f"episode {episode_uuid} was not given back: {told.failure_reason}")
+        self._leases.pop(episode_uuid, None)
+
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        body = {"client_uuid": self.client_uuid, "episode_uuid": episode_uuid}
-        return self._post("/can_continue_episode", _CanContinue, **body).can_continue
+        """Also tells the server that it is still played."""
+        return self._post("/can_continue_episode", CanContinue, **self._names(episode_uuid)).can_continue
 
     def get_episode_buffer(self) -> list[EpisodeStatus]:
-        return self._post("/get_episode_buffer", _Buffer).buffer
+        return self._post("/get_episode_buffer", EpisodeBuffer).buffer
+
+    def _names(self, episode_uuid: str) -> dict[str, str]:
+        named = {"client_uuid": self.client_uuid, "episode_uuid": episode_uuid}
+        lease_id = self._leases.get(episode_uuid)
+        return named if lease_id is None else {**named, "lease_id": lease_id}
 
     # The engine
 

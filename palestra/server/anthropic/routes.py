@@ -48,7 +48,7 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
         async def work() -> bytes:
             return _written(await chats.answer(caller, chat, route="messages", response_id=message_id), call)
 
-        response = await service.retries.answer(request, caller, body, work)
+        response = await service.retries.answer(request, caller, body, message_id, work)
     response.headers.update(headers())
     return response
 

@@ -6,8 +6,9 @@ Owns: long polls, keys and addresses in leases. Never touches: which episode is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,7 +16,9 @@ from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.broker import BoardRefusal, Broker
+from palestra.server.episodes.rates import Rates
 from palestra.server.episodes.waiting import Waiter, WaitingClaims
+from palestra.server.errors import Refusal
 from palestra.types.episodes import ClaimRequest, Lease
 
 
@@ -34,22 +37,29 @@ class Claim:
 
 
 Got = list[Lease] | BoardError
+Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
 
 
 class Claims:
     def __init__(self, broker: Broker):
         self._broker = broker
+        self._rates = Rates(broker.config.max_claims_per_s)
         self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
         broker.on_claimable = self._hand_out
         broker.observer.watch_claims(lambda: len(self._waiting))
 
-    async def claim(self, claim: Claim) -> list[Lease]:
-        """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing."""
+    async def claim(self, claim: Claim, hold: Hold | None = None) -> list[Lease]:
+        """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing.
+        `hold`: awaits the wait, and may give it up."""
         broker, began = self._broker, self._broker.clock.now()
-        broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
+        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), began):
+            most = f"{broker.config.max_claims_per_s:g} in a second"
+            raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
+        if len(self._waiting):
+            broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
         leases = broker.apply(lambda board, now: self._take(board, claim, now))
         if not leases and claim.request.wait_s > 0:
-            leases = await self._wait(claim)
+            leases = await (self._wait(claim) if hold is None else hold(self._wait(claim)))
         await broker.saved()
         broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began)
         return leases

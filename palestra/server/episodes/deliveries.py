@@ -17,7 +17,8 @@ from palestra.server.episodes.broker import Broker
 from palestra.server.openai.traces import model_call
 from palestra.store import Store
 from palestra.store import traces as rows
-from palestra.store.traces import Turn
+from palestra.store.traces import Turn, TurnKey
+from palestra.types import StopReason
 from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
 
 AGENT = "agent"
@@ -39,9 +40,10 @@ class Deliveries:
 
     async def read(self, reading: Reading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
         """Empty when nothing came for so long."""
-        groups = await self._wait(reading, wait_s)
-        await self._broker.saved()  # a number that was told is never another group's
-        self._broker.observer.read((reading.owner, reading.run), groups, self._broker.clock.now())
+        broker, groups = self._broker, await self._wait(reading, wait_s)
+        version = broker.board.run_info(reading.owner, reading.run).version
+        broker.observer.read((reading.owner, reading.run), groups, version, broker.clock.now())
+        await broker.saved()  # a number that was told is never another group's
         if not tokens or not groups:
             return groups
         return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])
@@ -72,13 +74,7 @@ def _with_tokens(conn: Connection, owner: str, group: PlayedGroup) -> PlayedGrou
 
 def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpisode:
     attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
-    turns = [
-        _KeptTurn(trace.trace_id, turn)
-        for trace in rows.traces_of(conn, attempt.origin, owner)
-        for turn in rows.turns_of(conn, trace.trace_id)
-    ]
-    # Over all traces: calls that are no conversation, such as text completions, begin a trace each.
-    turns.sort(key=lambda one: one.turn.facts.started_at)
+    turns = played_turns(conn, owner, attempt.origin)
     found = trajectories([model_call(one.turn) for one in turns])
     return replace(episode, trajectories=[_told(one, turns, episode.info.version) for one in found])
 
@@ -87,6 +83,35 @@ def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpiso
 class _KeptTurn:
     trace_id: str
     turn: Turn
+    began_at: float
+    """Not before those that were kept before it in its trace, whatever the system's clock said."""
+
+
+def played_turns(conn: Connection, owner: str, origin: str) -> list[_KeptTurn]:
+    """Of an attempt, in the order they began, without those that its player never saw. Over all traces: calls that are
+    no conversation, such as text completions, begin a trace each."""
+    turns: list[_KeptTurn] = []
+    traces = rows.traces_of(conn, origin, owner)
+    for trace in traces:
+        began_at = 0.0
+        for turn in rows.turns_of(conn, trace.trace_id):
+            began_at = max(began_at, turn.facts.started_at)
+            turns.append(_KeptTurn(trace.trace_id, turn, began_at))
+    turns.sort(key=lambda one: one.began_at)
+    unanswered = rows.unanswered_of(conn, [trace.trace_id for trace in traces])
+    return [one for place, one in enumerate(turns) if not _is_unseen(turns, place, unanswered)]
+
+
+def _is_unseen(turns: list[_KeptTurn], place: int, unanswered: set[TurnKey]) -> bool:
+    """Whether the server died, or its client left, before this one was answered, and it was asked for again. One that
+    nobody asked for again may have been seen: the server can die between the last byte and the note of it."""
+    one = turns[place]
+    if TurnKey(one.trace_id, one.turn.number) not in unanswered:
+        return False
+    wholes = [[*one.turn.prompt, *sample.tokens] for sample in one.turn.samples]
+    prompts = [other.turn.prompt for other in turns[place + 1 :]]
+    went_on = any(prompt[: len(whole)] == whole for prompt in prompts for whole in wholes)
+    return one.turn.prompt in prompts and not went_on
 
 
 def _told(trajectory: Trajectory, turns: list[_KeptTurn], version: int) -> EpisodeTrajectory:
@@ -109,4 +134,5 @@ def _told(trajectory: Trajectory, turns: list[_KeptTurn], version: int) -> Episo
         versions=versions,
         trace_id=last.trace_id,
         agent=str(metadata.get(AGENT, "")),
+        is_cut=last.turn.samples[trajectory.turns[-1].sample].stop_reason == StopReason.LENGTH,
     )

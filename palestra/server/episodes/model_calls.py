@@ -18,7 +18,7 @@ from palestra.server.errors import Refusal
 from palestra.server.openai.errors import ApiError
 from palestra.types.episodes import EpisodeState
 
-PAUSED, LOST = "paused", "lease_lost"
+PAUSED, UNKNOWN = "paused", "unknown"
 
 
 class EpisodeCalls:
@@ -53,6 +53,7 @@ class EpisodeCalls:
         if caller.attempt is None:
             yield
             return
+        self.check(caller.attempt)  # it may be over since the call was let in
         running = self._aborts.setdefault(caller.attempt, [])
         running.append(abort)
         try:
@@ -66,6 +67,14 @@ class EpisodeCalls:
         """Nothing more is kept of an attempt that is over: what its trainer reads does not change any more."""
         if not self._broker.keys.is_live(attempt):
             raise self._why_over(attempt)
+
+    def is_live(self, attempt: AttemptRef) -> bool:
+        return self._broker.keys.is_live(attempt)
+
+    def sampled(self, attempt: AttemptRef, tokens: int) -> None:
+        """Of an attempt that lives. It goes to the disk with whatever is next, its end at the latest."""
+        self._broker.board.sampled(attempt.ref, tokens)
+        self._broker.observer.sampled(attempt.owner, self._run_of(attempt), tokens)
 
     def model_of(self, attempt: AttemptRef) -> str | None:
         """That its run is played with."""
@@ -90,14 +99,14 @@ class EpisodeCalls:
     def _why_over(self, attempt: AttemptRef) -> ApiError:
         try:
             info = self._broker.board.find(attempt.owner, attempt.episode_id)
+            if info.state is EpisodeState.ENDED and info.attempt == attempt.attempt:
+                return _void("has ended")
         except BoardError:
-            return _void("is committed")
-        if info.state is EpisodeState.ENDED and info.attempt == attempt.attempt:
-            return _void("has ended")
+            pass  # committed, or deleted with its run
         try:
             self._broker.apply(lambda board, now: board.note_call(attempt.owner, attempt.ref, now))
         except BoardRefusal as error:
-            return _told(error)
+            return _void("is committed") if error.code == UNKNOWN else _told(error)
         raise AssertionError(f"the key of a living attempt is void: {attempt.origin}")
 
     def _abort(self, attempt: AttemptRef) -> None:

@@ -20,6 +20,8 @@ from palestra.server.episodes.clock import Clock
 from palestra.types.episodes import ClaimRequest, Ended, EpisodeInfo, Lease, PlayedGroup, Registered
 
 WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+PLAY_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
+VERSION_BUCKETS = (0, 1, 2, 3, 5, 10, 30, 100)
 LAG_BUCKETS_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 1800, 7200)
 RUN = ["owner", "run"]
 
@@ -39,15 +41,24 @@ class EpisodeObserver:
         self._claims = counter("palestra_episode_claims", "Episodes claimed", RUN)
         self._ends = counter("palestra_episode_ends", "Ends, as they were answered", ["status"])
         self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
+        self._sampled = counter("palestra_episode_sampled_tokens", "Tokens sampled for episodes", RUN)
         self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
         self._wait_s = wait("palestra_episode_claim_wait_seconds", "From a claim to its episodes")
         self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
+        play = partial(Histogram, registry=registry, buckets=PLAY_BUCKETS_S)
+        self._played_s = play("palestra_episode_play_seconds", "From a claim to its end", RUN)
+        behind = partial(Histogram, registry=registry, buckets=VERSION_BUCKETS)
+        self._behind = behind(
+            "palestra_episode_versions_behind", "Oldest weights of what was read, behind the newest", RUN
+        )
         self._ready: dict[RunName, int] = {}
         """The newest group that was ready."""
         self._unread: dict[RunName, dict[int, float]] = {}
         """Since when, by number."""
         self._at_scrape = _AtScrape()
         registry.register(self._at_scrape)
+        self.on_trainer: Callable[[str, str], None] = lambda _owner, _run: None
+        """Somebody trains this run, it seems."""
 
     def watch(self, board: Callable[[], Board | None], clock: Clock) -> None:
         self._at_scrape.board, self._at_scrape.clock = board, clock
@@ -58,6 +69,7 @@ class EpisodeObserver:
     # Transitions
 
     def registered(self, owner: str, run: str, groups: Sequence[Registered]) -> None:
+        self.on_trainer(owner, run)
         for one in groups:
             if one.is_new:
                 self._log.debug(
@@ -79,6 +91,9 @@ class EpisodeObserver:
                 version=lease.version,
             )
 
+    def sampled(self, owner: str, run: str, tokens: int) -> None:
+        self._sampled.labels(owner, run).inc(tokens)
+
     def ended(self, owner: str, ends: Sequence[Ended]) -> None:
         for end in ends:
             self._ends.labels(end.status).inc()
@@ -86,13 +101,15 @@ class EpisodeObserver:
             line("episode ended", owner=owner, episode=end.episode_id, attempt=end.attempt, status=end.status)
 
     def over(self, board: Board, lease: OpenLease) -> None:
-        """A lease. Those that ended well are told by `ended`."""
+        """A lease."""
         try:
             info = board.find(lease.owner, lease.ref.episode_id)
         except BoardError:
             return
         if (reason := _loss(info, lease.ref.attempt)) is None:
-            return
+            if info.claimed_at is not None and info.ended_at is not None:
+                self._played_s.labels(lease.owner, lease.run).observe(max(info.ended_at - info.claimed_at, 0.0))
+            return  # how it ended is told by `ended`
         self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
         self._log.info(
             "attempt lost",
@@ -113,14 +130,29 @@ class EpisodeObserver:
             self._log.debug("group ready", owner=run[0], run=run[1], number=number)
         self._ready[run] = newest
 
-    def read(self, run: RunName, groups: Sequence[PlayedGroup], now: float) -> None:
+    def read(self, run: RunName, groups: Sequence[PlayedGroup], version: int, now: float) -> None:
+        """`version`: the run's newest."""
         unread = self._unread.get(run, {})
         for group in groups:
-            if (ready := unread.pop(group.number, None)) is not None:
-                self._lag_s.labels(*run).observe(now - ready)
+            if (ready := unread.pop(group.number, None)) is None:
+                continue  # not for the first time
+            self._lag_s.labels(*run).observe(now - ready)
+            oldest = [one.info.oldest_version for one in group.episodes]
+            for behind in (version - one for one in oldest if one is not None):
+                self._behind.labels(*run).observe(behind)
+
+    def deleted(self, run: RunName) -> None:
+        """Its name may come again, and numbers its groups anew."""
+        self._ready.pop(run, None)
+        self._unread.pop(run, None)
+
+    def requeued(self, owner: str, episode_ids: Sequence[str]) -> None:
+        for episode_id in episode_ids:
+            self._log.info("episode requeued", owner=owner, episode=episode_id)
 
     def changed(self, what: str, owner: str, run: str, **facts: object) -> None:
         """By its trainer: paused, resumed, weights, committed, cancelled …"""
+        self.on_trainer(owner, run)
         self._log.info(what, owner=owner, run=run, **facts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -30,12 +31,13 @@ async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Re
     if not asked.wait_s >= 0:
         raise Refusal(400, f"wait_s: 0 seconds or more, found {asked.wait_s}")
     asked = replace(asked, client_id=holder(caller, asked.client_id))
-    leases = await while_connected(request, episodes.claims.claim(Claim(caller.owner, asked)))
-    told = [_addressed(request, lease) for lease in leases]
+    leases = await episodes.claims.claim(Claim(caller.owner, asked), partial(while_connected, request))
+    told = [addressed(request, lease) for lease in leases]
     return json_response(w.Claimed(told, 0.0 if leases else ASK_AGAIN_S))
 
 
-def _addressed(request: Request, lease: Lease) -> Lease:
+def addressed(request: Request, lease: Lease) -> Lease:
+    """With what its holder reaches the model by."""
     hub = request.app.state.hub
     url = hub.config.episodes.url or str(request.base_url).rstrip("/")
     return replace(lease, base_url=f"{url}/v1", model=lease.model or next(iter(hub.workers)))

@@ -30,7 +30,8 @@ INT64 = 2**63 - 1
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
 
-RunName = Annotated[str, Path(pattern="^[A-Za-z0-9._:#/-]{1,128}$")]
+RUN_NAME = "^[A-Za-z0-9._:#/-]{1,128}$"
+RunName = Annotated[str, Path(pattern=RUN_NAME)]
 Seconds = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 Number = Annotated[int, Query(ge=0, le=INT64)]
 
@@ -44,13 +45,26 @@ async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller:
     if run.endswith(GROUPS):
         raise Refusal(400, f"run: a name that ends with {GROUPS} is the path of something else; choose another")
     body = await read_record(request, w.PutRun)
-    return await _changed(
+    if body.settings is not None:
+        episodes.listeners.check(body.settings.push_to)
+    response = await _changed(
         "run put",
         episodes,
         caller,
         run,
         lambda board, now: board.put_run(caller.owner, run, now, settings=body.settings, model=body.model),
     )
+    episodes.pushes.wake((caller.owner, run))
+    return response
+
+
+@router.delete(RUN, responses=answer_of(w.Deleted))
+async def delete_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """With its groups and episodes, read or not; who plays one is told `cancelled`. Sent again, it finds nothing left
+    to delete. The name can be used anew."""
+    count = await episodes.broker.do(lambda board, now: board.delete_run(caller.owner, run, now))
+    episodes.broker.observer.changed("run deleted", caller.owner, run, episodes=count)
+    return json_response(w.Deleted(count))
 
 
 @router.get("/runs", responses=answer_of(w.Runs))
@@ -176,6 +190,7 @@ async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> R
     """Parked ones get another chance."""
     body = await read_record(request, w.Requeue)
     requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
+    episodes.broker.observer.requeued(caller.owner, body.episode_ids)
     return json_response(w.Requeued(requeued))
 
 

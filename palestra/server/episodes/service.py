@@ -13,7 +13,10 @@ from palestra.server.episodes.claims import Claims
 from palestra.server.episodes.deliveries import Deliveries
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.episodes.observer import EpisodeObserver
+from palestra.server.episodes.push import Pushes, RunPushes
+from palestra.server.episodes.push_errands import Errands
 from palestra.server.metrics import Metrics
+from palestra.server.tinkerscript.results import ResultPushes
 from palestra.store import Store
 from palestra.types.episodes import RunInfo
 
@@ -24,10 +27,14 @@ class Episodes:
         self.claims = Claims(self.broker)
         self.deliveries = Deliveries(self.broker, store)
         self.calls = EpisodeCalls(self.broker)
+        errands = Errands()
+        self.listeners = RunPushes(self.broker, self.deliveries, errands)
+        results = ResultPushes(self.broker, self.deliveries, errands)
+        self.pushes = Pushes(self.broker, errands, (self.listeners, results))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with self.broker.running():
+        async with self.broker.running(), self.pushes.running():
             yield
 
     def with_calls(self, owner: str, info: RunInfo) -> RunInfo:

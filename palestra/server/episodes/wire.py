@@ -18,6 +18,7 @@ from palestra.types.episodes import (
     RunInfo,
     RunSettings,
 )
+from palestra.types.readiness import make_ready
 
 
 class PutRun(Struct, frozen=True, kw_only=True):
@@ -99,6 +100,11 @@ class Cancelled(Struct, frozen=True):
     cancelled: int
 
 
+class Deleted(Struct, frozen=True):
+    deleted: int
+    """Episodes that were its."""
+
+
 class Requeue(Struct, frozen=True, kw_only=True):
     episode_ids: list[str]
 
@@ -112,8 +118,11 @@ class EpisodePage(Struct, frozen=True):
     total: int
 
 
+make_ready(__name__)
+
+
 BODIES = (PutRun, NewGroups, Commit, Weights, Empty, ClaimRequest, Heartbeat, Ends, Release, Cancel, Requeue)
 ANSWERS = (
     *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, Beats, EndedEpisodes),
-    *(Cancelled, Requeued, EpisodePage, EpisodeInfo),
+    *(Cancelled, Deleted, Requeued, EpisodePage, EpisodeInfo),
 )

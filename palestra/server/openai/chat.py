@@ -23,6 +23,7 @@ from palestra.server.openai.formats import chat_grammar
 from palestra.server.openai.held import HeldConversations
 from palestra.server.openai.models import Models, Target
 from palestra.server.openai.plans import Origin, Plan, Wanted, plan
+from palestra.server.openai.receipts import Receipts
 from palestra.server.openai.runner import Outcome, Runner
 from palestra.server.openai.schemas import ChatRequest
 from palestra.server.openai.traces import Call, Traces
@@ -48,9 +49,17 @@ class Chat:
 
 
 class ChatCalls:
-    def __init__(self, hub: Hub, models: Models, runner: Runner, traces: Traces, held: HeldConversations):
+    def __init__(
+        self,
+        hub: Hub,
+        models: Models,
+        runner: Runner,
+        traces: Traces,
+        held: HeldConversations,
+        receipts: Receipts,
+    ):
         self._hub, self._models, self._runner = hub, models, runner
-        self._traces, self._held = traces, held
+        self._traces, self._held, self._receipts = traces, held, receipts
 
     async def answer(self, caller: Caller, call: ChatRequest, *, route: str, response_id: str) -> ChatAnswer:
         async with self._models.calling(caller, call.model) as target:
@@ -64,22 +73,24 @@ class ChatCalls:
         self, caller: Caller, call: ChatRequest, *, route: str, response_id: str
     ) -> AsyncGenerator[ChatEvent, None]:
         """Refusals come before the first event."""
-        async with self._models.calling(caller, call.model) as target:
-            chat = await self._prepare(Origin(caller, call, route, response_id), call, target)
-            voices = [chat.voice() for _ in range(call.choices)]
-            async with self._runner.run(caller, target, chat.plan.request, stream=True) as run:
-                await run.begun()
-                yield Begun(chat.prompt.ids, chat.plan.tokenizer)
-                async for part in run.parts():
-                    yield Delta(part.sample, voices[part.sample].hear(part.tokens), streamed_tokens(part))
-                outcome = await run.outcome()
-            for index, voice in enumerate(voices):
-                if pieces := voice.finish():
-                    yield Delta(index, pieces, ())
-            sequences = outcome.result.sequences
-            choices = [voice.choice(i, s) for i, (voice, s) in enumerate(zip(voices, sequences, strict=True))]
-            answer = await self._keep(chat, outcome, run.weights, choices)
-        yield Ended(answer)
+        with self._receipts.giving(response_id):
+            async with self._models.calling(caller, call.model) as target:
+                chat = await self._prepare(Origin(caller, call, route, response_id), call, target)
+                voices = [chat.voice() for _ in range(call.choices)]
+                async with self._runner.run(caller, target, chat.plan.request, stream=True) as run:
+                    await run.begun()
+                    yield Begun(chat.prompt.ids, chat.plan.tokenizer)
+                    async for part in run.parts():
+                        yield Delta(part.sample, voices[part.sample].hear(part.tokens), streamed_tokens(part))
+                    outcome = await run.outcome()
+                for index, voice in enumerate(voices):
+                    if pieces := voice.finish():
+                        yield Delta(index, pieces, ())
+                sequences = outcome.result.sequences
+                choices = [voice.choice(i, s) for i, (voice, s) in enumerate(zip(voices, sequences, strict=True))]
+                answer = await self._keep(chat, outcome, run.weights, choices)
+            yield Ended(answer)
+            self._receipts.handed_over(response_id)
 
     async def count_tokens(self, caller: Caller, call: ChatRequest) -> int:
         """Of the prompt, as it would be read now."""

@@ -20,6 +20,7 @@ from palestra.server.openai.formats import text_grammar
 from palestra.server.openai.json_text import dumps
 from palestra.server.openai.models import Models, Target
 from palestra.server.openai.plans import Origin, Plan, Wanted, plan
+from palestra.server.openai.receipts import Receipts
 from palestra.server.openai.runner import Runner, all_of
 from palestra.server.openai.schemas import CompletionRequest
 from palestra.server.openai.sse import DONE, event
@@ -32,8 +33,8 @@ DEFAULT_TOKENS = 16  # OpenAI's
 
 
 class TextCalls:
-    def __init__(self, models: Models, runner: Runner, traces: Traces):
-        self._models, self._runner, self._traces = models, runner, traces
+    def __init__(self, models: Models, runner: Runner, traces: Traces, receipts: Receipts):
+        self._models, self._runner, self._traces, self._receipts = models, runner, traces, receipts
 
     async def answer(self, caller: Caller, call: CompletionRequest, response_id: str) -> bytes:
         async with self._models.calling(caller, call.model) as target:
@@ -83,7 +84,9 @@ class TextCalls:
             trace_id = await self._keep(caller, call, [texts[i] for i in range(len(tasks))])
             for chunk in chunks.ended([texts[i] for i in range(len(tasks))], trace_id):
                 yield chunk
+            self._receipts.handed_over(prepared.header.response_id)
         finally:
+            self._receipts.forget(prepared.header.response_id)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

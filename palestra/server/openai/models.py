@@ -26,6 +26,8 @@ from palestra.server.workers import Worker
 from palestra.store.records import Alias
 from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
 
+GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of them
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -74,7 +76,17 @@ class Models:
             yield await self.find(caller, name)
             return
         async with self._hub.episodes.calls.calling(caller.attempt) as call:
-            yield replace(await self._named(caller, self._played(call.model, name)), version=call.version)
+            yield replace(await self._of_run(caller, call.model, name), version=call.version)
+
+    async def _of_run(self, caller: Caller, model: str | None, name: str) -> Target:
+        """Weights that are gone come back with the trainer: players need not fail because it was killed."""
+        try:
+            return await self._named(caller, self._played(model, name))
+        except ApiError as error:
+            if model is None or error.status != 404:
+                raise
+            detail = f"the weights of this run ({model}) are gone: its trainer is away, or has not published yet"
+            raise ApiError(503, detail, code="weights_gone", retry_after_s=GONE_RETRY_S) from error
 
     def _played(self, model: str | None, name: str) -> str:
         """Of a run without a model: the only one there is, or what the player names."""

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from palestra.server.auth import Caller
 from palestra.server.openai.connection import while_connected
+from palestra.server.openai.receipts import Receipts
 
 RETRY_COUNT = "x-stainless-retry-count"
 """OpenAI's and Anthropic's SDKs say with each call how often they tried before."""
@@ -30,6 +31,7 @@ KEEP_S = 60.0  # for an answer that is there; the retry may have to wait its tur
 @dataclass(slots=True, eq=False)
 class _Call:
     name: bytes
+    response_id: str
     task: asyncio.Task[bytes]
     readers: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -55,15 +57,22 @@ class _Header:
 
 @dataclass(slots=True, eq=False)
 class Retries:
+    receipts: Receipts
     _calls: dict[bytes, list[_Call]] = field(default_factory=dict)
     """Running, or not read to the end; by who asks what."""
 
     async def answer(
-        self, request: Request, caller: Caller, body: bytes, work: Callable[[], Coroutine[Any, Any, bytes]]
+        self,
+        request: Request,
+        caller: Caller,
+        body: bytes,
+        response_id: str,
+        work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> Response:
         """`work` makes the body of the answer."""
         header = _Header.of(request)
-        call = self._find(header, name := _name(request, caller, header, body)) or self._start(name, work)
+        name = _name(request, caller, header, body)
+        call = self._find(header, name) or self._start(name, response_id, work)
         call.readers += 1
         if call.timer is not None:
             call.timer.cancel()
@@ -72,7 +81,11 @@ class Retries:
         except BaseException as error:
             self._left(call, header if isinstance(error, ClientDisconnect | asyncio.CancelledError) else None)
             raise
-        return _Answer(told, lambda is_read: self._read(call, header, is_read=is_read))
+        return _Answer(
+            told,
+            lambda: self.receipts.handed_over(call.response_id),
+            lambda is_read: self._read(call, header, is_read=is_read),
+        )
 
     def _find(self, header: _Header, name: bytes) -> _Call | None:
         """By key whoever has it; else one that somebody left."""
@@ -80,8 +93,8 @@ class Retries:
             return None
         return next((call for call in self._calls.get(name, ()) if header.key is not None or not call.readers), None)
 
-    def _start(self, name: bytes, work: Callable[[], Coroutine[Any, Any, bytes]]) -> _Call:
-        call = _Call(name, asyncio.create_task(work(), name="model call"))
+    def _start(self, name: bytes, response_id: str, work: Callable[[], Coroutine[Any, Any, bytes]]) -> _Call:
+        call = _Call(name, response_id, asyncio.create_task(work(), name="model call"))
         call.task.add_done_callback(_notice)
         self._calls.setdefault(name, []).append(call)
         return call
@@ -102,6 +115,7 @@ class Retries:
 
     def _forget(self, call: _Call) -> None:
         call.task.cancel()
+        self.receipts.forget(call.response_id)
         same = self._calls.get(call.name, [])
         if call in same:
             same.remove(call)
@@ -115,9 +129,9 @@ _NOTHING = {"type": "http.response.body", "body": b""}
 class _Answer(Response):
     """Says whether its reader was there to the end."""
 
-    def __init__(self, body: bytes, after: Callable[[bool], None]):
+    def __init__(self, body: bytes, handed_over: Callable[[], None], after: Callable[[bool], None]):
         super().__init__(body, media_type="application/json")
-        self._after = after
+        self._handed_over, self._after = handed_over, after
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_read = False
@@ -125,6 +139,7 @@ class _Answer(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self.body, "more_body": True})
             await send(_NOTHING | {"more_body": True})  # waits until there is room again: the client reads, or is gone
+            self._handed_over()  # also if it is gone by now: some hang up as soon as they have read
             is_read = not await Request(scope, receive).is_disconnected()
             await send(_NOTHING)
         finally:

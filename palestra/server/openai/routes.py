@@ -51,7 +51,9 @@ async def chat_completions(request: Request, service: ServiceNow, caller: ModelC
     response_id = f"chatcmpl-{secrets.token_hex(12)}"
     if call.stream:
         return await sse(request, service.stream_chat(caller, call, response_id))
-    return await service.retries.answer(request, caller, body, lambda: service.chat(caller, call, response_id))
+    return await service.retries.answer(
+        request, caller, body, response_id, lambda: service.chat(caller, call, response_id)
+    )
 
 
 @router.post("/completions", openapi_extra=JSON_BODY, responses=OR_EVENTS)
@@ -61,7 +63,9 @@ async def completions(request: Request, service: ServiceNow, caller: ModelCaller
     response_id = f"cmpl-{secrets.token_hex(12)}"
     if call.stream:
         return await sse(request, service.texts.stream(caller, call, response_id))
-    return await service.retries.answer(request, caller, body, lambda: service.texts.answer(caller, call, response_id))
+    return await service.retries.answer(
+        request, caller, body, response_id, lambda: service.texts.answer(caller, call, response_id)
+    )
 
 
 @router.get("/traces", responses=OR_LINES)

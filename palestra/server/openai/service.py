@@ -20,6 +20,7 @@ from palestra.server.openai.held import HeldConversations
 from palestra.server.openai.json_text import dumps
 from palestra.server.openai.models import Models, about
 from palestra.server.openai.plans import check_vocabulary
+from palestra.server.openai.receipts import Receipts
 from palestra.server.openai.retries import Retries
 from palestra.server.openai.runner import Runner
 from palestra.server.openai.schemas import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -30,12 +31,13 @@ from palestra.server.tinker.sampling_service import SamplingService
 class OpenAIService:
     def __init__(self, hub: Hub, tinker: SamplingService):
         self.models = Models(hub)
-        self.traces = Traces(hub.store, hub.episodes.calls)
-        self.retries = Retries()
+        receipts = Receipts(hub.store, hub.episodes.calls)
+        self.traces = Traces(hub.store, hub.episodes.calls, receipts)
+        self.retries = Retries(receipts)
         self._held = HeldConversations(hub.config, hub.store)
         runner = Runner(hub, tinker)
-        self.chats = ChatCalls(hub, self.models, runner, self.traces, self._held)
-        self.texts = TextCalls(self.models, runner, self.traces)
+        self.chats = ChatCalls(hub, self.models, runner, self.traces, self._held, receipts)
+        self.texts = TextCalls(self.models, runner, self.traces, receipts)
 
     async def chat(self, caller: Caller, call: ChatRequest, response_id: str) -> bytes:
         answer = await self.chats.answer(caller, call, route="chat", response_id=response_id)

@@ -19,6 +19,7 @@ from palestra.chat.turns import Answer, Held, Prompt
 from palestra.server.auth import Caller
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.openai.errors import ApiError
+from palestra.server.openai.receipts import Receipts
 from palestra.server.tinker.errors import shown
 from palestra.store import Store
 from palestra.store import traces as rows
@@ -57,13 +58,15 @@ class Call:
 
 
 class Traces:
-    def __init__(self, store: Store, episodes: EpisodeCalls):
-        self._store, self._episodes = store, episodes
+    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts):
+        self._store, self._episodes, self._receipts = store, episodes, receipts
 
     async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
         """On disk when it returns. All in one trace: the parent's, or a new one."""
-        if caller.attempt is not None:
-            self._episodes.check(caller.attempt)  # from here to the writer nothing comes between
+        attempt = caller.attempt
+        if attempt is not None:
+            self._episodes.check(attempt)  # from here to the writer nothing comes between
+            self._episodes.sampled(attempt, sum(len(s.tokens) for call in calls for s in call.sequences))
         parent, now = calls[0].parent, time.time()
         trace_id = rows.new_trace_id() if parent is None else parent.place.trace_id
         trace = Trace(
@@ -72,18 +75,24 @@ class Traces:
             model=model,
             created_at=now,
             updated_at=now,
-            origin=None if caller.attempt is None else caller.attempt.origin,
+            origin=None if attempt is None else attempt.origin,
         )
 
         def write(conn: Connection) -> list[TurnKey]:
-            return [
+            keys = [
                 rows.append_turn(
                     conn, trace, _turn(call), call.read, _answers(call), is_new=parent is None and number == 0
                 )
                 for number, call in enumerate(calls)
             ]
+            if attempt is not None:
+                rows.note_unanswered(conn, keys)
+            return keys
 
-        return await self._store.write(write)
+        keys = await self._store.write(write)
+        if attempt is not None:
+            self._receipts.expect(calls[0].facts.response_id, attempt, keys)
+        return keys
 
     async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> dict[str, Any]:
         """`origin`: of an episode's attempt, as episode_id#attempt."""

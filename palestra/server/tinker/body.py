@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from palestra.server.tinker.decode import decompress
 
@@ -18,7 +19,19 @@ LARGE_BYTES = 1 << 20  # some 3 ms to decode
 async def read_body(request: Request) -> bytes:
     """The middleware bounds what is read; unpacking has the same bound."""
     limit: int = request.app.state.max_body_bytes
-    return decompress(await request.body(), request.headers.get("content-encoding"), limit)
+    return decompress(await _whole(request), request.headers.get("content-encoding"), limit)
+
+
+async def _whole(request: Request) -> bytes:
+    """As `request.body()`, which makes a generator and a context for what is one message nearly always."""
+    parts: list[bytes] = []
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def decoded(decode: Callable[[bytes], T], body: bytes) -> T:

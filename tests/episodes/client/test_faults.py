@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -70,6 +71,31 @@ def test_nobody_there_is_told_at_once_where_asked_for():
         pytest.raises(ServerSilent, match=f"{url} does not answer: .*refused"),
     ):
         client.runs()
+
+
+FIRST_ANSWERS = """
+import sys, threading, msgspec
+from palestra.episodes.client import api
+
+sys.setswitchinterval(1e-6)
+lease = dict(episode_id="e", attempt=1, run="r", group_id="g", index=0, kind="train", seed=1, tags={}, version=0)
+lease |= dict(expires_at=1.0, lease_s=1.0, deadline=None, base_url="", api_key="", model="")
+lease |= dict(task=dict(id="t", environment="e", prompt=[]))
+body, begin = msgspec.json.encode({"leases": [lease]}), threading.Barrier(16)
+
+def read():
+    begin.wait()
+    assert msgspec.json.decode(body, type=api.Claimed).leases[0].episode_id == "e"
+
+threads = [threading.Thread(target=read) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_that_get_their_first_answers_at_once_live_on():
+    """msgspec 0.22 kills the process where records are learned by two threads at once: `make_ready`."""
+    subprocess.run([sys.executable, "-c", FIRST_ANSWERS], check=True)
 
 
 def test_a_server_that_says_nothing_is_asked_again():

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from palestra.episodes import AsyncEpisodeClient, EpisodeApiError, EpisodeClient, InvalidResult, NoEpisode
-from palestra.types.episodes import EndStatus, GroupState, RunSettings
+from palestra.types.episodes import EndStatus, GroupState
 from tests.episodes.client.conftest import QUICK, group
 
 
@@ -130,12 +130,30 @@ def test_weights_are_published_and_a_paused_run_gives_nothing(client, make_run):
 
 
 def test_parked_ones_are_queued_again(client, make_run):
-    run = make_run(settings=RunSettings(max_attempts=1), on_loss="shrink", size=3)
-    (episode,) = client.claim(run=run.name)
-    episode.release("cannot do it")
+    run = make_run(on_loss="shrink", size=3)
+    for _ in range(16):
+        (episode,) = client.claim(run=run.name)
+        episode.release("cannot do it")
     assert states(run).count("parked") == 1
     assert run.requeue([episode.id]) == 1
     assert "parked" not in states(run)
+
+
+def test_a_deleted_run_is_gone_and_its_players_hear_of_it(arena, client, make_run):
+    run = make_run(2)
+    with client.episode(run.name) as episode:
+        assert run.delete() == 2
+        assert not episode.check()
+        assert (episode.reason, episode.end(1.0).status) == ("cancelled: its run was deleted", EndStatus.CANCELLED)
+
+    async def again() -> list[int]:
+        async with AsyncEpisodeClient(arena.url, arena.trainer) as other:
+            mine = await other.run(run.name, model="ephebe")
+            return [await mine.delete(), await other.delete_run(run.name)]
+
+    assert asyncio.run(again()) == [0, 0]
+    with pytest.raises(EpisodeApiError, match="no run"):
+        run.refresh()
 
 
 def test_a_heartbeat_keeps_a_lease_through_a_long_tool_call(client, make_run):

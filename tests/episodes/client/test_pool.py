@@ -94,7 +94,7 @@ def test_async_players_share_a_loop_and_a_bad_one_ends_nothing(client, make_run)
             raise SystemExit("in the player")
         return 1.0
 
-    # What stops a program is given back, played again, and parked in the end: three attempts.
+    # What stops a program is given back, and played again.
     counts = play(client, player, run=run.name, concurrency=6, max_episodes=8, on_error="release")
     assert (counts.ended, counts.released, len(loops)) == (5, 3, 1)
 

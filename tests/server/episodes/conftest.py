@@ -2,7 +2,7 @@
 
 def test_x(alice): ...                 an `Api` of the shared server: alice is a trainer, with a run of her own
 def test_y(alice, worker, bob): ...    a worker of alice's, and another trainer
-def test_z(make_ephebe): ...           a server of its own, to be killed: `Api(server)`
+def test_z(api): ...                   of another one, without keys: to be killed and stopped
 """
 
 from __future__ import annotations
@@ -137,6 +137,24 @@ def keys(keyed: Ephebe) -> dict[str, str]:
 @pytest.fixture
 def alice(keyed: Ephebe, keys: dict[str, str]) -> Api:
     api = Api(keyed, keys["alice"])
+    api.put_run()
+    return api
+
+
+@pytest.fixture(scope="session")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
+    """One for all tests that kill it, without keys."""
+    server = _make(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1", "episodes.min_lease_s=0.2")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def api(frail: Ephebe) -> Api:
+    """Of the one that may be killed or stopped; it runs."""
+    if frail.process is None or frail.process.poll() is not None:
+        frail.start()
+    api = Api(frail)
     api.put_run()
     return api
 

@@ -1,14 +1,13 @@
-"""What was answered is never lost, and what failed was never done: a server that is killed, stopped, and full.
-
-The tests share a server and leave it running; the last one stops it.
-"""
+"""What was answered is never lost, and what failed was never done: a server that is killed, stopped, and full."""
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
+import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,24 +17,10 @@ import psutil
 import pytest
 
 from tests.server.episodes.conftest import Api, group, player, ref, say, went_on, whole
-from tests.server.openai.conftest import Ephebe, _make
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture(scope="module")
-def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
-    server = _make(tmp_path_factory.mktemp("frail"), "episodes.hold_calls_s=0.1")
-    with server:
-        server.start()
-        yield server
-
-
-@pytest.fixture
-def api(frail: Ephebe) -> Api:
-    api = Api(frail)
-    api.put_run()
-    return api
+HUGE = {"logprobs": True, "top_logprobs": 20, "max_tokens": 200, "n": 16}
+"""5 MB of an answer: more than the system takes for a client that does not read."""
 
 
 def test_a_pause_that_lasts_asks_to_come_back(api: Api) -> None:
@@ -108,6 +93,86 @@ def test_a_call_and_a_claim_that_a_kill_interrupts_can_be_made_again(api: Api) -
     assert api.end(lease)["status"] == "accepted"
     (line,) = api.played()[0]["episodes"][0]["trajectories"]
     assert line["tokens"] == whole(answer)  # of the call that was never answered nothing is left
+
+
+def test_an_answer_that_never_left_a_killed_server_is_not_trained_on(api: Api) -> None:
+    api.register()
+    lease = api.claim_one()
+    with player(lease) as client:
+        seen = say(client, HI)
+        with ask_and_never_read(lease, went_on(HI, seen), **HUGE) as asked:
+            api.server.until(lambda: turns_of(api, lease) == 2)
+            api.server.restart()
+            assert not read_all(asked).endswith(b"}")
+        went = say(client, went_on(HI, seen))
+        again = say(client, HI)  # was answered before, and is wanted twice
+    assert api.end(lease)["status"] == "accepted"
+    lines = api.played()[0]["episodes"][0]["trajectories"]
+    assert sorted(line["tokens"] for line in lines) == sorted([whole(went), whole(again)])
+    assert sum(sum(line["loss_mask"]) for line in lines) == sum(
+        len(one.choices[0].token_ids) for one in (seen, went, again)
+    )
+    api.server.restart()
+    assert api.played()[0]["episodes"][0]["trajectories"] == lines
+
+
+def test_an_answer_that_nobody_waited_for_is_not_trained_on(api: Api) -> None:
+    api.register()
+    lease = api.claim_one()
+    with player(lease) as client:
+        ask_and_never_read(lease, HI, max_tokens=8).close()
+        api.server.until(lambda: turns_of(api, lease) == 1)  # kept for one who comes back
+        answer = say(client, HI)
+    assert api.end(lease)["status"] == "accepted"
+    (line,) = api.played()[0]["episodes"][0]["trajectories"]
+    assert line["tokens"] == whole(answer)
+
+
+def test_what_was_answered_twice_is_trained_on_twice_whichever_way_it_was_asked_for(api: Api) -> None:
+    api.register()
+    lease = api.claim_one()
+    with player(lease) as client:
+        for _ in range(2):
+            say(client, HI)
+            assert list(say(client, [{"role": "user", "content": "Streamed"}], stream=True))
+            client.completions.create(model="policy", prompt="Once", max_tokens=4)
+            assert list(client.completions.create(model="policy", prompt="Upon", max_tokens=4, stream=True))
+            client.responses.create(model="policy", input="A", max_output_tokens=16)
+            assert list(client.responses.create(model="policy", input="Time", max_output_tokens=16, stream=True))
+    assert api.end(lease)["status"] == "accepted"
+    lines = api.played()[0]["episodes"][0]["trajectories"]
+    prompts = [tuple(line["tokens"][: line["loss_mask"].index(1)]) for line in lines]
+    assert sorted(Counter(prompts).values()) == [2] * 6
+
+
+def ask_and_never_read(lease: Any, messages: Any, **options: Any) -> socket.socket:
+    """With so little room for the answer that it stays with the server."""
+    url = httpx.URL(lease["base_url"])
+    body = json.dumps({"model": "policy", "messages": messages, "ignore_eos": True, **options}).encode()
+    asked = socket.socket()
+    asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    asked.connect((url.host, url.port))
+    head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}\r\n"
+    head += f"Authorization: Bearer {lease['api_key']}\r\nx-stainless-retry-count: 0\r\n\r\n"
+    asked.sendall(head.encode() + body)
+    return asked
+
+
+def read_all(asked: socket.socket) -> bytes:
+    """Of what a server left behind when it died."""
+    got = b""
+    try:
+        while part := asked.recv(65536):
+            got += part
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def turns_of(api: Api, lease: Any) -> int:
+    origin = f"{lease['episode_id']}#{lease['attempt']}"
+    found = api.server.http(key=api.key).get("/v1/traces", params={"origin": origin}).json()["data"]
+    return sum(trace["turn_count"] for trace in found)
 
 
 def test_a_full_disk_refuses_and_forgets_nothing(api: Api) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,11 +17,14 @@ from palestra.server.auth import AttemptRef
 from palestra.server.episodes import keys as key_module
 from palestra.server.episodes.bodies import record_of
 from palestra.server.episodes.clock import MOST_S, Clock
+from palestra.server.episodes.deliveries import played_turns
 from palestra.server.episodes.keys import EpisodeKeys
 from palestra.server.episodes.saving import NotSaved, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.episodes.waiting import Waiter, WaitingClaims
 from palestra.server.errors import Refusal
+from palestra.store import Store
+from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
 from palestra.types.episodes import NewGroup
 
 
@@ -209,6 +213,50 @@ def test_a_signal_wakes_those_of_its_name() -> None:
         assert not signals._waiting
 
     run(work())
+
+
+# Turns of an attempt
+
+
+def test_a_clock_that_was_set_back_between_two_calls_changes_no_trajectory(tmp_path: Path) -> None:
+    first, second = [1, 2], [1, 2, 3, 4]
+    with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
+        keep(store, "long", turn(first, 3, at=5000.0))
+        keep(store, "long", turn(second, 5, at=100.0, parent=0))
+        keep(store, "other", turn([7], 8, at=200.0))
+        turns = store.read_now(lambda conn: played_turns(conn, "alice", "e#1"))
+    assert [one.turn.prompt for one in turns] == [[7], first, second]
+
+
+@pytest.mark.parametrize(("then", "seen"), [([], 1), ([[1, 2]], 1), ([[1, 2, 3, 4]], 2), ([[9]], 2)])
+def test_what_was_not_answered_is_left_out_where_it_was_asked_for_again(
+    tmp_path: Path, then: list[list[int]], seen: int
+) -> None:
+    """And nobody went on from it: then it was seen."""
+    with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
+        lost = keep(store, "a", turn([1, 2], 3, at=1.0))
+        store.write_now(lambda conn: note_unanswered(conn, [lost]))
+        for number, prompt in enumerate(then):
+            keep(store, f"later-{number}", turn(prompt, 9, at=2.0))
+        turns = store.read_now(lambda conn: played_turns(conn, "alice", "e#1"))
+    assert len(turns) == seen
+    assert (lost.trace_id in {one.trace_id for one in turns}) == (then != [[1, 2]])
+
+
+def keep(store: Store, name: str, one: Turn) -> TurnKey:
+    trace = Trace(trace_id=name, owner="alice", model="m", created_at=1.0, updated_at=1.0, origin="e#1")
+    read = one.prompt if one.parent is None else one.prompt[-1:]
+    return store.write_now(lambda conn: append_turn(conn, trace, one, read))
+
+
+def turn(prompt: list[int], token: int, *, at: float, parent: int | None = None) -> Turn:
+    seconds: dict[str, Any] = {"prepare_s": 0.0, "sample_s": 0.0, "compute_s": 0.0}
+    texts: dict[str, Any] = {"response_id": "r", "route": "chat", "base_model": "b", "weights": "b", "match": "new"}
+    sample = TurnSample(tokens=[token], logprobs=[-0.5], stop_reason="stop")
+    facts = TurnFacts(**texts, **seconds, temperature=1.0, started_at=at)
+    return Turn(
+        prompt=prompt, samples=[sample], facts=facts, parent=parent, parent_sample=None if parent is None else 0
+    )
 
 
 # Bodies

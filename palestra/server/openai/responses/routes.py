@@ -23,7 +23,9 @@ async def responses(request: Request, service: ServiceNow, caller: ModelCallerNo
     call = await decoded(ResponsesCall.read, body)
     if call.header.call.stream:
         return await sse(request, call.stream(service.chats, caller))
-    return await service.retries.answer(request, caller, body, lambda: call.answer(service.chats, caller))
+    return await service.retries.answer(
+        request, caller, body, call.header.response_id, lambda: call.answer(service.chats, caller)
+    )
 
 
 @router.post("/responses/input_tokens", openapi_extra=JSON_BODY)

@@ -1,0 +1,107 @@
+"""`palestra episodes play`: a player for any machine that has the environments.
+
+Owns: arguments, which environments are played, printing. Never touches: claiming and playing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from palestra.cli.episodes import server_options
+from palestra.cli.output import fail, needs_extra, one_line_errors
+
+if TYPE_CHECKING:
+    from palestra.config.train import GrpoConfig
+    from palestra.episodes import PlayCounts
+
+LOOK_EVERY_S = 2.0
+
+
+@click.command()
+@click.argument("config_file", metavar="[CONFIG]", required=False)
+@click.option("--run", metavar="RUN", help="Only of this one.  [all that the key may play for]")
+@click.option("--env", "names", multiple=True, metavar="NAME", help="An environment to play; may repeat.")
+@click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Episodes at a time.")
+@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only those.")
+@click.option("--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="[the run's]")
+@click.option("--max-episodes", type=click.IntRange(1), help="Stop after so many.")
+@click.option(
+    "--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when there is nothing to play."
+)
+@server_options
+def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | None, **options: Any) -> None:
+    """Play episodes of a training run with environments of this machine, until Ctrl-C.
+
+    CONFIG is the run's own, where its environments need settings that do not travel with the tasks. Without it, and
+    without --env, all registered environments are played (palestra env list).
+    """
+    from palestra.config import ConfigError
+
+    if config_file and names:
+        raise fail("give a CONFIG, or environments with --env: not both")
+    with one_line_errors(ConfigError, FileNotFoundError, ValueError):
+        config = load(config_file, names)
+    with needs_extra("train"):
+        from palestra.training.episode_player import EnvironmentPlayer
+        from palestra.training.grpo_run import open_environments
+        from palestra.training.player import RolloutSettings
+
+    from palestra.episodes import EpisodeClient, EpisodeClientError
+    from palestra.episodes import play as play_episodes
+
+    unknown: list[str] = []
+
+    def tell(counts: PlayCounts) -> None:
+        if counts.playing:
+            click.echo(str(counts))
+
+    def leave(reason: str) -> None:
+        unknown.append(reason)
+        os.kill(os.getpid(), signal.SIGTERM)  # what is being played is finished
+
+    with one_line_errors(EpisodeClientError, ValueError), open_environments(config) as environments:
+        player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave)
+        with EpisodeClient(url, key) as client:
+            click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {url}")
+            counts = until_stopped(lambda: play_episodes(client, player, on_progress=tell, **options), options["run"])
+    if unknown:
+        raise fail(f"{unknown[0]}; name it with --env, or give the run's CONFIG")
+    click.echo(f"{counts}; stopped ({counts.reason})")
+
+
+def until_stopped(play_some: Callable[[], PlayCounts], run: str | None) -> PlayCounts:
+    """Players may be there before their trainer."""
+    from palestra.episodes import EpisodeApiError
+
+    logging.getLogger("palestra.episodes.client.pool").setLevel(logging.CRITICAL)  # it is told here, or raised
+    has_said = False
+    while True:
+        try:
+            return play_some()
+        except EpisodeApiError as error:
+            if error.status != 404 or not error.detail.startswith("no run"):
+                raise
+        if not has_said:
+            click.echo(f"waiting for run {run!r}")
+            has_said = True
+        time.sleep(LOOK_EVERY_S)
+
+
+def load(config_file: str | None, names: tuple[str, ...]) -> GrpoConfig:
+    from palestra.config.bundled import find_config_file
+    from palestra.config.train import GrpoConfig, load_train_config
+    from palestra.environments import registry
+
+    if config_file is None:
+        return GrpoConfig.model_validate({"environments": [{"name": name} for name in names or sorted(registry)]})
+    config = load_train_config([find_config_file(config_file)], [])
+    if not isinstance(config, GrpoConfig):
+        raise ValueError(f"{config_file} is of kind {config.__class__.__name__}: only grpo has episodes")
+    return config

@@ -1,0 +1,36 @@
+"""A run that is deleted, with everything of it.
+
+Owns: what is still known of it afterwards. Never touches: traces of its calls; they are purged like all others.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes import groups
+from palestra.episodes.delivery import forget
+from palestra.episodes.state import PLAYING, State
+from palestra.types.episodes import EpisodeState, GroupState
+
+WHY = "its run was deleted"
+
+
+def delete(state: State, owner: str, name: str, now: float) -> int:
+    """How many episodes went. Ends of those that had ended are still known as repeated, and who plays is told."""
+    run = state.runs.get(owner, {}).get(name)
+    if run is None:
+        return 0
+    count = sum(run.counts.values())
+    for group in list(run.groups.values()):
+        if group.state is GroupState.OPEN:
+            group.state = GroupState.DROPPED  # its deadline is nobody's any more
+        for episode in group.members:
+            if episode.state is EpisodeState.LEASED:
+                state.tombstones.put_cancelled(episode.episode_id, owner, episode.attempt, now)
+            if episode.state in PLAYING:
+                groups.cancel(state, episode, WHY, now)
+        forget(state, group, now)
+    del state.runs[owner][name]
+    state.outbox.run(run, is_gone=True)
+    state.news.delivered.discard((owner, name))
+    state.news.deleted.add((owner, name))
+    state.news.claimable.add(owner)  # who waits to play it waits in vain
+    return count

@@ -1,0 +1,71 @@
+"""AgentJet's YAML, from strangers: read safely, bounded, flattened to dotted keys.
+
+Owns: size, depth, what is no YAML. Never touches: what the keys mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.config import ConfigError
+from palestra.config.load import parse_yaml
+
+SECTION = "ajet"
+MAX_BYTES = 128 << 10  # theirs has 12 KB, comments included
+MAX_DEPTH = 16
+MAX_KEYS = 2000
+MAX_NAME = 200
+
+
+class AgentJetError(ValueError):
+    """What is wrong with a config, by its key, and what to write instead."""
+
+
+def read_keys(text: str) -> dict[str, Any]:
+    """Leaves by dotted key, `ajet` included; lists are leaves. What is null is not there."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise AgentJetError(f"the config is longer than {MAX_BYTES} bytes; send the settings, not the data")
+    if "<<" in text:  # what is merged can multiply without end
+        raise AgentJetError("merge keys (<<) are not read here: write the values out")
+    try:
+        content = parse_yaml(text, "yaml_as_string")
+    except ConfigError as error:
+        raise AgentJetError(str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise AgentJetError(f"yaml_as_string: not valid YAML ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get(SECTION), dict):
+        raise AgentJetError(f"the config has no section {SECTION!r}: send AgentJet's, with the settings under it")
+    return _flatten(content)
+
+
+def _flatten(content: dict[Any, Any]) -> dict[str, Any]:
+    """By hand and with an end: an alias may stand for a structure that holds itself."""
+    found: dict[str, Any] = {}
+    level: list[tuple[str, Any]] = [("", content)]
+    for _ in range(MAX_DEPTH):
+        inner: list[tuple[str, Any]] = []
+        for at, value in level:
+            if isinstance(value, dict):
+                inner += [(_at(at, name), one) for name, one in value.items()]
+            elif isinstance(value, str):
+                found[at] = _sound(value)
+            elif value is not None:
+                found[at] = value
+            if len(inner) + len(found) > MAX_KEYS:
+                raise AgentJetError(f"the config has more than {MAX_KEYS} keys")
+        if not inner:
+            return found
+        level = inner
+    raise AgentJetError(f"the config is nested deeper than {MAX_DEPTH} levels")
+
+
+def _at(parent: str, name: Any) -> str:
+    if len(text := _sound(str(name))) > MAX_NAME:
+        raise AgentJetError(f"a key is longer than {MAX_NAME} characters: {text[:40]!r}…")
+    return f"{parent}.{text}" if parent else text
+
+
+def _sound(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise AgentJetError(f"{text[:40]!r} has half a character (\\ud800 to \\udfff) in it")
+    return text

@@ -1,0 +1,64 @@
+"""What the status of an engine follows from: the table in docs/tinkerscript.md, as functions.
+
+Owns: the rules, and when which trainer was heard of. Never touches: processes, disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+
+from palestra.types.episodes import RunInfo
+from palestra.types.tinkerscript import ENGINE_MOVES, EngineStatus
+
+S = EngineStatus
+FED_S = 300.0  # a trainer between two steps has nothing open; saving a large model takes minutes
+Weights = tuple[int, str | None]
+
+
+class FedRuns:
+    """Runs whose trainer seems to be there."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._heard: dict[tuple[str, str], float] = {}
+        """When a trainer last did something with its run, by owner and run."""
+
+    def hear(self, owner: str, run: str) -> None:
+        self._heard[owner, run] = self._clock()
+
+    def forget(self, owner: str, run: str) -> None:
+        self._heard.pop((owner, run), None)
+
+    def of(self, owner: str, runs: Iterable[RunInfo], set_aside: Container[str]) -> list[RunInfo]:
+        """`set_aside`: those that count only once a trainer is heard of them again."""
+        return [run for run in runs if self._is_fed(run, self._heard.get((owner, run.run)), run.run in set_aside)]
+
+    def _is_fed(self, run: RunInfo, heard: float | None, is_aside: bool) -> bool:
+        if heard is None:
+            return not is_aside and has_episodes(run)
+        return has_episodes(run) or self._clock() - heard < FED_S
+
+
+def has_begun(run: RunInfo, before: Weights) -> bool:
+    """Whether a training process is past its start. `before`: the weights its run had then."""
+    return (run.version, run.model) != before and has_episodes(run)
+
+
+def has_episodes(run: RunInfo) -> bool:
+    """To be played, being played, or not committed yet."""
+    return bool(run.queued or run.leased or run.ended or run.parked) or run.delivered > run.committed
+
+
+def of_runs(fed: Iterable[RunInfo]) -> EngineStatus:
+    """That somebody feeds."""
+    paused = [run.is_paused for run in fed]
+    if not paused:
+        return S.OFFLINE
+    return S.WEIGHT_SYNCING if all(paused) else S.ROLLING
+
+
+def why_not(now: EngineStatus, wanted: EngineStatus) -> str:
+    """Empty: it may move there."""
+    if wanted is now or wanted in ENGINE_MOVES[now]:
+        return ""
+    return f"the engine is {now}: from there it goes to {' or '.join(sorted(ENGINE_MOVES[now]))}, not to {wanted}"
