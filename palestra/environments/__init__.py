@@ -35,4 +35,5 @@ __all__ = [
 ]
 
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
+register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")
 register("stockroom", "palestra.environments.bundled.stockroom:Stockroom")

@@ -49,7 +49,7 @@ def step_result_of(answer: Any) -> StepResult:
     rewritten = answer.get("postprocessed_action")
     return StepResult(
         observations=_messages(answer.get("observations") or [], "step"),
-        reward=_reward(answer["reward"]),
+        reward=reward_of(answer["reward"]),
         done=_flag(answer["done"]),
         metadata=dict(metadata) if rewritten is None else {**metadata, "postprocessed_action": rewritten},
     )
@@ -116,7 +116,8 @@ def _key(key: Any, where: str, path: str) -> str:
     return str.__str__(key)
 
 
-def _reward(found: Any) -> float | None:
+def reward_of(found: Any) -> float | None:
+    """A finite number, or None."""
     if found is None:
         return None
     reward = _number(found)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.environments.answers import StepResult, conversation_of, numbers_of, step_result_of
+from palestra.environments.answers import StepResult, conversation_of, numbers_of, reward_of, step_result_of
 from palestra.environments.calls import Caller, words
 from palestra.environments.errors import EnvironmentFailure
 from palestra.types.rollouts import Message
@@ -73,6 +73,16 @@ class EnvSession:
         if result.done:
             self._ended = "the episode is over"
         return result
+
+    async def grade(self) -> float | None:
+        """What an episode is worth that somebody else ends: 0, unless the environment has a `grade` for it. None: it
+        cannot say. Raises EnvironmentFailure."""
+        if self._ended or isinstance(self._env, Deferred) or self._method("grade") is None:
+            return 0.0
+        with self._failure_is_final():
+            graded = reward_of(await self._call("grade"))
+        self._ended = "the episode is over"
+        return graded
 
     async def close(self) -> None:
         """Lets the environment clean up. Never raises; the second time does nothing."""

@@ -6,10 +6,13 @@ Owns: which environments there are, the threads they are called in. Never touche
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from msgspec.structs import replace
 
 from palestra.environments.answers import numbers_of, shown
 from palestra.environments.calls import place_of, words
@@ -36,15 +39,24 @@ class EntryTasks(NamedTuple):
 
 class _Known(NamedTuple):
     entry: EnvironmentEntry
-    spec: EnvSpec
-    env_class: Callable[..., Any]
+    spec: EnvSpec | None
+    """None: it is played elsewhere, and not known here."""
+    env_class: Callable[..., Any] | None
 
 
 class EnvironmentSet:
     """Close it to let go of its threads; one that hangs in an environment is not waited for."""
 
-    def __init__(self, entries: Sequence[EnvironmentEntry], *, env_threads: int, env_timeout_s: float) -> None:
-        """Raises UnknownEnvironment."""
+    def __init__(
+        self,
+        entries: Sequence[EnvironmentEntry],
+        *,
+        env_threads: int,
+        env_timeout_s: float,
+        are_elsewhere: bool = False,
+    ) -> None:
+        """Raises UnknownEnvironment. `are_elsewhere`: nothing is played here, so that names need mean something only to
+        the players; their tasks are in files then."""
         self._known: dict[str, _Known] = {}
         for place, entry in enumerate(entries):
             if entry.name in self._known:
@@ -52,7 +64,7 @@ class EnvironmentSet:
                     f"environments[{place}]: {entry.name!r} is there twice; put its tasks into one file, "
                     "or register the environment under a second name"
                 )
-            self._known[entry.name] = _find(entry, place)
+            self._known[entry.name] = _find(entry, place, are_elsewhere)
         self._timeout_s = env_timeout_s
         self._threads = CallThreads(env_threads)
 
@@ -61,21 +73,26 @@ class EnvironmentSet:
         found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
         for entry, tasks in found:
             if not tasks and split == "train":
-                raise TaskFileError(
-                    f"environment {entry.name!r} brings no tasks of its own; name a JSONL file: environments[].tasks"
-                )
+                why = "brings no tasks of its own" if self._known[entry.name].spec else "is not known here"
+                raise TaskFileError(f"environment {entry.name!r} {why}; name a JSONL file: environments[].tasks")
         return [one for one in found if one.tasks]
 
     def open(self, task: Task) -> EnvSession:
         """An episode of this task. What goes wrong with its environment comes out of the session's `init`."""
-        known = self._known[task.environment]
-        extras = copy.deepcopy({**task.extras, **known.entry.extras})  # rollouts of one task share the record
-        if known.entry.max_turns is not None:
-            extras["max_turns"] = known.entry.max_turns
+        known = self._known.get(task.environment)
+        if known is None or known.spec is None:
+            raise UnknownEnvironment(f"environment {task.environment!r} is not one of those that are played here")
+        extras = copy.deepcopy(self.packed(task).extras)  # rollouts of one task share the record
         config = EnvConfig(copy.deepcopy(known.entry.config))
         make = partial(known.spec.make, env_config=config, extras=extras)
         deferred = Deferred(make, name=task.environment, is_async=hasattr(known.env_class, "init_async"))
         return EnvSession(deferred, self._threads, self._timeout_s, known.entry.max_turns)
+
+    def packed(self, task: Task) -> Task:
+        """With all that the config says about its episodes: players elsewhere have nothing but the task."""
+        entry = self._known[task.environment].entry
+        turns = {} if entry.max_turns is None else {"max_turns": entry.max_turns}
+        return replace(task, extras={**task.extras, **entry.extras, **turns})
 
     def aggregate(self, environment: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Many episodes' metrics as one, by the environment's own rule."""
@@ -96,12 +113,15 @@ class EnvironmentSet:
         self.close()
 
 
-def _find(entry: EnvironmentEntry, place: int) -> _Known:
+def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
     try:
         found = spec(entry.name)
         return _Known(entry, found, found.load())
     except UnknownEnvironment as error:
-        raise UnknownEnvironment(f"environments[{place}].name: {error}") from error
+        if is_elsewhere and entry.tasks is not None:
+            return _Known(entry, None, None)
+        hint = "\n  where only others play it: its tasks in a JSONL file, environments[].tasks" if is_elsewhere else ""
+        raise UnknownEnvironment(f"environments[{place}].name: {error}{hint}") from error
 
 
 def _tasks(known: _Known, split: Split) -> Sequence[Task]:
@@ -113,12 +133,19 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
     if not callable(own):
         return []
     try:
-        return _own_tasks(own(split), entry.name, split)
+        return _own_tasks(_asked_for_tasks(own, split, entry), entry.name, split)
     except TaskFileError:
         raise
     except (Exception, SystemExit) as error:
         raised = f"{words(error)}{place_of(error, __file__)}"
         raise TaskFileError(f"environment {entry.name!r}: tasks({split!r}) raised {raised}") from error
+
+
+def _asked_for_tasks(own: Callable[..., Any], split: Split, entry: EnvironmentEntry) -> Any:
+    """Environments whose tasks depend on their config take it as `env_config`."""
+    if "env_config" in inspect.signature(own).parameters:
+        return own(split, env_config=EnvConfig(copy.deepcopy(entry.config)))
+    return own(split)
 
 
 def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:

@@ -202,11 +202,11 @@ class Board:
         """404 where there is none."""
         return self._state.episode(owner, episode_id).info()
 
-    def members(self, owner: str, run: str, group_id: str) -> list[EpisodeInfo]:
-        """Of a group; none where there is no such group, or no such run."""
+    def first_member(self, owner: str, run: str, group_id: str) -> str | None:
+        """The id of a group's first episode, also of one that is committed, for as long as that is remembered. None:
+        there is no such group, or no such run."""
         found = self._state.runs.get(owner, {}).get(run)
-        group = None if found is None else found.groups.get(group_id)
-        return [] if group is None else [member.info() for member in group.members]
+        return None if found is None else grouping.first_member(self._state, found, group_id)
 
     def episodes(
         self,

@@ -108,5 +108,5 @@ def forget(state: State, group: Group, now: float) -> None:
         if episode.result is not None:
             state.tombstones.put(episode.episode_id, run.owner, episode.attempt, episode.digest, now)
     digest = checks.digest(group.text)
-    state.tombstones.put(tombstone_name(run, group.spec.group_id), run.owner, 0, digest, now)
+    state.tombstones.put(tombstone_name(run, group.spec.group_id), run.owner, -group.serial, digest, now)
     state.remove(group)

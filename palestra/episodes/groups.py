@@ -71,6 +71,13 @@ def cancel(state: State, episode: Episode, reason: str, now: float) -> None:
     state.move(episode, EpisodeState.CANCELLED)
 
 
+def first_member(state: State, run: Run, group_id: str) -> str | None:
+    if (group := run.groups.get(group_id)) is not None:
+        return _member_id(run, group.serial, 0)
+    stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
+    return None if stone is None else _member_id(run, -stone.attempt, 0)
+
+
 def tombstone_name(run: Run, group_id: str) -> str:
     return f"group-{checks.digest(run.tag, group_id).hex()}"
 
@@ -105,8 +112,7 @@ def _add_member(state: State, group: Group, now: float) -> None:
     group.made += 1
     given = group.spec.seeds
     episode = Episode(
-        # Rising within its run: the database appends, whatever is queued already.
-        episode_id=f"{group.run.tag}-{group.serial:08x}-{index:x}",
+        episode_id=_member_id(group.run, group.serial, index),
         group=group,
         index=index,
         seed=given[index] if index < len(given) else checks.derived_seed(group.spec.group_id, index),
@@ -116,6 +122,11 @@ def _add_member(state: State, group: Group, now: float) -> None:
     state.queue(episode, now)
     state.outbox.episode(episode)
     state.outbox.group(group)
+
+
+def _member_id(run: Run, serial: int, index: int) -> str:
+    """Rising within its run: the database appends, whatever is queued already."""
+    return f"{run.tag}-{serial:08x}-{index:x}"
 
 
 def _replace(state: State, group: Group, missing: int, now: float) -> int:

@@ -102,6 +102,11 @@ class Broker:
         finally:
             self._pass_on(board)
 
+    def look_again(self, owner: str) -> None:
+        """Claims of theirs that wait may be served now. One that reads the board again does so anyway."""
+        if self._board is not None:
+            self.apply(lambda _board, _now: self.on_claimable(owner.__eq__))
+
     def call_over(self, attempt: AttemptRef) -> None:
         """A model call, however it went. The board may be away just now."""
         if self._board is not None:
@@ -207,7 +212,7 @@ class Broker:
         for row in saved.episodes:
             for number in range(1, row.attempt + 1):
                 self.keys.void(AttemptRef(row.owner, row.episode_id, number))
-        committed = sorted((one for one in saved.tombstones if one.attempt), key=lambda one: one.until)
+        committed = sorted((one for one in saved.tombstones if one.attempt > 0), key=lambda one: one.until)
         for one in committed[-MAX_VOID:]:
             self.keys.void(AttemptRef(one.owner, one.name, one.attempt))
         for lease in board.leases():

@@ -26,10 +26,13 @@ from palestra.types.episodes import ClaimRequest, Lease
 class Claim:
     owner: str
     request: ClaimRequest
+    is_free: Callable[[], bool] | None = None
+    """Whether it may be served just now, while it waits. None: always."""
 
     @property
-    def interest(self) -> tuple[str, str, str]:
-        return self.owner, self.request.run or "", self.request.kind or ""
+    def interest(self) -> tuple[str, ...]:
+        """Those that must not be served hold up nobody who may."""
+        return self.owner, self.request.run or "", self.request.kind or "", "" if self.is_free is None else "if free"
 
     @property
     def name(self) -> tuple[str, str, str]:
@@ -91,6 +94,8 @@ class Claims:
         def take(waiter: Waiter[Claim, Got]) -> Got | None:
             if broker.is_leaving:
                 return []
+            if waiter.asks.is_free is not None and not waiter.asks.is_free():
+                return None
             try:
                 return self._take(broker.board, waiter.asks, broker.clock.now()) or None
             except BoardError as error:

@@ -20,13 +20,17 @@ import structlog
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.deliveries import Deliveries, Reading
 from palestra.server.episodes.push_addresses import check_address
-from palestra.server.episodes.push_errands import Errands, RunKey
+from palestra.server.episodes.push_errands import Errands, Manners, RunKey
 from palestra.server.errors import Refusal
 from palestra.types.episodes import PlayedGroup, PushedGroup, RunInfo
 
 log = structlog.get_logger()
 
 GONE = 410
+ACK_S, LONGEST_ACK_S = 60.0, 600.0
+"""A trainer may write a checkpoint before it answers."""
+AT_ONCE = 2048
+"""Runs: each has one line."""
 
 
 class Looker(Protocol):
@@ -95,6 +99,7 @@ class Pushes:
 class RunPushes:
     def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
         self._broker, self._deliveries, self._errands = broker, deliveries, errands
+        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._listeners: dict[RunKey, str] = {}
         """That an errand is under way to."""
 
@@ -126,15 +131,19 @@ class RunPushes:
             del self._listeners[known]
 
     async def _send_all(self, key: RunKey, address: str) -> None:
-        sender = self._errands.sender(address)
+        sender = self._errands.sender(address, self._manners)
         try:
             while (group := await self._next(key)) is not None:
-                told = PushedGroup(run=key[1], group=group)
-                payload = await asyncio.to_thread(msgspec.json.encode, told)
-                if await sender.send(payload, f"ack {group.number}", partial(self._is_wanted, key, group)):
+                if await sender.send(partial(self._payload, key, group), f"ack {group.number}"):
                     await self._commit(key, group.number)
         finally:
             sender.close()
+
+    async def _payload(self, key: RunKey, group: PlayedGroup) -> bytes | None:
+        """None: somebody else has committed it meanwhile."""
+        if self._info(key).committed >= group.number:
+            return None
+        return await asyncio.to_thread(msgspec.json.encode, PushedGroup(run=key[1], group=group))
 
     async def _next(self, key: RunKey) -> PlayedGroup | None:
         while True:
@@ -150,9 +159,6 @@ class RunPushes:
                 continue  # somebody else has committed it meanwhile
             if groups:
                 return groups[0]
-
-    def _is_wanted(self, key: RunKey, group: PlayedGroup) -> bool:
-        return self._info(key).committed < group.number
 
     def _info(self, key: RunKey) -> RunInfo:
         return self._broker.apply(lambda board, _now: board.run_info(*key))

@@ -30,30 +30,44 @@ class Line:
         # Of a machine that is gone without a word.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.setsockopt(zmq.IPV6, int("[" in address))
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self._address = address
+        self._answer: asyncio.Future[bytes] | None = None
+        self._gone: asyncio.Future[Any] | None = None
         self._socket.connect(address)
 
-    async def ask(self, payload: bytes, ack_s: float) -> str:
+    async def send(self, payload: bytes) -> None:
+        """The answer to the last one has come."""
+        gone = self._gone = asyncio.ensure_future(recv_monitor_message(self._monitor))
+        sent = asyncio.ensure_future(self._socket.send(payload))
         try:
-            async with asyncio.timeout(CONNECT_S):  # unlike wait_for it never takes a cancellation for itself
-                await self._socket.send(payload)
-        except TimeoutError:
-            raise NotTaken(f"nobody listens at {self._address}") from None
-        answer = asyncio.ensure_future(self._socket.recv())
-        gone = asyncio.ensure_future(recv_monitor_message(self._monitor))
-        try:
-            await asyncio.wait({answer, gone}, timeout=ack_s, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():  # its last word may still be in the socket
-                await asyncio.wait({answer}, timeout=LAST_WORD_S)
-            if not answer.done():
-                why = "hung up" if gone.done() else f"did not answer for {ack_s:g} s"
-                raise NotTaken(f"who listens at {self._address} {why}")
-            return answer.result().decode(errors="replace")
+            await asyncio.wait({sent, gone}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not sent.done():
+                raise NotTaken(f"nobody listens at {self._address}")
+            sent.result()
         finally:
-            answer.cancel()
+            sent.cancel()
+        self._answer = asyncio.ensure_future(self._socket.recv())
+
+    async def answer(self, wait_s: float) -> str | None:
+        """To what was sent. None: there is none yet."""
+        answer, gone = self._answer, self._gone
+        assert answer is not None
+        assert gone is not None
+        await asyncio.wait({answer, gone}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():  # its last word may still be in the socket
+            await asyncio.wait({answer}, timeout=LAST_WORD_S)
+        if answer.done():
             gone.cancel()
+            return answer.result().decode(errors="replace")
+        if gone.done():
+            raise NotTaken(f"who listens at {self._address} hung up")
+        return None
 
     def close(self) -> None:
+        for waiting in (self._answer, self._gone):
+            if waiting is not None:
+                waiting.cancel()
         self._socket.disable_monitor()
         self._socket.close()

@@ -5,16 +5,19 @@ Owns: size, depth, what is no YAML. Never touches: what the keys mean.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from palestra.config import ConfigError
 from palestra.config.load import parse_yaml
+
+T = TypeVar("T")
 
 SECTION = "ajet"
 MAX_BYTES = 128 << 10  # theirs has 12 KB, comments included
 MAX_DEPTH = 16
 MAX_KEYS = 2000
 MAX_NAME = 200
+MAX_BITS = 64  # of a whole number; thousands of digits cannot even be shown
 
 
 class AgentJetError(ValueError):
@@ -47,10 +50,8 @@ def _flatten(content: dict[Any, Any]) -> dict[str, Any]:
         for at, value in level:
             if isinstance(value, dict):
                 inner += [(_at(at, name), one) for name, one in value.items()]
-            elif isinstance(value, str):
-                found[at] = _sound(value)
             elif value is not None:
-                found[at] = value
+                found[at] = [_sound(one) for one in value] if isinstance(value, list) else _sound(value)
             if len(inner) + len(found) > MAX_KEYS:
                 raise AgentJetError(f"the config has more than {MAX_KEYS} keys")
         if not inner:
@@ -60,12 +61,15 @@ def _flatten(content: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _at(parent: str, name: Any) -> str:
-    if len(text := _sound(str(name))) > MAX_NAME:
+    if len(text := str(_sound(name))) > MAX_NAME:
         raise AgentJetError(f"a key is longer than {MAX_NAME} characters: {text[:40]!r}…")
     return f"{parent}.{text}" if parent else text
 
 
-def _sound(text: str) -> str:
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise AgentJetError(f"{text[:40]!r} has half a character (\\ud800 to \\udfff) in it")
-    return text
+def _sound(value: T) -> T:
+    """That it can be shown, and kept."""
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= one <= "\udfff" for one in value):
+        raise AgentJetError(f"{value[:40]!r} has half a character (\\ud800 to \\udfff) in it")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise AgentJetError(f"a whole number is longer than {MAX_BITS} bits: {hex(value):.40}…")
+    return value

@@ -135,6 +135,7 @@ class Engine:
             await self._book.save(owner, record)
             if wanted is S.OFFLINE:
                 self._fed.forget(owner, TRAINER_RUN)
+        self._broker.look_again(owner)
         log.info("engine announced", owner=owner, status=wanted)
 
     # Config, start, stop
@@ -226,7 +227,7 @@ class Engine:
         return self._lives.setdefault(owner, _Life())
 
     def _taken(self, owner: str) -> set[str]:
-        return {run.run for run in self._broker.board.runs(owner)}
+        return {TRAINER_RUN, *(run.run for run in self._broker.board.runs(owner))}
 
     def _next_run(self, owner: str, life: _Life, folder: EngineFolder) -> EngineRecord:
         """The one of the config, or another like it where that one is done."""

@@ -45,8 +45,8 @@ def lease_of(board: Board, owner: str, episode_uuid: str, lease_id: str | None) 
     """Which attempt is meant. Whether it is there, and whose it is, says the board."""
     named = _split(episode_uuid)
     if lease_id is None:
-        members = board.members(owner, RUN, named.episode_id)
-        return LeaseRef(episode_id=members[0].episode_id, attempt=named.attempt) if members else named
+        own = board.first_member(owner, RUN, named.episode_id)  # also when it is delivered: an end may come again
+        return named if own is None else LeaseRef(episode_id=own, attempt=named.attempt)
     shown = _split(lease_id)
     try:
         episode = board.find(owner, shown.episode_id)

@@ -14,13 +14,15 @@ import msgspec
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.deliveries import Deliveries, Reading
 from palestra.server.episodes.push_addresses import check_address
-from palestra.server.episodes.push_errands import Errands, RunKey
+from palestra.server.episodes.push_errands import Errands, Manners, RunKey
 from palestra.server.tinkerscript.names import ADDRESS, RUN
 from palestra.server.tinkerscript.outputs import output_of
 from palestra.types.episodes import PlayedGroup
 
+ACK_S, LONGEST_ACK_S = 30.0, 60.0
+"""AgentJet's trainer answers before it does anything with a result."""
 AT_ONCE = 64
-"""Lines that are open: those to listeners that are gone are given up soon."""
+"""Lines that are open, to listeners that were not tried yet, and as many to those that did not take it."""
 LOOK_AT = 256
 ACK = "ack"
 
@@ -28,7 +30,7 @@ ACK = "ack"
 class ResultPushes:
     def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
         self._broker, self._deliveries, self._errands = broker, deliveries, errands
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._seen: dict[RunKey, int] = {}
         """Groups up to there are on their way, or need not be."""
 
@@ -37,8 +39,8 @@ class ResultPushes:
             return
         while groups := self._unseen(key):
             for group in groups:
-                if group.tags.get(ADDRESS):
-                    self._errands.begin((key, group.number), partial(self._send, key, group.number))
+                if address := group.tags.get(ADDRESS):
+                    self._errands.begin((key, group.number), partial(self._send, key, group.number, address))
             self._seen[key] = groups[-1].number
 
     def forget(self, key: RunKey | None) -> None:
@@ -49,30 +51,24 @@ class ResultPushes:
         after = max(self._seen.get(key, 0), self._committed(key))
         return self._broker.apply(lambda board, now: board.delivered(*key, now, after=after, limit=LOOK_AT))
 
-    async def _send(self, key: RunKey, number: int) -> None:
-        group = await self._read(key, number)
-        if group is None:
-            return
-        address = group.tags[ADDRESS]
+    async def _send(self, key: RunKey, number: int, address: str) -> None:
         check_address(ADDRESS, address, self._broker.config.push_hosts)  # it may have been allowed once
-        payload = await asyncio.to_thread(lambda: msgspec.json.encode(output_of(group)))
-        sender = self._errands.sender(address, self._slots)
+        sender = self._errands.sender(address, self._manners)
         try:
-            is_taken = await sender.send(payload, ACK, lambda: self._is_wanted(key, number))
+            is_taken = await sender.send(partial(self._payload, key, number), ACK)
         finally:
             sender.close()
         if is_taken:
             await self._broker.do(lambda board, now: board.commit_one(*key, number, now))
 
-    async def _read(self, key: RunKey, number: int) -> PlayedGroup | None:
+    async def _payload(self, key: RunKey, number: int) -> bytes | None:
         """None: it is committed already."""
-        if not self._is_wanted(key, number):
+        if self._committed(key) >= number:
             return None
         groups = await self._deliveries.read(Reading(*key, number - 1, 1), wait_s=0, tokens=True)
-        return groups[0] if groups and groups[0].number == number else None
-
-    def _is_wanted(self, key: RunKey, number: int) -> bool:
-        return self._committed(key) < number
+        if not groups or groups[0].number != number:
+            return None
+        return await asyncio.to_thread(lambda: msgspec.json.encode(output_of(groups[0])))
 
     def _committed(self, key: RunKey) -> int:
         return self._broker.apply(lambda board, _now: board.run_info(*key)).committed

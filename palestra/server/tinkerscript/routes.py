@@ -161,17 +161,25 @@ def _claim(asked: t.ClaimEpisode, owner: str, who: str) -> Claim:
 
 async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease | str:
     """Or why not. Who hangs up while it waits has claimed nothing."""
-    hold = partial(while_connected, request)
+    hold, engine = partial(while_connected, request), request.app.state.engine
     loop, wait_s = asyncio.get_running_loop(), min(claim.request.wait_s, episodes.broker.config.max_wait_s)
     until = loop.time() + wait_s
-    status = request.app.state.engine.status(claim.owner)
+    status = engine.status(claim.owner)
     if status in PASSES_SOON:
-        status = await hold(_settled(request.app.state.engine, claim.owner, episodes, until))
+        status = await hold(_settled(engine, claim.owner, episodes, until))
     if status is not EngineStatus.ROLLING:
         return f"{status}: {ADVICE[status]}"
     left_s = max(until - loop.time(), 0.0)
-    leases = await episodes.claims.claim(Claim(claim.owner, replace(claim.request, wait_s=left_s)), hold)
-    return leases[0] if leases else NOTHING
+    asked = replace(claim.request, wait_s=left_s)
+    leases = await episodes.claims.claim(Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner)), hold)
+    if leases:
+        return leases[0]
+    status = engine.status(claim.owner)
+    return NOTHING if status is EngineStatus.ROLLING else f"{status}: {ADVICE[status]}"
+
+
+def _is_rolling(engine: Engine, owner: str) -> bool:
+    return engine.status(owner) is EngineStatus.ROLLING
 
 
 async def _settled(engine: Engine, owner: str, episodes: Episodes, until: float) -> EngineStatus:

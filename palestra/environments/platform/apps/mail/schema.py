@@ -30,7 +30,7 @@ CREATE INDEX messages_by_time ON messages (sent_at, id);
 CREATE TABLE recipients (
     message_id INTEGER NOT NULL REFERENCES messages (id), email TEXT NOT NULL, kind TEXT NOT NULL,
     PRIMARY KEY (message_id, email)
-) WITHOUT ROWID;
+);
 CREATE TABLE attachments (
     id INTEGER PRIMARY KEY, message_id INTEGER NOT NULL REFERENCES messages (id), name TEXT NOT NULL,
     size_bytes INTEGER NOT NULL
@@ -40,7 +40,7 @@ CREATE TABLE labels (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE COLLATE N
 CREATE TABLE message_labels (
     message_id INTEGER NOT NULL REFERENCES messages (id), label_id INTEGER NOT NULL REFERENCES labels (id),
     PRIMARY KEY (message_id, label_id)
-) WITHOUT ROWID;
+);
 CREATE TABLE rules (
     id INTEGER PRIMARY KEY, field TEXT NOT NULL, contains TEXT NOT NULL, action TEXT NOT NULL, target TEXT NOT NULL
 );
@@ -52,6 +52,6 @@ CREATE INDEX events_by_time ON events (starts_at, id);
 CREATE TABLE attendees (
     event_id INTEGER NOT NULL REFERENCES events (id), email TEXT NOT NULL, response TEXT NOT NULL,
     PRIMARY KEY (event_id, email)
-) WITHOUT ROWID;
+);
 CREATE INDEX attendees_by_email ON attendees (email);
 """

@@ -10,7 +10,7 @@ CREATE TABLE hotels (
 CREATE TABLE amenities (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE hotel_amenities (
     hotel_id INTEGER NOT NULL, amenity_id INTEGER NOT NULL, PRIMARY KEY (hotel_id, amenity_id)
-) WITHOUT ROWID;
+);
 CREATE TABLE policies (
     hotel_id INTEGER PRIMARY KEY, is_refundable INTEGER NOT NULL, free_days INTEGER NOT NULL,
     fee_percent INTEGER NOT NULL
@@ -22,10 +22,10 @@ CREATE TABLE rooms (
 CREATE TABLE rates (
     room_id INTEGER NOT NULL, first_day TEXT NOT NULL, last_day TEXT NOT NULL, cents INTEGER NOT NULL,
     PRIMARY KEY (room_id, first_day)
-) WITHOUT ROWID;
+);
 CREATE TABLE sold (
     room_id INTEGER NOT NULL, day TEXT NOT NULL, rooms INTEGER NOT NULL, PRIMARY KEY (room_id, day)
-) WITHOUT ROWID;
+);
 CREATE TABLE reviews (
     id INTEGER PRIMARY KEY AUTOINCREMENT, hotel_id INTEGER NOT NULL, user_id INTEGER NOT NULL, score INTEGER NOT NULL,
     text TEXT NOT NULL, day TEXT NOT NULL
@@ -41,14 +41,14 @@ CREATE TABLE bookings (
 );
 CREATE TABLE booking_rooms (
     booking_id INTEGER NOT NULL, room_id INTEGER NOT NULL, rooms INTEGER NOT NULL, PRIMARY KEY (booking_id, room_id)
-) WITHOUT ROWID;
+);
 CREATE TABLE payments (
     id INTEGER PRIMARY KEY AUTOINCREMENT, booking_id INTEGER NOT NULL, card_id INTEGER NOT NULL, kind TEXT NOT NULL,
     cents INTEGER NOT NULL, created_at TEXT NOT NULL
 );
 CREATE TABLE wishlists (
     user_id INTEGER NOT NULL, list TEXT NOT NULL, hotel_id INTEGER NOT NULL, PRIMARY KEY (user_id, list, hotel_id)
-) WITHOUT ROWID;
+);
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT, booking_id INTEGER NOT NULL, sender_id INTEGER NOT NULL, text TEXT NOT NULL,
     created_at TEXT NOT NULL
@@ -58,7 +58,7 @@ CREATE INDEX rooms_hotel ON rooms (hotel_id);
 CREATE TABLE _quotes (
     token TEXT PRIMARY KEY, room_id INTEGER NOT NULL, check_in TEXT NOT NULL, check_out TEXT NOT NULL,
     rooms INTEGER NOT NULL, guests INTEGER NOT NULL, coupon TEXT, cents INTEGER NOT NULL, expires_at TEXT NOT NULL
-) WITHOUT ROWID;
+);
 """
 """A quote is no change: asking for a price leaves nothing that a task could see."""
 

@@ -1,0 +1,262 @@
+"""`palestra platform`: the local task apps: serve them, look at them, make tasks, play one by hand.
+
+Owns: arguments and printing. Never touches: how apps work, how a task is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.run_common import json_option, print_table, safe_text
+
+if TYPE_CHECKING:
+    from palestra.environments.platform import App, PlatformTask, TaskKey
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MIB = 1 << 20
+SPLITS = ["train", "eval"]
+LISTED, EXPORTED = 3, 20  # of each template, where nobody says how many
+
+
+@click.group()
+def platform() -> None:
+    """Task apps that run here: mail, bookings, forums and the like, with tools and verifiers."""
+
+
+@platform.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8030, show_default=True, help="0 for any free one.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".palestra/platform"),
+    show_default=True,
+    metavar="DIR",
+    help="Where instances wait when there is no room in memory, and over a restart.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    envvar="PALESTRA_PLATFORM_KEYS",
+    metavar="KEY",
+    help="Of a team; may repeat.  [on loopback any key is a team, else one is made and shown]",
+)
+@click.option("--public-url", metavar="URL", help="Where clients find us.  [the name they use]")
+@click.option("--max-instances", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--max-per-team", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--memory-mib", type=click.IntRange(1), default=1024, show_default=True, help="For instances; then disk.")
+@click.option(
+    "--ttl", "ttl_s", type=click.FloatRange(1), default=600, show_default=True, help="Seconds without use that end one."
+)
+def serve(
+    host: str,
+    port: int,
+    state: Path,
+    keys: tuple[str, ...],
+    public_url: str | None,
+    max_instances: int,
+    max_per_team: int,
+    memory_mib: int,
+    ttl_s: float,
+) -> None:
+    """Serve the apps: tools by MCP, instances and tasks by Fleet's API (FLEET_BASE_URL)."""
+    from palestra.environments.platform import PlatformError
+
+    with needs_extra("platform"):
+        from palestra.environments.platform.faces.serving import ServeSettings
+        from palestra.environments.platform.faces.serving import serve as run
+        from palestra.environments.platform.pool_records import PoolLimits
+    limits = PoolLimits(
+        max_instances=max_instances, max_per_team=max_per_team, max_resident_bytes=memory_mib * MIB, ttl_s=ttl_s
+    )
+    settings = ServeSettings(host=host, port=port, folder=state, keys=keys, public_url=public_url, limits=limits)
+    with one_line_errors(PlatformError):
+        run(settings, announce)
+
+
+def announce(url: str, made_key: str | None) -> None:
+    if made_key is not None:
+        click.echo(f"key (shown this once): {made_key}")
+    click.echo(f"The platform is ready at {url}; for Fleet's SDK: export FLEET_BASE_URL={url}")
+
+
+@platform.command()
+@click.argument("name", metavar="[APP]", required=False)
+@json_option
+def apps(name: str | None, as_json: bool) -> None:
+    """List the apps; of one, its tools and task templates."""
+    from palestra.environments.platform import APPS, PlatformError, app_of
+
+    with one_line_errors(PlatformError):
+        found = [app_of(name)] if name else list(APPS.values())
+    if as_json:
+        print_json([app_facts(app) for app in found] if name is None else app_facts(found[0]))
+    elif name is None:
+        rows = [[a.key, str(len(a.tools)), str(len(a.templates)), a.description] for a in found]
+        print_table([["app", "tools", "templates", ""], *rows])
+    else:
+        show_app(found[0])
+
+
+def app_facts(app: App) -> dict[str, Any]:
+    return {
+        "app": app.key,
+        "title": app.title,
+        "description": app.description,
+        "version": app.version,
+        "tools": [one["function"] for one in app.openai_tools()],
+        "templates": [{"name": t.name, "difficulty": t.difficulty, "max_turns": t.max_turns} for t in app.templates],
+    }
+
+
+def show_app(app: App) -> None:
+    click.echo(f"{app.title}: {app.description} ({app.version})\n\ntools")
+    for tool in app.tools:
+        click.echo(f"  {tool.usage}{' *' if tool.writes else ''}\n      {tool.description}")
+    click.echo("  * may change something\n\ntask templates")
+    print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in app.templates])
+
+
+# Tasks
+
+
+def choice_options(count: int) -> Callable[[F], F]:
+    def added(command: F) -> F:
+        for option in (
+            click.option("--count", type=click.IntRange(1), default=count, show_default=True, help="Of each template."),
+            click.option("--first", type=click.IntRange(0), default=0, help="Number to begin with in the split."),
+            click.option("--split", type=click.Choice(SPLITS), default="train", show_default=True),
+            click.option("--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="0a to 0d, 0 to 3."),
+            click.option("--template", "templates", multiple=True, metavar="NAME"),
+            click.option("--app", "names", multiple=True, metavar="APP", help="May repeat.  [all]"),
+        ):
+            command = option(command)
+        return command
+
+    return added
+
+
+@platform.group()
+def tasks() -> None:
+    """Make tasks from their keys, list them, write them to a file for Fleet."""
+
+
+@tasks.command("list")
+@choice_options(LISTED)
+@json_option
+def list_(as_json: bool, **choice: Any) -> None:
+    """List tasks: the same numbers give the same tasks everywhere."""
+    from palestra.environments.platform import PlatformError, make_task
+
+    with one_line_errors(PlatformError):
+        found = [make_task(key) for key in chosen_keys(**choice)]
+    if as_json:
+        print_json([task_facts(task) for task in found])
+    else:
+        print_table([[str(task.key), safe_text(task.prompt, keep="")] for task in found])
+
+
+@tasks.command()
+@click.argument("key")
+@click.option("--solution", is_flag=True, help="Also how it is done: the calls of its own solution.")
+@json_option
+def show(key: str, solution: bool, as_json: bool) -> None:
+    """Show a task by its key, such as keys-put_number-0b-17."""
+    from palestra.environments.platform import PlatformError, make_task
+
+    with one_line_errors(PlatformError):
+        task = make_task(key)
+        facts = task_facts(task) | ({"solution": solution_of(task)} if solution else {})
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        if name != "solution":
+            click.echo(f"{name:<12}{safe_text(str(value), keep='')}")
+    for call in facts.get("solution", ()):
+        click.echo(f"{'call':<12}{safe_text(call, keep='')}")
+
+
+@tasks.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@choice_options(EXPORTED)
+@json_option
+def export(file: Path, as_json: bool, **choice: Any) -> None:
+    """Write a tasks_file as Fleet reads it, each task with a verifier that needs nothing of ours."""
+    from palestra.environments.fleet.export import export_tasks
+    from palestra.environments.platform import PlatformError
+
+    with one_line_errors(PlatformError, OSError):
+        count = export_tasks(chosen_keys(**choice), file)
+    if as_json:
+        print_json({"file": str(file), "tasks": count})
+    else:
+        click.echo(f"{count} tasks in {file}")
+
+
+def chosen_keys(
+    names: tuple[str, ...],
+    templates: tuple[str, ...],
+    difficulties: tuple[str, ...],
+    split: str,
+    first: int,
+    count: int,
+) -> list[TaskKey]:
+    from palestra.environments.platform import APPS, PlatformError, TaskKey, app_of
+    from palestra.environments.platform.tasks import FIRST_EVAL
+
+    start = first + (FIRST_EVAL if split == "eval" else 0)
+    if split == "train" and start + count > FIRST_EVAL:
+        raise PlatformError(f"numbers of the split train are below {FIRST_EVAL}")
+    found = [
+        (app, template)
+        for app in ([app_of(name) for name in names] if names else APPS.values())
+        for template in app.templates
+        if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
+    ]
+    if not found:
+        raise PlatformError("no template is like that; to see them: palestra platform apps APP")
+    return [TaskKey(a.key, t.name, t.difficulty, n) for a, t in found for n in range(start, start + count)]
+
+
+def task_facts(task: PlatformTask) -> dict[str, Any]:
+    return {
+        "key": str(task.key),
+        "prompt": task.prompt,
+        "app": task.app.key,
+        "data": task.seed.key,
+        "split": task.key.split,
+        "max_turns": task.template.max_turns,
+        "today": task.variables["CURRENT_DATE"],
+        "user": task.variables["LOGGED_IN_NAME"],
+    }
+
+
+def solution_of(task: PlatformTask) -> list[str]:
+    import msgspec
+
+    from palestra.environments.platform import Instance
+    from palestra.environments.platform.golden import play_golden
+
+    played = play_golden(task, Instance(task.seed))
+    calls = [f"{call.tool} {msgspec.json.encode(call.arguments).decode()}" for call, _ in played.steps]
+    return calls if played.answer is None else [*calls, f"done {played.answer}"]
+
+
+@platform.command()
+@click.argument("key", metavar="KEY_OR_APP")
+@json_option
+def play(key: str, as_json: bool) -> None:
+    """Play a task by hand: call tools (put value=3), then say done. Lines may also come from a pipe."""
+    from palestra.cli.platform_play import play_task
+    from palestra.environments.platform import PlatformError
+
+    with one_line_errors(PlatformError):
+        play_task(key, as_json=as_json)

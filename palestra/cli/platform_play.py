@@ -1,0 +1,193 @@
+"""A person in the agent's place: lines become tool calls, then there is a verdict.
+
+Owns: what a line means, what is shown. Never touches: the state but through tools.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import rich_click as click
+
+from palestra.cli.output import print_json
+from palestra.cli.run_common import safe_text
+from palestra.environments.platform import APPS, Instance, PlatformTask, TaskKey, Tool, ToolResult, make_task, verify
+from palestra.environments.platform.expectations import told_change
+from palestra.environments.platform.tasks import FIRST_EVAL
+
+HELP = """a tool      put value=3   or   send_message to=["ann@x.org"] subject="a few words"   or   put {"value": 3}
+tools       what can be called
+task        what was asked for
+diff        what has changed so far
+reset       from the beginning
+done        the end, with an answer where one is asked for: done 42
+quit        the end, without a verdict"""
+COMMANDS = ("tools", "task", "diff", "reset", "done", "quit", "help")
+
+
+def play_task(key: str, *, as_json: bool) -> None:
+    task = make_task(drawn(key) if key in APPS else key)
+    game = Game(task, is_silent=as_json)
+    try:
+        game.play(lines(is_silent=as_json))
+        if as_json:
+            print_json(game.facts())
+    finally:
+        game.instance.close()
+
+
+def drawn(app: str) -> TaskKey:
+    template = random.choice(APPS[app].templates)
+    return TaskKey(app, template.name, template.difficulty, random.randrange(FIRST_EVAL))
+
+
+def lines(*, is_silent: bool) -> Iterator[str]:
+    """The end of the input means done."""
+    if not sys.stdin.isatty():
+        yield from (line.rstrip("\n") for line in sys.stdin)
+        return
+    while True:
+        try:
+            yield click.prompt("", prompt_suffix="> ", default="", show_default=False, err=is_silent)
+        except click.Abort:
+            return
+
+
+class Game:
+    def __init__(self, task: PlatformTask, *, is_silent: bool) -> None:
+        self.task, self._is_silent = task, is_silent
+        self.instance = Instance(task.seed)
+        self.calls: list[dict[str, Any]] = []
+        self.verdict: dict[str, Any] | None = None
+
+    def play(self, said: Iterator[str]) -> None:
+        self._show_task()
+        for line in said:
+            if line.strip() and self._is_over(line.strip()):
+                return
+        self._judge(None)
+
+    def facts(self) -> dict[str, Any]:
+        changes = msgspec.to_builtins(self.instance.changes())
+        told = {"key": str(self.task.key), "prompt": self.task.prompt, "calls": self.calls, "changes": changes}
+        return {**told, "verdict": self.verdict}
+
+    def _is_over(self, line: str) -> bool:
+        word, _, rest = line.removeprefix("/").partition(" ")
+        is_tool = not line.startswith("/") and self.task.app.tool(word) is not None
+        match word if word in COMMANDS and not is_tool else "":
+            case "done":
+                self._judge(rest.strip() or None)
+                return True
+            case "quit":
+                return True
+            case "tools":
+                self._say("\n".join(f"{tool.usage}  {tool.description}" for tool in self.task.app.tools))
+            case "task":
+                self._show_task()
+            case "diff":
+                self._show_diff()
+            case "reset":
+                self.instance.reset()
+                self.calls.clear()
+                self._say("as it was in the beginning")
+            case "help":
+                self._say(HELP)
+            case _:
+                self._call(word, rest)
+        return False
+
+    def _call(self, name: str, rest: str) -> None:
+        tool = self.task.app.tool(name)
+        try:
+            arguments = {} if tool is None else arguments_of(tool, rest)
+        except ValueError as e:
+            self._say(f"this cannot be read: {e}")
+            return
+        result = self.instance.call(name, arguments)
+        self.calls.append({"tool": name, "arguments": arguments, "is_error": result.is_error, "result": result.text})
+        self._say(shown(result) + ("" if tool else "\nto see what can be typed: help"))
+
+    def _judge(self, answer: str | None) -> None:
+        verdict = verify(self.task, self.instance, answer)
+        self.verdict = {"score": verdict.score, "answer": answer, "met": verdict.met, "failed": verdict.failed}
+        self._show_diff()
+        self._say("\n".join([f"score {verdict.score}", *(f"  {reason}" for reason in verdict.failed)]))
+
+    def _show_task(self) -> None:
+        today, who = (self.task.variables[name] for name in ("CURRENT_DATE", "LOGGED_IN_NAME"))
+        self._say(f"{self.task.key} ({self.task.app.title}; today is {today}, you are {who})\n{self.task.prompt}")
+
+    def _show_diff(self) -> None:
+        changes = self.instance.changes()
+        self._say("\n".join(f"  {change.kind}: {told_change(change)}" for change in changes) or "  nothing changed")
+
+    def _say(self, text: str) -> None:
+        if not self._is_silent:
+            click.echo(safe_text(text))
+
+
+def arguments_of(tool: Tool, text: str) -> Any:
+    """`name=value …` or one JSON object. A value is text where the tool takes text, JSON elsewhere."""
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError as e:
+            raise ValueError(str(e)) from None
+    found: dict[str, Any] = {}
+    for word in split(text):
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word!r} is not name=value; {tool.usage}")
+        found[name] = value_of(tool.parameters["properties"].get(name, {}), value)
+    return found
+
+
+def split(text: str) -> list[str]:
+    """Words as in a shell, but brackets keep what is inside as it is: to=["a b", "c"]."""
+    words: list[str] = []
+    rest = text.strip()
+    while rest:
+        name, equals, value = rest.partition("=")
+        if equals and name.isidentifier() and value[:1] == "[":
+            length = list_length(value)
+            words.append(f"{name}={value[:length]}")
+            rest = value[length:].strip()
+        else:
+            source = io.StringIO(rest)
+            lexer = shlex.shlex(source, posix=True)
+            lexer.whitespace_split, lexer.commenters = True, ""
+            words.append(lexer.get_token() or "")
+            rest = source.read().strip()
+    return words
+
+
+def list_length(text: str) -> int:
+    """Of the JSON list at the beginning."""
+    for end in (n + 1 for n, char in enumerate(text) if char == "]"):
+        try:
+            msgspec.json.decode(text[:end])
+        except msgspec.DecodeError:
+            continue
+        return end
+    raise ValueError(f'{text!r} is not a list such as ["a", "b"]')
+
+
+def value_of(schema: dict[str, Any], text: str) -> Any:
+    if schema.get("type") == "string":
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text  # the tool says what is wrong with it
+
+
+def shown(result: ToolResult) -> str:
+    """As a person reads JSON."""
+    return msgspec.json.format(result.text, indent=2)

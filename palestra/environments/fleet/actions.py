@@ -1,0 +1,105 @@
+"""What the model wrote, as an action: a tool call, the end, both, or neither.
+
+Owns: the two grammars, what counts as done. Never touches: which tools there are.
+
+`lenient` is ours: a call that is only thought about does not count, JSON ends where it ends, and what cannot be read is
+answered with the reason. `strict` reads what the reference reads and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from palestra.chat.tool_calls import TAGS, ParsedCall, closing_of, parse_tool_call, without_thinking
+
+DONE = re.compile(r"<done>|\[done\]", re.IGNORECASE)
+OPEN_THINK = "<think>"
+
+
+class Grammar(StrEnum):
+    LENIENT = "lenient"
+    STRICT = "strict"
+
+
+class CallRequest(msgspec.Struct, frozen=True):
+    name: Any
+    """Text, but for what the strict grammar lets through."""
+    arguments: Any
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    call: CallRequest | None = None
+    is_done: bool = False
+    problem: str = ""
+    """Why a try at a call is none, for the model to read."""
+    ignored_calls: int = 0
+    """After the first: only that one is run."""
+
+
+def parse_action(text: str, grammar: Grammar = Grammar.LENIENT) -> Action:
+    said = without_thinking(text)
+    outside, calls = _outside_calls(said)
+    is_done = DONE.search(outside) is not None
+    if grammar is Grammar.STRICT:
+        return Action(call=_strict_call(text), is_done=is_done)
+    found = parse_tool_call(text)
+    if isinstance(found, ParsedCall):
+        call = CallRequest(found.name, found.arguments)
+        return Action(call=call, is_done=is_done, ignored_calls=max(calls - 1, 0))
+    return Action(is_done=is_done, problem=found.reason if found else "")
+
+
+def _outside_calls(said: str) -> tuple[str, int]:
+    """The text without calls and unfinished thought, and how many calls there were."""
+    outside: list[str] = []
+    place, count = 0, 0
+    while (found := _next_tag(said, place)) is not None:
+        start, tag = found
+        outside.append(said[place:start])
+        place, count = _end_of_call(said, start + len(tag), closing_of(tag)), count + 1
+    return ("".join(outside) + said[place:]).partition(OPEN_THINK)[0], count
+
+
+def _next_tag(said: str, place: int) -> tuple[int, str] | None:
+    found = [(start, tag) for tag in TAGS if (start := said.find(tag, place)) >= 0]
+    return min(found, default=None)
+
+
+def _end_of_call(said: str, start: int, closing: str) -> int:
+    """After its JSON, if that can be read: what is quoted there is no closing tag. Else after the tag, or nowhere."""
+    try:
+        end = json.JSONDecoder().raw_decode(said, start + len(said[start:]) - len(said[start:].lstrip()))[1]
+    except (ValueError, RecursionError):
+        end = start
+    closed = said.find(closing, end)
+    is_next = closed >= 0 and (end == start or not said[end:closed].strip())
+    return closed + len(closing) if is_next else (end if end > start else len(said))
+
+
+def _strict_call(text: str) -> CallRequest | None:
+    for tag in TAGS:
+        content = _strict_content(text, tag)
+        if content is None:
+            continue
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict) and (name := found.get("name") or found.get("tool")):
+            return CallRequest(name, found.get("arguments") or found.get("params") or {})
+    return None
+
+
+def _strict_content(text: str, tag: str) -> str | None:
+    """To the first closing tag; where there is none, to a special token or the end."""
+    start = text.find(tag)
+    if start < 0:
+        return None
+    rest = text[start + len(tag) :]
+    closed = rest.find(closing_of(tag))
+    return rest[:closed] if closed >= 0 else rest.partition("<|")[0]

@@ -1,0 +1,109 @@
+"""The local platform in this process: an instance is a small database in memory, a call takes no socket.
+
+Owns: one instance, which verifier judges it. Never touches: other processes, but for verifiers of others.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from weakref import WeakSet
+
+from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.export import verifier_source
+from palestra.environments.fleet.partial import partial_score
+from palestra.environments.fleet.platform_tasks import platform_task
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.fleet.verifiers import Limits, run_verifier
+from palestra.environments.platform import Instance, PlatformError, PlatformTask, Verdict, app_of, verify
+from palestra.environments.platform.seeds import seed_named
+
+_live: WeakSet[EmbeddedBackend] = WeakSet()
+
+
+def live_instances() -> int:
+    """Open ones of this process: 0 when all episodes are closed."""
+    return len(_live)
+
+
+class EmbeddedBackend:
+    def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
+        self._task, self._settings = task, settings
+        self._instance: Instance | None = None
+        self._own: PlatformTask | None = None
+        """Where the task is one of the platform's, which then judges it itself."""
+
+    async def create(self) -> None:
+        task = self._task
+        try:
+            app = app_of(task.env_key)
+            self._own = self._own_task()
+            if task.env_version not in (None, app.version):
+                raise PlatformError(f"{app.key} is here in version {app.version}, not {task.env_version}")
+            seed = self._own.seed if self._own else seed_named(app, task.data_key or "small-0")
+        except PlatformError as e:
+            raise BackendError(str(e)) from None
+        variables = {str(key): str(value) for key, value in task.env_variables.items()}
+        self._instance = Instance(seed, variables=variables)
+        _live.add(self)
+
+    async def list_tools(self) -> list[ToolSpec]:
+        return self._opened.app.openai_tools()
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        result = self._opened.call(name, arguments)
+        return ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
+
+    async def verify(self, attempt: Attempt) -> Grade:
+        if self._own is not None:
+            verdict = verify(self._own, self._opened, attempt.answer)
+            partial = _partial(self._own, verdict) if self._settings.partial_reward and verdict.failed else 0.0
+            return Grade(score=verdict.score, partial=partial, stdout="\n".join(verdict.failed))
+        if not self._task.verifier_code:
+            return Grade(score=None, error=f"task {self._task.task_key} has no verifier")
+        done = await run_verifier(
+            self._task.verifier_code,
+            self._opened.seed.data,
+            self._opened.snapshot(),
+            attempt.answer,
+            attempt.conversation,
+            Limits(self._settings.verifier_timeout_s, self._settings.verifier_memory_mib * 1024 * 1024),
+        )
+        return Grade(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
+
+    async def close(self) -> None:
+        if self._instance is not None:
+            self._instance.close()
+        _live.discard(self)
+
+    @property
+    def _opened(self) -> Instance:
+        if self._instance is None:
+            raise BackendError("there is no instance: it was not created")
+        return self._instance
+
+    def _own_task(self) -> PlatformTask | None:
+        """A task with the key, the words and the verifier of ours is ours; with another verifier it is somebody's."""
+        try:
+            own = platform_task(self._task.task_key)
+        except PlatformError:
+            return None
+        given = self._task
+        is_ours = (own.app.key, own.prompt) == (given.env_key, given.prompt)
+        is_ours &= given.data_key in (None, own.seed.key)
+        is_ours &= given.verifier_code is None or given.verifier_code == verifier_source(own)
+        return own if is_ours else None
+
+
+def _partial(task: PlatformTask, verdict: Verdict) -> float:
+    """Of all checks, those that are met and would not be by doing nothing."""
+    checks = 1 + (task.template.answer is not None) + (task.template.process is not None)
+    idle = Instance(task.seed)
+    try:
+        earned = set(verdict.met) - set(verify(task, idle).met)
+    finally:
+        idle.close()
+    return len(earned) / checks

@@ -1,0 +1,158 @@
+"""Hosted Fleet, or whatever speaks its REST API, through the unmodified `fleet-python`.
+
+Owns: one instance from making to deleting, its MCP endpoints, asking for the verdict. Never touches: the wire; the SDK
+has that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Any
+
+from palestra.environments.calls import words
+from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
+from palestra.environments.fleet.partial import partial_score
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = ("mcp", "api/v1/mcp")
+"""Below an instance's root. Some images have one, some both; the first that has a tool owns it."""
+COMPUTER, BROWSER = "computer_use", "browser_use"
+COMPUTER_TOOL = "computer"
+MAKE_DELAYS_S = (2, 4, 8, 16)
+PASSING = ("health check", "timeout", "connection", "temporarily", '"retryable": true', "rate limit", "in-flight")
+"""Words of errors that another try may not meet."""
+VERIFY_DELAYS_S = (3, 6, 12)
+RESET_S = 10
+TAKES_CONVERSATION = re.compile(r"\A[^(]*?^def \w+\([^)]*\bconversation\b", re.DOTALL | re.MULTILINE)
+"""In the parameters of the first function."""
+
+
+class HostedBackend:
+    def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
+        self._task, self._settings = task, settings
+        self._fleet: Any = None
+        self._env: Any = None
+        self._connections: list[McpConnection] = []
+        self._owners: dict[str, McpConnection] = {}
+
+    async def create(self) -> None:
+        try:
+            from fleet import AsyncFleet  # pyright: ignore[reportAttributeAccessIssue, reportMissingImports]
+        except ModuleNotFoundError:
+            raise BackendError("hosted Fleet needs its SDK; to install: pip install fleet-python") from None
+        self._fleet = AsyncFleet(api_key=self._settings.api_key, base_url=self._settings.base_url)
+        self._env = await self._made()
+        try:
+            async with asyncio.timeout(RESET_S):
+                await self._env.reset()
+        except Exception as e:
+            log.warning("instance %s was not reset: %s", self._env.instance_id, words(e))
+
+    async def list_tools(self) -> list[ToolSpec]:
+        is_computer = self._task.task_modality == COMPUTER
+        found: list[ToolSpec] = []
+        problems: list[str] = []
+        for path in ENDPOINTS[1:] if is_computer else ENDPOINTS:
+            connection = McpConnection(McpAddress(url=self._env.urls.root + path), self._settings.request_timeout_s)
+            try:
+                await connection.open()
+                self._connections.append(connection)
+                tools = await connection.list_tools()
+            except Exception as e:
+                problems.append(words(e))
+                continue
+            for tool in tools:
+                is_for_us = (name_of(tool) == COMPUTER_TOOL) == is_computer
+                if is_for_us and name_of(tool) not in self._owners:
+                    self._owners[name_of(tool)] = connection
+                    found.append(tool)
+        if not self._connections:
+            raise BackendError(f"instance {self._env.instance_id} has no tools to offer: {'; '.join(problems)}")
+        return found
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        owner = self._owners.get(name)
+        if owner is None:
+            return ToolAnswer(None, f"there is no tool {name!r}; use {', '.join(self._owners)}")
+        return await owner.call_tool(name, arguments)
+
+    async def verify(self, attempt: Attempt) -> Grade:
+        given: dict[str, Any] = {} if attempt.answer is None else {"final_answer": attempt.answer}
+        if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
+            given["conversation"] = list(attempt.conversation)
+        grade = Grade(score=None, error="the verifier was not run")
+        for delay_s in (*VERIFY_DELAYS_S, None):
+            grade = await self._verdict(given)
+            if grade.score is not None or delay_s is None:
+                break
+            await asyncio.sleep(delay_s)
+        return grade
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.close() for one in self._connections), return_exceptions=True)
+        self._connections.clear()
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                await env.close()
+            except Exception as e:
+                log.warning("instance %s was not deleted, and ends with its time: %s", env.instance_id, words(e))
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            await fleet._httpx_client.aclose()  # the SDK has no way of its own to let go of its connections
+
+    async def _made(self) -> Any:
+        task, delays_s = self._task, iter(MAKE_DELAYS_S)
+        while True:
+            try:
+                return await self._fleet.make(
+                    _versioned(task.env_key, task.env_version),
+                    data_key=None if task.data_key is None else _versioned(task.data_key, task.data_version),
+                    env_variables=task.env_variables or None,
+                    image_type="mcp" if task.task_modality == COMPUTER else None,
+                    ttl_seconds=self._settings.ttl_seconds,
+                )
+            except Exception as e:
+                is_passing = any(word in str(e).lower() for word in PASSING)
+                delay_s = next(delays_s, None) if is_passing else None
+                if delay_s is None:
+                    raise BackendError(f"Fleet made no instance of {task.env_key}: {words(e)}") from e
+                await asyncio.sleep(delay_s)
+
+    async def _verdict(self, given: dict[str, Any]) -> Grade:
+        from fleet._async.tasks import Task  # pyright: ignore[reportMissingImports]
+
+        task = self._task
+        asked = Task(
+            key=task.task_key,
+            prompt=task.prompt,
+            env_id=task.env_key,
+            version=task.env_version,
+            data_id=task.data_key,
+            data_version=task.data_version,
+            verifier_func=task.verifier_code,
+            verifier_id=task.raw.get("verifier_id"),
+            verifier_sha=task.raw.get("verifier_sha"),
+        )
+        try:
+            found = await asked.verify_detailed_async(self._env, **given)
+        except Exception as e:
+            return Grade(score=None, error=words(e))
+        stdout = found.stdout or ""
+        is_judged = not any(line.startswith("JUDGE ERROR:") for line in stdout.splitlines())
+        if not found.success or not is_judged:
+            return Grade(score=None, stdout=stdout, error=str(found.error or "the verifier did not run"))
+        score = 1.0 if found.result is None else float(found.result)
+        return Grade(score=score, partial=partial_score(stdout), stdout=stdout)
+
+
+def _versioned(key: str, version: str | None) -> str:
+    return f"{key}:{version}" if version and ":" not in key else key

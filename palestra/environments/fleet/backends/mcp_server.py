@@ -1,0 +1,118 @@
+"""Any MCP server, with a verifier of one's own.
+
+    mcp: {url: "http://127.0.0.1:9000/mcp", verifier: my_checks:tickets}
+    mcp: {command: [python, my_server.py], verifier: my_checks:tickets}
+
+Owns: one connection for each episode, asking the verifier. Never touches: what state the server keeps: a command is a
+fresh process each time; behind a URL, keeping episodes apart is the server's own affair. `{task_key}`, `{env_key}` and
+`{data_key}` in a URL or command are filled in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import ToolSpec
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verifier gets: it answers with a number, or None where it cannot tell. It may be a coroutine."""
+
+    task: FleetTask
+    answer: str | None
+    conversation: Sequence[dict[str, Any]]
+    calls: Sequence[tuple[str, dict[str, Any], ToolAnswer]]
+    """Tool, arguments and what came of it, of the whole episode."""
+    call_tool: Callable[[str, dict[str, Any]], Awaitable[ToolAnswer]]
+    """To look at the server's state."""
+
+
+class McpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str | None = None
+    command: list[str] = []
+    headers: dict[str, str] = {}
+    env: dict[str, str] = {}
+    verifier: str | None = None
+    """`package.module:function`."""
+
+
+class McpBackend:
+    def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
+        self._task, self._timeout_s = task, settings.verifier_timeout_s
+        try:
+            given = msgspec.convert(settings.mcp, McpSettings)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"env_config.mcp: {e}") from None
+        if bool(given.url) == bool(given.command):
+            raise ValueError("env_config.mcp needs a url or a command, and not both")
+        self._verifier = _loaded(given.verifier)
+        address = McpAddress(
+            url=None if given.url is None else self._filled(given.url),
+            command=tuple(map(self._filled, given.command)),
+            headers=given.headers,
+            env=given.env,
+        )
+        self._connection = McpConnection(address, settings.request_timeout_s)
+        self._calls: list[tuple[str, dict[str, Any], ToolAnswer]] = []
+
+    async def create(self) -> None:
+        await self._connection.open()
+
+    async def list_tools(self) -> list[ToolSpec]:
+        return await self._connection.list_tools()
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        answer = await self._connection.call_tool(name, arguments)
+        self._calls.append((name, arguments, answer))
+        return answer
+
+    async def verify(self, attempt: Attempt) -> Grade:
+        finished = Finished(
+            task=self._task,
+            answer=attempt.answer,
+            conversation=attempt.conversation,
+            calls=self._calls,
+            call_tool=self._connection.call_tool,
+        )
+        async with asyncio.timeout(self._timeout_s):
+            if inspect.iscoroutinefunction(self._verifier):
+                score = await self._verifier(finished)
+            else:
+                score = await asyncio.to_thread(self._verifier, finished)
+        return Grade(score=None if score is None else _number(score))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _filled(self, text: str) -> str:
+        task = self._task
+        for name, value in (("task_key", task.task_key), ("env_key", task.env_key), ("data_key", task.data_key or "")):
+            text = text.replace(f"{{{name}}}", value)
+        return text
+
+
+def _loaded(path: str | None) -> Callable[[Finished], Any]:
+    module, _, name = (path or "").partition(":")
+    if not name:
+        raise ValueError("env_config.mcp.verifier names what judges an episode: package.module:function")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise ValueError(f"env_config.mcp.verifier {path!r}: {e}") from None
+
+
+def _number(score: Any) -> float:
+    if isinstance(score, bool | int | float) and math.isfinite(score):
+        return float(score)
+    raise TypeError(f"a verifier answers with a number or None, not {score!r}"[:200])

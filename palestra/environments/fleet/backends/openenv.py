@@ -1,0 +1,127 @@
+"""Any OpenEnv server whose environment has tools, over its WebSocket: one connection is one episode.
+
+    openenv: {url: "http://127.0.0.1:8000", reset: {task_key: "{task_key}"}, finish: {type: finish, answer: "{answer}"}}
+
+Owns: the connection, frames, the reward the server gave last. Never touches: what the reward is for. `finish` is the
+action that ends an episode there; without it the reward of the last step counts. `{task_key}`, `{data_key}` and
+`{answer}` are filled in; a field whose answer is missing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+
+from palestra.environments.calls import words
+from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.mcp_client import answer_of
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+
+MAX_FRAME = 100 * 1024 * 1024  # as OpenEnv's own client
+MISTAKES = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
+"""Errors that are about the action; after the others there is no episode."""
+
+
+class OpenEnvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    reset: dict[str, Any] = {}
+    finish: dict[str, Any] | None = None
+    headers: dict[str, str] = {}
+
+
+class OpenEnvBackend:
+    def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
+        try:
+            self._given = msgspec.convert(settings.openenv, OpenEnvSettings)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"env_config.openenv: {e}") from None
+        self._task, self._timeout_s = task, settings.request_timeout_s
+        self._socket: Any = None
+        self._is_waiting = False
+        self._reward: Any = None
+
+    async def create(self) -> None:
+        try:
+            from websockets.asyncio.client import connect
+        except ModuleNotFoundError:
+            raise BackendError("OpenEnv servers need websockets; to install: pip install websockets") from None
+        address = f"{self._given.url.rstrip('/')}/ws".replace("http", "ws", 1)
+        headers = self._given.headers
+        try:
+            self._socket = await connect(
+                address, additional_headers=headers, max_size=MAX_FRAME, open_timeout=self._timeout_s, proxy=None
+            )
+        except Exception as e:
+            raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
+        told = await self._asked("reset", self._filled(self._given.reset, None))
+        if "error" in told:
+            raise BackendError(f"the OpenEnv server could not reset: {told['error']}")
+
+    async def list_tools(self) -> list[ToolSpec]:
+        told = await self._asked("step", {"type": "list_tools"})
+        tools = told.get("observation", {}).get("tools") or []
+        return [openai_tool(t["name"], t.get("description"), t.get("input_schema")) for t in tools]
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        told = await self._asked("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
+        if "error" in told:
+            return ToolAnswer(None, str(told["error"]))
+        self._reward = told.get("reward")
+        found = told["observation"]
+        if found.get("error"):
+            return ToolAnswer(None, str(found["error"].get("message") or found["error"]))
+        return _tool_answer(found.get("result"))
+
+    async def verify(self, attempt: Attempt) -> Grade:
+        if self._given.finish is not None:
+            told = await self._asked("step", self._filled(self._given.finish, attempt.answer))
+            if "error" in told:
+                return Grade(score=None, error=str(told["error"]))
+            self._reward = told.get("reward")
+        reward = self._reward
+        if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+            return Grade(score=None, error=f"the server gave {reward!r} as the reward")
+        return Grade(score=float(reward))
+
+    async def close(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()  # the server ends the episode with the connection
+
+    def _filled(self, action: dict[str, Any], answer: str | None) -> dict[str, Any]:
+        known = {"{task_key}": self._task.task_key, "{data_key}": self._task.data_key, "{answer}": answer}
+        filled = {key: known.get(value, value) if isinstance(value, str) else value for key, value in action.items()}
+        return {key: value for key, value in filled.items() if value is not None or action[key] is None}
+
+    async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        """What was told; `{"error": text}` where the server did not like the action."""
+        if self._socket is None or self._is_waiting:
+            raise BackendError("there is no connection to the OpenEnv server, or an answer that was not waited for")
+        self._is_waiting = True  # and stays so when cancelled: answers carry no number to tell them apart
+        try:
+            await self._socket.send(json.dumps({"type": kind, "data": data}))
+            frame: Any = json.loads(await self._socket.recv())
+        except Exception as e:
+            raise BackendError(f"the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
+        self._is_waiting = False
+        told = frame.get("data") or {}
+        if frame.get("type") != "error":
+            return told
+        if told.get("code") not in MISTAKES:
+            raise BackendError(f"the OpenEnv server ended the episode: {told.get('code')}: {told.get('message')}")
+        return {"error": told.get("message") or told["code"]}
+
+
+def _tool_answer(result: Any) -> ToolAnswer:
+    """Plain data, or a result of MCP's, in either spelling."""
+    if not isinstance(result, dict) or not isinstance(result.get("content"), list):
+        return ToolAnswer(result)
+    is_error = result.get("isError") or result.get("is_error")
+    structured = result.get("structuredContent") or result.get("structured_content")
+    return answer_of({"content": result["content"], "isError": is_error, "structuredContent": structured})

@@ -1,0 +1,123 @@
+"""A platform elsewhere (`palestra platform serve`) over HTTP, without Fleet's SDK.
+
+Owns: one instance there, from making to deleting. Never touches: what a verdict is; the server runs the verifier.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from palestra.environments.calls import words
+from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.export import verifier_source
+from palestra.environments.fleet.mcp_client import answer_of
+from palestra.environments.fleet.platform_tasks import platform_task
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.fleet.verifiers import Execution
+from palestra.environments.platform import PlatformError
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+
+BASE_URL = "FLEET_BASE_URL"
+SHOWN = 300  # characters of an answer that is none
+
+
+class RemoteBackend:
+    def __init__(self, task: FleetTask, settings: FleetSettings) -> None:
+        base_url = settings.base_url or os.environ.get(BASE_URL)
+        if not base_url:
+            raise ValueError(f"the backend remote needs the platform's address: env_config.base_url or {BASE_URL}")
+        self._task, self._settings = task, settings
+        self._base_url = base_url.rstrip("/")
+        self._http: httpx.AsyncClient | None = None
+        self._instance: dict[str, Any] | None = None
+
+    async def create(self) -> None:
+        try:
+            import httpx
+        except ModuleNotFoundError:
+            raise BackendError("a platform elsewhere needs httpx; to install: pip install httpx") from None
+        settings, task = self._settings, self._task
+        key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        is_plain = self._base_url.startswith("http://")  # then no certificates are read, which takes long
+        self._http = httpx.AsyncClient(headers=key, timeout=settings.request_timeout_s, verify=not is_plain)
+        wanted = {
+            "env_key": task.env_key,
+            "env_version": task.env_version,
+            "data_key": task.data_key,
+            "env_variables": task.env_variables or None,
+            "ttl_seconds": settings.ttl_seconds,
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        self._instance = await self._sent("POST", f"{self._base_url}/v1/env/instances", given)
+
+    async def list_tools(self) -> list[ToolSpec]:
+        found = await self._mcp("tools/list", {})
+        return [openai_tool(tool["name"], tool.get("description"), tool.get("inputSchema")) for tool in found["tools"]]
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+        return answer_of(await self._mcp("tools/call", {"name": name, "arguments": arguments}))
+
+    async def verify(self, attempt: Attempt) -> Grade:
+        source = self._source()
+        if source is None:
+            return Grade(score=None, error=f"task {self._task.task_key} has no verifier")
+        name = source.partition("def ")[2].partition("(")[0]
+        asked = {"function_code": source, "function_name": name, "text_solution": attempt.answer}
+        found = await self._sent("POST", f"{self._opened['urls']['manager']['api']}/execute_verifier_function", asked)
+        done = Execution(success=found["success"], result=found["result"], error=found["error"] or "")
+        return Grade(score=done.score, error=done.error)
+
+    async def close(self) -> None:
+        http, instance, self._http = self._http, self._instance, None
+        if http is None:
+            return
+        try:
+            if instance is not None:
+                await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
+        except Exception as e:
+            log.warning("an instance at %s was not deleted, and ends with its time: %s", self._base_url, words(e))
+        finally:
+            await http.aclose()
+
+    @property
+    def _opened(self) -> dict[str, Any]:
+        if self._instance is None:
+            raise BackendError("there is no instance: it was not created")
+        return self._instance
+
+    def _source(self) -> str | None:
+        """The task's own, or that of the platform's task with this key."""
+        if self._task.verifier_code:
+            return self._task.verifier_code
+        try:
+            return verifier_source(platform_task(self._task.task_key))
+        except PlatformError:
+            return None
+
+    async def _mcp(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        found = await self._sent("POST", f"{self._opened['urls']['root']}mcp", message)
+        if "result" not in found:
+            raise BackendError(f"{method} was refused: {str(found.get('error'))[:SHOWN]}")
+        return found["result"]
+
+    async def _sent(self, method: str, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Raises BackendError for whatever is no answer."""
+        assert self._http is not None
+        try:
+            answer = await self._http.request(method, url, json=body)
+            found = answer.json() if answer.is_success else None
+        except Exception as e:
+            raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e
+        if not isinstance(found, dict):
+            raise BackendError(f"the platform at {self._base_url} answered {answer.status_code}: {answer.text[:SHOWN]}")
+        return found

@@ -1,0 +1,37 @@
+"""Coroutines for callers without an event loop: one loop in a thread, for all of them.
+
+Owns: that thread. Never touches: what runs there. Not `asyncio.run`: that needs that no loop runs here, and ends what
+the last call left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+"""Of the loop's making."""
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Waits for it; interrupted, it is cancelled."""
+    future = asyncio.run_coroutine_threadsafe(work, _running_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    global _loop  # noqa: PLW0603
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="fleet-sync", daemon=True).start()
+        return _loop

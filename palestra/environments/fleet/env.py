@@ -1,0 +1,268 @@
+"""`fleet_task`: a Fleet task as a text environment.
+
+Owns: the conversation, reading what the model wrote, what it is told, counters. Never touches: instances; the layer
+below has those. The interface is that of the FleetTaskEnv which SkyRL's training knows.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from palestra.environments.calls import words
+from palestra.environments.fleet import context_tools, observations
+from palestra.environments.fleet.actions import Action, CallRequest, parse_action
+from palestra.environments.fleet.backends import kind_of
+from palestra.environments.fleet.background import run_sync
+from palestra.environments.fleet.context_tools import ContextTools
+from palestra.environments.fleet.metrics import aggregate_metrics
+from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, Split
+from palestra.environments.fleet.prompts import PromptStyle, system_prompt
+from palestra.environments.fleet.settings import FLEET, FleetSettings
+from palestra.environments.fleet.splits import rows_of, split_tasks
+from palestra.environments.fleet.task_env import OpenEnvTask
+from palestra.environments.fleet.task_files import find_task, load_tasks
+from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
+from palestra.types.rollouts import Task
+
+API_KEY = "FLEET_API_KEY"
+DEFAULT_TASKS = "platform:keys"
+MAX_TURNS, MAX_OUTPUT_CHARS = 50, 10_000
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """Of one turn, before it is put into words."""
+
+    result: Any = None
+    error: str | None = None
+    reward: float | None = 0.0
+    is_ended: bool = False
+    """By the model: it said so, or gave its answer."""
+    was_called: bool = False
+    is_context_tools: bool = False
+    """The answer of one of those: it is short enough, and says what was cut before."""
+    is_history_changed: bool = False
+
+
+class FleetTaskEnv(BaseTextEnv):
+    """A task at an app, done by calling its tools; what changed in the app decides."""
+
+    def __init__(self, env_config: Any, extras: Mapping[str, Any] = {}) -> None:
+        super().__init__(env_config, {key: value for key, value in extras.items() if key != "max_turns"})
+        if not extras.get("task_key"):
+            raise ValueError("extras has no task_key: which task is it?")
+        tasks_file = (env_config.get("tasks_file") if env_config else None) or extras.get("tasks_file")
+        if not tasks_file:
+            raise ValueError("no tasks_file: give it in env_config or in extras")
+        self.task = find_task(str(tasks_file), str(extras["task_key"]))
+        self.settings = self._with_key(FleetSettings.of(env_config))
+        self.task_key = self.task.task_key
+        self.max_turns = int(extras.get("max_turns") or self.task.max_turns or MAX_TURNS)
+        self.max_output_chars = int(extras.get("max_output_chars") or MAX_OUTPUT_CHARS)
+        self.chat_history: ConversationType = []
+        self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0
+        self.tools: list[dict[str, Any]] = []
+        self.openenv_task_env: OpenEnvTask | None = None
+        self._context: ContextTools | None = None
+        self._is_over = False
+        self._is_unknown = False
+
+    def _with_key(self, settings: FleetSettings) -> FleetSettings:
+        key = settings.api_key or os.environ.get(API_KEY)
+        if kind_of(self.task, settings) == FLEET and not key:
+            raise ValueError(f"hosted Fleet needs an API key: env_config.api_key or {API_KEY}")
+        return msgspec.structs.replace(settings, api_key=key)
+
+    # Episodes
+
+    async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+        """`prompt` is not looked at: the task has its own. Raises RuntimeError where there is no instance."""
+        await self.close_async()
+        self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
+        try:
+            observation = await self.openenv_task_env.reset_async()
+        except Exception as e:
+            await self.close_async()
+            raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
+        except BaseException:
+            await self.close_async()
+            raise
+        self.tools = list(observation["tools"])
+        if not self.tools:
+            await self.close_async()
+            raise RuntimeError(f"task {self.task_key}: {self.task.env_key} has no tools")
+        if self.settings.enable_context_tools:
+            self.tools += context_tools.SPECS
+        self._begin()
+        facts = {"task_key": self.task_key, "env_key": self.task.env_key, "tools": self.tools}
+        return copy.deepcopy(self.chat_history), {**facts, "modality": self.task.task_modality}
+
+    def _begin(self) -> None:
+        self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0
+        self._is_over = self._is_unknown = False
+        self.chat_history = [
+            {"role": "system", "content": system_prompt(self.task, self.tools, self.settings.prompt_style)},
+            {"role": "user", "content": self.task.prompt},
+        ]
+        is_wanted = self.settings.enable_context_tools
+        self._context = ContextTools(self.chat_history, self.max_output_chars) if is_wanted else None
+
+    async def step_async(self, action: str) -> BaseTextEnvStepOutput:
+        """After the end it only says again that it is over."""
+        if self._is_over:
+            return _output([], 0.0, True, {"done_reason": "over", "task_key": self.task_key})
+        if self.openenv_task_env is None:
+            raise RuntimeError("step before init: await init_async(prompt) first")
+        began_s, tools_s = time.perf_counter(), self.openenv_task_env.tool_time_s
+        self.turns += 1
+        self._say("assistant", action)
+        is_last = self.turns >= self.max_turns
+        read = parse_action(action, self.settings.grammar)
+        outcome = await self._acted(read, is_last)
+        self._count(read, outcome)
+        if outcome.is_ended or is_last:
+            self._is_over, self._is_unknown = True, outcome.reward is None
+        if is_last:
+            ended = {"done_reason": "max_turns", "task_key": self.task_key}
+            return _output([], outcome.reward, True, ended | self._hints())
+        told = self._said(read, outcome)
+        message = self._say("user", told)
+        metadata = {
+            "task_key": self.task_key,
+            "turn": self.turns,
+            "tool_call": None if read.call is None else msgspec.to_builtins(read.call),
+            "tool_result": outcome.result,
+            "error": outcome.error,
+            "done_reason": "agent_done" if outcome.is_ended else None,
+            "step_time": time.perf_counter() - began_s,
+            "mcp_time": self.openenv_task_env.tool_time_s - tools_s,
+        }
+        if outcome.is_history_changed:
+            metadata["modified_chat_history"] = copy.deepcopy(self.chat_history)
+        return _output([message], outcome.reward, outcome.is_ended, metadata | self._hints())
+
+    async def grade_async(self) -> float | None:
+        """For whoever ends the episode otherwise, when there is no room or no time left: the verifier's word, once."""
+        if self.openenv_task_env is None:
+            raise RuntimeError("nothing to grade: await init_async(prompt) first")
+        if self._is_over:
+            return 0.0  # the last step had it already
+        self._is_over = True
+        self.openenv_task_env.conversation = self.chat_history
+        reward = await self.openenv_task_env.grade_async()
+        self._is_unknown = reward is None
+        return reward
+
+    async def close_async(self) -> None:
+        """The instance is gone when this returns."""
+        if self.openenv_task_env is not None:
+            await self.openenv_task_env.close_async(grade=False)
+
+    def init(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+        return run_sync(self.init_async(prompt))
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        return run_sync(self.step_async(action))
+
+    def close(self) -> None:
+        run_sync(self.close_async())
+
+    # Metrics and tasks
+
+    def get_metrics(self) -> dict[str, Any]:
+        return {
+            "task_key": self.task_key,
+            "env_key": self.task.env_key,
+            "turns": self.turns,
+            "tool_calls": self.tool_calls,
+            "tool_errors": self.tool_errors,
+            "parse_error": float(self.parse_errors > 0),
+            "unknown_reward": float(self._is_unknown),
+        }
+
+    @staticmethod
+    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+        return aggregate_metrics(metrics)
+
+    @staticmethod
+    def tasks(split: Split, env_config: Mapping[str, Any] | None = None) -> Sequence[Task]:
+        """For a training run without a file of rows: those of its tasks_file."""
+        tasks_file = str((env_config or {}).get("tasks_file") or DEFAULT_TASKS)
+        if tasks_file.startswith(PLATFORM):
+            return PlatformTasks.named(tasks_file).tasks(split)
+        return rows_of(split_tasks(load_tasks(tasks_file).values(), split), tasks_file)
+
+    # One turn
+
+    async def _acted(self, read: Action, is_last: bool) -> Outcome:
+        assert self.openenv_task_env is not None
+        self.openenv_task_env.conversation = self.chat_history
+        outcome = Outcome(is_ended=read.is_done)
+        call = read.call
+        if call is not None and self._context is not None and call.name in context_tools.NAMES:
+            self._tend(call, self._context, outcome)
+            call = None
+        ends = read.is_done or is_last
+        if call is None and not ends:
+            return outcome
+        wanted = {"done": ends} if call is None else {"tool": call.name, "params": call.arguments, "done": ends}
+        outcome.was_called |= call is not None
+        _, outcome.reward, _, info = await self.openenv_task_env.step_async(wanted)
+        if call is not None:
+            outcome.result, outcome.error = info.get("tool_result"), info.get("tool_error")
+            outcome.is_ended |= "submitted_answer" in info
+            self.tool_calls += 1
+        return outcome
+
+    def _tend(self, call: CallRequest, tools: ContextTools, outcome: Outcome) -> None:
+        outcome.was_called = outcome.is_context_tools = True
+        try:
+            outcome.result, outcome.is_history_changed = tools.call(call.name, call.arguments)
+        except ValueError as e:
+            outcome.error = str(e)
+
+    def _count(self, read: Action, outcome: Outcome) -> None:
+        self.tool_errors += outcome.error is not None
+        self.parse_errors += read.call is None and (bool(read.problem) or not read.is_done)
+
+    def _said(self, read: Action, outcome: Outcome) -> str:
+        if outcome.error is not None:
+            told = f"Error: {outcome.error}"
+        elif outcome.was_called and (outcome.result is not None or not outcome.is_ended):
+            indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
+            told = observations.result_text(outcome.result, indent)
+        elif outcome.is_ended:
+            told = observations.COMPLETE
+        else:
+            told = observations.problem_text(read.problem)
+        if read.ignored_calls:
+            told += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
+        return told if self._context is None or outcome.is_context_tools else self._context.cut(told)
+
+    def _say(self, role: str, content: str) -> dict[str, str]:
+        message = {"role": role, "content": content}
+        self.chat_history.append(message)
+        if self._context is not None:
+            self._context.note([message])
+        return dict(message)
+
+    def _hints(self) -> dict[str, Any]:
+        below = self.openenv_task_env
+        if not (self.settings.hints and self._is_over and below is not None):
+            return {}
+        return {
+            "verifier_stdout": below.verifier_stdout,
+            "verifier_error": below.verifier_error,
+            "tool_errors_list": list(below.tool_errors_list),
+        }
+
+
+def _output(
+    messages: ConversationType, reward: float | None, done: bool, metadata: dict[str, Any]
+) -> BaseTextEnvStepOutput:
+    return BaseTextEnvStepOutput(observations=messages, reward=reward, done=done, metadata=metadata)

@@ -1,0 +1,111 @@
+"""The verifier that travels with an exported task: this function's text, with the task's facts beside it.
+
+It must say what `palestra.environments.platform.verify` says, and use nothing but what a verifier finds where it runs:
+`env`, `json`, `re` and the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+
+def grade(env, final_answer, task):
+    import unicodedata
+
+    def normal(text):
+        words = unicodedata.normalize("NFKC", text).casefold().split()
+        return " ".join(words).rstrip(".!")
+
+    def read_answer(kind, text):
+        if kind == "integer":
+            return int(normal(text).replace(",", ""))
+        if kind == "money":
+            found = re.fullmatch(r"[$€]?\s*([\d,]+)(?:\.(\d{2}))?\s*(?:usd|eur|[$€])?", normal(text))
+            if found is None:
+                raise ValueError
+            return int(found[1].replace(",", "")) * 100 + int(found[2] or 0)
+        if kind == "set":
+            return frozenset(normal(part) for part in text.split(",") if part.strip())
+        return normal(text)
+
+    def rows_of(database, name, table):
+        rows = database.table(name).all()
+        return {json.dumps([row[column] for column in table["key"]]): row for row in rows}
+
+    def is_met(wanted, found):
+        kind, value = wanted
+        if kind == "text":
+            return isinstance(found, str) and normal(found) == normal(value)
+        return kind == "free" or value == found
+
+    def fits(wanted, change):
+        if wanted["table"] != change["table"] or wanted["kind"] != change["kind"]:
+            return False
+        if wanted["kind"] == "insert":
+            if not wanted["others"] and set(change["after"]) != set(wanted["fields"]):
+                return False
+        elif json.dumps(wanted["key"]) != change["key"] or set(change["fields"]) - set(wanted["fields"]):
+            return False
+        row = change["after"]
+        return all(name in row and is_met(value, row[name]) for name, value in wanted["fields"].items())
+
+    def changes_between(seed, current):
+        found = []
+        for name, table in task["tables"].items():
+            was, now = rows_of(seed, name, table), rows_of(current, name, table)
+            for key in sorted(set(was) | set(now)):
+                before, after = was.get(key), now.get(key)
+                if before is None or after is None:
+                    kind = "delete" if after is None else "insert"
+                    found.append({"table": name, "kind": kind, "key": key, "after": after or {}, "fields": []})
+                    continue
+                differ = [column for column in table["columns"] if before[column] != after[column]]
+                if differ:
+                    found.append({"table": name, "kind": "update", "key": key, "after": after, "fields": differ})
+        return found
+
+    def place(wanted, choices, taken, tried):
+        for change in choices[wanted]:
+            if change not in tried:
+                tried.add(change)
+                if change not in taken or place(taken[change], choices, taken, tried):
+                    taken[change] = wanted
+                    return True
+        return False
+
+    def changes_are_right(seed, current):
+        found, expected = changes_between(seed, current), task["expected"]
+        choices = [[n for n, change in enumerate(found) if fits(wanted, change)] for wanted in expected]
+        taken = {}
+        for wanted in range(len(expected)):
+            place(wanted, choices, taken, set())
+        return len(taken) == len(expected) == len(found)
+
+    def answer_is_right():
+        wanted = task["answer"]
+        try:
+            given = read_answer(wanted["kind"], final_answer)
+        except (ValueError, TypeError, AttributeError):
+            return False
+        return given == read_answer(wanted["kind"], wanted["text"])
+
+    def calls_are_right(current):
+        rows = current.table("_events").sort("turn").all()
+        called = [((json.loads(row["call"]) or [""])[0], row["error"]) for row in rows]
+        if task["calls"]["only"]:
+            return called == [(tool, "") for tool in task["calls"]["tools"]]
+        return set(task["calls"]["tools"]) <= {tool for tool, error in called if not error}
+
+    env.instance.load()
+    seed, current = env.db("seed"), env.db("current")
+    changes = "changes" if task["expected"] else "no unexpected changes"
+    checks = {changes: changes_are_right(seed, current)}
+    if task["answer"] is not None:
+        checks["answer"] = answer_is_right()
+    if task["calls"] is not None:
+        checks["process"] = calls_are_right(current)
+    for name, is_right in (("ERROR", False), ("SUCCESS", True)):
+        listed = json.dumps([check for check, found in checks.items() if found is is_right])
+        print(f">>> {name}_ACCUMULATOR >>>\n{listed}\n<<< {name}_ACCUMULATOR <<<")  # noqa: T201 - Fleet reads it there
+    return all(checks.values())

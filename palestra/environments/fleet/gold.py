@@ -1,0 +1,75 @@
+"""Gold conversations: the platform's own solutions in the words of `fleet_task`, to warm a model up with.
+
+    python -m palestra.environments.fleet.gold "platform:keys?difficulty=0b,0c&count=2000" gold.jsonl --compact
+
+Owns: playing a solution as a policy would say it, the file. Never touches: training; `kind: sft` reads such files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from palestra.environments.fleet.background import run_sync
+from palestra.environments.fleet.env import FleetTaskEnv
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, platform_task
+from palestra.environments.fleet.prompts import PromptStyle
+from palestra.environments.platform import Call, TaskKey
+
+MAX_TURNS = 100  # of a solution: none is cut
+
+
+def write_gold(tasks_file: str, file: Path, style: PromptStyle = PromptStyle.FULL) -> int:
+    """A line of `messages` for each task of a `platform:…`; how many there are."""
+    found = run_sync(_conversations(PlatformTasks.named(tasks_file).keys("train"), style))
+    lines = (json.dumps({"messages": messages}, ensure_ascii=False) for messages in found)
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return len(found)
+
+
+async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL) -> list[dict[str, str]]:
+    """One call in each message, then `<done>`. Raises BackendError where the solution is worth less than 1."""
+    env = FleetTaskEnv({"tasks_file": PLATFORM, "prompt_style": style}, {"task_key": task_key, "max_turns": MAX_TURNS})
+    task = platform_task(task_key)
+    solving, told = task.template.solve(task.params), None
+    try:
+        await env.init_async([])
+        while True:
+            try:
+                said = _said(next(solving) if told is None else solving.send(told))
+            except StopIteration:
+                said = "<done>"
+            step = await env.step_async(said)
+            if step["done"]:
+                break
+            told = step["metadata"]["tool_result"]
+    finally:
+        await env.close_async()
+    if step["reward"] != 1.0:
+        raise BackendError(f"the solution of {task_key} is worth {step['reward']}, not 1")
+    return env.chat_history[:-1]  # nobody answers to the last word
+
+
+async def _conversations(keys: Iterable[TaskKey], style: PromptStyle) -> list[list[dict[str, str]]]:
+    return [await gold_conversation(str(key), style) for key in keys]
+
+
+def _said(call: Call) -> str:
+    named = {"name": call.tool, "arguments": call.arguments}
+    return f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the platform's solutions as conversations to train on.")
+    parser.add_argument("tasks", help="platform:keys?difficulty=0b&count=2000")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--compact", action="store_true", help="with the short system message")
+    given = parser.parse_args()
+    write_gold(given.tasks, given.file, PromptStyle.COMPACT if given.compact else PromptStyle.FULL)
+
+
+if __name__ == "__main__":
+    main()

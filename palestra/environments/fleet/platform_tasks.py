@@ -1,0 +1,155 @@
+"""Tasks of the local platform as Fleet tasks: made from their keys, no file needed.
+
+Owns: what `platform:…` means, which keys a run goes through. Never touches: instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, overload
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
+from palestra.environments.platform.tasks import FIRST_EVAL
+from palestra.types.rollouts import Task
+
+PLATFORM = "platform:"
+SHOWN_KEYS = 5
+MAX_KEPT = 4096  # tasks: a group's rollouts share one
+MAX_COUNT = 1_000_000  # of one choice
+
+Split = Literal["train", "eval"]
+
+
+class PlatformTasks(msgspec.Struct, frozen=True):
+    """A choice of them, as its name says: `platform:keys?difficulty=0b,0c&count=200`."""
+
+    name: str
+    app: str | None
+    """None: any."""
+    difficulties: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+    count: int = 1000
+    first: int = 0
+    """Of the numbers of a split."""
+
+    @classmethod
+    def named(cls, name: str) -> PlatformTasks:
+        """Raises ValueError."""
+        app, _, query = name.removeprefix(PLATFORM).partition("?")
+        given = dict(parse_qsl(query, keep_blank_values=True))
+        unknown = given.keys() - {"difficulty", "template", "count", "first"}
+        if unknown:
+            raise ValueError(f"{name}: no setting {min(unknown)!r}; there are difficulty, template, count, first")
+        numbers = {key: _number(name, key, given[key]) for key in ("count", "first") if key in given}
+        found = cls(
+            name,
+            app or None,
+            tuple(given["difficulty"].split(",")) if "difficulty" in given else (),
+            tuple(given["template"].split(",")) if "template" in given else (),
+            **numbers,
+        )
+        found._check()
+        return found
+
+    def find(self, task_key: str) -> FleetTask:
+        """By its key: any of the app, also one that a run would not come to. Raises ValueError."""
+        try:
+            task = platform_task(task_key)
+        except PlatformError as e:
+            raise ValueError(f"task_key {task_key!r} is not in {self.name}: {e}; it has {self._some()}") from None
+        if self.app is not None and task.app.key != self.app:
+            raise ValueError(f"task_key {task_key!r} is not in {self.name}; it has {self._some()}")
+        return fleet_task(task)
+
+    def keys(self, split: Split) -> Sequence[TaskKey]:
+        """Templates take turns."""
+        chosen = self._chosen()
+        start = self.first + (FIRST_EVAL if split == "eval" else 0)
+        return [
+            TaskKey(app, template.name, template.difficulty, start + place // len(chosen))
+            for place in range(self.count)
+            for app, template in [chosen[place % len(chosen)]]
+        ]
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """For a training run; each is made when it is asked for."""
+        return _LazyTasks(self.keys(split), self.name)
+
+    def _chosen(self) -> list[tuple[str, TaskTemplate]]:
+        apps = [app_of(self.app)] if self.app else list(APPS.values())
+        return [
+            (app.key, template)
+            for app in apps
+            for template in app.templates
+            if (not self.difficulties or template.difficulty in self.difficulties)
+            and (not self.templates or template.name in self.templates)
+        ]
+
+    def _check(self) -> None:
+        try:
+            chosen = self._chosen()
+        except PlatformError as e:
+            raise ValueError(f"{self.name}: {e}") from None
+        if not chosen:
+            everything = msgspec.structs.replace(self, difficulties=(), templates=())._chosen()
+            has = ", ".join(f"{template.name} ({template.difficulty})" for _, template in everything)
+            raise ValueError(f"{self.name}: no template fits; there are {has}")
+        if not 0 < self.count <= MAX_COUNT or self.first + self.count > FIRST_EVAL:
+            raise ValueError(f"{self.name}: count must be 1 to {MAX_COUNT}, and with first below {FIRST_EVAL}")
+
+    def _some(self) -> str:
+        return ", ".join(map(str, self.keys("train")[:SHOWN_KEYS])) + ", …"
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def platform_task(task_key: str) -> PlatformTask:
+    """Raises PlatformError."""
+    return make_task(task_key)
+
+
+def fleet_task(task: PlatformTask) -> FleetTask:
+    return FleetTask(
+        task_key=str(task.key),
+        prompt=task.prompt,
+        env_key=task.app.key,
+        env_version=task.app.version,
+        data_key=task.seed.key,
+        data_version=task.app.version,
+        env_variables=dict(task.variables),
+        max_turns=task.template.max_turns,
+    )
+
+
+class _LazyTasks(Sequence[Task]):
+    def __init__(self, keys: Sequence[TaskKey], tasks_file: str) -> None:
+        self._keys, self._tasks_file = keys, tasks_file
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return _LazyTasks(self._keys[index], self._tasks_file)
+        key = str(self._keys[index])
+        task = platform_task(key)
+        return Task(
+            id=key,
+            environment="fleet_task",
+            prompt=[{"role": "user", "content": task.prompt}],
+            extras={"task_key": key, "data_source": task.app.key, "tasks_file": self._tasks_file},
+        )
+
+
+def _number(name: str, key: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 10:
+        raise ValueError(f"{name}: {key} must be a whole number, found {text!r}")
+    return int(text)

@@ -1,0 +1,79 @@
+"""The system message of a Fleet task.
+
+Owns: its sections and their order; the compact form for small models. Never touches: the task's own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from palestra.environments.fleet.records import FleetTask
+from palestra.environments.fleet.tool_schemas import ToolSpec, in_lines
+
+CALL_FORMAT = '<tool_call>{"name": "tool_name", "arguments": {"param": "value"}}</tool_call>'
+CURRENT_DATE, USER, NAME = "CURRENT_DATE", "LOGGED_IN_USER", "LOGGED_IN_NAME"
+
+YEARS = "A date without a year is in the current year or in the future."
+RESPONSES = (
+    "Every response ends with exactly one tool call or with <done>. When the task is complete, give the answer first, "
+    "then <done>. Never respond with only a message, and never offer further help."
+)
+
+HINTS = {
+    "fostgres": (
+        "This is a PostgreSQL database. Look at its schema first: list the tables and their columns before you write "
+        "a query."
+    )
+}
+"""By env_key."""
+
+
+class PromptStyle(StrEnum):
+    FULL = "full"
+    COMPACT = "compact"
+    """A line for each tool instead of its JSON Schema, and few words: for small models and long lists of tools."""
+
+
+def system_prompt(task: FleetTask, tools: Sequence[ToolSpec], style: PromptStyle = PromptStyle.FULL) -> str:
+    return _compact(task, tools) if style is PromptStyle.COMPACT else _full(task, tools)
+
+
+def today_of(task: FleetTask) -> str:
+    """The world's own date: a run of last year's task is about last year."""
+    given = task.env_variables.get(CURRENT_DATE)
+    return str(given)[:10] if given else datetime.now(UTC).date().isoformat()
+
+
+def _full(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
+    context = "\n".join(_context(task))
+    sections = [
+        "You are a helpful agent. Complete the task by calling the tools below.",
+        f"## Current Date\nToday's date is {today_of(task)}. {YEARS}",
+        f"## Environment Context\n{context}" if context else "",
+        HINTS.get(task.env_key, ""),
+        f"## Available Tools\n{json.dumps(list(tools), indent=2)}",
+        f"## Tool Call Format\nTo call a tool, write:\n{CALL_FORMAT}",
+        "## Error Handling\nWhen a call fails, read the error. Do not repeat the identical call: change your approach.",
+        f"## Response Format\n{RESPONSES}",
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _compact(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
+    who = " ".join(str(task.env_variables[key]) for key in (NAME, USER) if task.env_variables.get(key))
+    lines = [
+        f"Today: {today_of(task)}." + (f" You: {who}." if who else ""),
+        in_lines(tools),
+        f"{CALL_FORMAT} calls a tool. <done> ends.",
+    ]
+    return "\n".join(lines)
+
+
+def _context(task: FleetTask) -> list[str]:
+    given = {key: value for key, value in task.env_variables.items() if value not in (None, "")}
+    found = [f"- Logged-in user ID: {given[USER]}"] if USER in given else []
+    found += [f"- Logged-in user name: {given[NAME]}"] if NAME in given else []
+    return found + [f"- {key}: {value}" for key, value in given.items() if key not in (USER, NAME, CURRENT_DATE)]

@@ -1,0 +1,65 @@
+"""A Fleet task, whichever way its file spells it.
+
+Owns: both spellings, what a row must have. Never touches: files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "task_key": ("key", "task_key"),
+    "prompt": ("prompt",),
+    "env_key": ("env_key", "env_id"),
+    "env_version": ("env_version", "version"),
+    "data_key": ("data_key", "data_id"),
+    "data_version": ("data_version",),
+    "verifier_code": ("verifier_code", "verifier_func"),
+    "task_modality": ("task_modality",),
+    "env_variables": ("env_variables",),
+    "max_turns": ("max_turns",),
+}
+"""Our name, then those of the files; the first that holds something counts."""
+
+
+class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
+    task_key: str
+    prompt: str
+    env_key: str
+    env_version: str | None = None
+    data_key: str | None = None
+    data_version: str | None = None
+    verifier_code: str | None = None
+    task_modality: str = "tool_use"
+    env_variables: dict[str, Any] = {}
+    max_turns: int | None = None
+    """Of the task itself; a dataset or a config may say otherwise."""
+    raw: dict[str, Any] = {}
+    """The row as it was: what a platform may want besides."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], where: str = "task") -> FleetTask:
+        """Raises ValueError."""
+        found = {name: value for name, spellings in SPELLINGS.items() if (value := _first(row, spellings)) is not None}
+        for name in ("task_key", "prompt", "env_key"):
+            if name not in found:
+                raise ValueError(f"{where} has no {' or '.join(map(repr, SPELLINGS[name]))}")
+        try:
+            return msgspec.convert({**found, "raw": dict(row)}, cls)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"{where}: {e}") from None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it wants an answer besides what is done."""
+        return ANSWER_TOOL in self.prompt
+
+
+ANSWER_TOOL = "submit_final_answer"
+
+
+def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)

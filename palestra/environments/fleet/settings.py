@@ -1,0 +1,76 @@
+"""What `env_config` of a Fleet task can say.
+
+Owns: names, defaults, checks. Never touches: tasks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from palestra.environments.fleet.actions import Grammar
+from palestra.environments.fleet.prompts import PromptStyle
+
+log = logging.getLogger(__name__)
+
+AUTO, PLATFORM, REMOTE, FLEET, MCP, OPENENV = "auto", "platform", "remote", "fleet", "mcp", "openenv"
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    tasks_file: str | None = None
+    api_key: str | None = None
+    """Of hosted Fleet. Default: FLEET_API_KEY."""
+    base_url: str | None = None
+    """Of its orchestrator. Default: FLEET_BASE_URL, then the SDK's own."""
+    ttl_seconds: int = 600
+    """An instance that nobody closes ends after so long."""
+    backend: str = AUTO
+    """platform: the apps here, in this process. remote: those of a `palestra platform serve`. fleet: hosted Fleet, by
+    its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform where the
+    task's app is one of those here, else fleet."""
+    mcp: dict[str, Any] = {}
+    """For the backend mcp: `url` or `command`, `headers`, `env`, `verifier`."""
+    openenv: dict[str, Any] = {}
+    """For the backend openenv: `url`, `reset`, `finish`, `headers`."""
+    grammar: Grammar = Grammar.LENIENT
+    prompt_style: PromptStyle = PromptStyle.FULL
+    enable_context_tools: bool = False
+    partial_reward: bool = False
+    """A score of 0 becomes the share of the checks that were met; never 1."""
+    hints: bool = False
+    """The last step's metadata say what the verifier printed and which calls failed."""
+    request_timeout_s: float = 60.0
+    """Of one tool call."""
+    verifier_timeout_s: float = 30.0
+    verifier_memory_mib: int = 512
+
+    @classmethod
+    def of(cls, env_config: Any) -> FleetSettings:
+        """From any mapping with `get`. Raises ValueError."""
+        get = getattr(env_config, "get", None)
+        if env_config is not None and get is None:
+            raise ValueError(f"env_config should be a mapping, is a {type(env_config).__name__}")
+        found = {name: _plain(value) for name in cls.__struct_fields__ if get and (value := get(name)) is not None}
+        _warn_of_others(env_config, cls.__struct_fields__)
+        try:
+            return msgspec.convert(found, cls, strict=False)
+        except msgspec.ValidationError as e:
+            raise ValueError(f"env_config: {e}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Maps of other libraries become our own."""
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(key): _plain(one) for key, one in value.items()}
+    is_list = not isinstance(value, str) and hasattr(value, "__iter__")
+    return [_plain(one) for one in value] if is_list else value
+
+
+def _warn_of_others(env_config: Any, known: tuple[str, ...]) -> None:
+    for name in env_config.keys() - set(known) if isinstance(env_config, Mapping) else ():
+        near = difflib.get_close_matches(str(name), known, n=1)
+        log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near[0]}?" if near else "")

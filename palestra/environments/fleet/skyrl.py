@@ -1,0 +1,28 @@
+"""`fleet_task` for SkyRL's own loops, where skyrl-gym is installed.
+
+    import palestra.environments.fleet.skyrl as fleet
+    fleet.register()                                       # in each process that makes or aggregates
+    env = skyrl_gym.make("fleet_task", env_config=..., extras=...)
+
+Owns: making our class one of theirs. Never touches: what it does.
+"""
+
+from __future__ import annotations
+
+from skyrl_gym import register as _register  # pyright: ignore[reportMissingImports]
+from skyrl_gym.envs.base_text_env import BaseTextEnv as TheirTextEnv  # pyright: ignore[reportMissingImports]
+from skyrl_gym.envs.registration import registry  # pyright: ignore[reportMissingImports]
+
+from palestra.environments.fleet.env import FleetTaskEnv as OurEnv
+
+ID = "fleet_task"
+
+
+class FleetTaskEnv(OurEnv, TheirTextEnv):  # pyright: ignore[reportIncompatibleMethodOverride, reportUntypedBaseClass]
+    """Its own interface, and an instance of their base class, which `skyrl_gym.make` asks for."""
+
+
+def register() -> None:
+    """Once or more in a process."""
+    if ID not in registry:
+        _register(ID, FleetTaskEnv)

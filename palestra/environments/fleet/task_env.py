@@ -1,0 +1,190 @@
+"""One rollout of a Fleet task at the level of calls: dicts in, dicts out, no text grammar.
+
+Owns: an instance from its making to its end, steps, the final answer, the one verdict. Never touches: prompts, how a
+model writes a call. It has the shape of the OpenEnv layer that Fleet's own integration stands on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palestra.environments.calls import words
+from palestra.environments.fleet.backend import Attempt, Backend, BackendFactory, Grade
+from palestra.environments.fleet.backends import make_backend
+from palestra.environments.fleet.background import run_sync
+from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.observations import error_of
+from palestra.environments.fleet.records import ANSWER_TOOL, FleetTask
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
+
+log = logging.getLogger(__name__)
+
+_closing: set[asyncio.Task[None]] = set()
+"""Closings go on when whoever asked for them is cancelled."""
+
+
+class OpenEnvTask:
+    """`reset_async`, then `step_async` until done, then `close_async`, which may be called at any time and again."""
+
+    def __init__(
+        self,
+        task_config: FleetTask | Mapping[str, Any],
+        settings: FleetSettings | None = None,
+        max_steps: int = 50,
+        factory: BackendFactory = make_backend,
+    ) -> None:
+        self.task = task_config if isinstance(task_config, FleetTask) else FleetTask.of(task_config)
+        self.settings = settings or FleetSettings()
+        self.max_steps = max_steps
+        self.final_reward: float | None = None
+        self.verifier_stdout = self.verifier_error = ""
+        self.tool_errors_list: list[str] = []
+        self.conversation: Sequence[dict[str, Any]] = ()
+        """For verifiers that want to read it; whoever leads the conversation keeps it here."""
+        self.tool_time_s = 0.0
+        self._factory = factory
+        self._backend: Backend | None = None
+        self._creation: asyncio.Task[None] | None = None
+        self._tools: list[ToolSpec] = []
+        self._steps = 0
+        self._answer: str | None = None
+        self._is_done = False
+        self._grade: Grade | None = None
+        self._close: asyncio.Task[None] | None = None
+
+    @property
+    def is_graded(self) -> bool:
+        return self._grade is not None
+
+    async def reset_async(self, seed: int | None = None) -> dict[str, Any]:
+        """A fresh instance. `seed` is there for others' sake: the task says which data it is. Raises BackendError."""
+        await self.close_async(grade=False)
+        self._close, self._backend = None, self._factory(self.task, self.settings)
+        self._steps, self._answer, self._is_done, self._grade, self.final_reward = 0, None, False, None, None
+        self.tool_errors_list, self.tool_time_s = [], 0.0
+        # In a task of its own: an instance that is made after we were cancelled can still be closed.
+        self._creation = asyncio.create_task(self._backend.create(), name="fleet-create")
+        await asyncio.shield(self._creation)
+        self._tools = await self._backend.list_tools()
+        if self.task.is_answered and ANSWER_TOOL not in map(name_of, self._tools):
+            self._tools = [*self._tools, SUBMIT]
+        return self._observation({})
+
+    async def step_async(self, action: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, bool, dict[str, Any]]:
+        """`{"tool", "params", "done"}`: the call, if there is one, then the end, if it is one. A reward of None: nobody
+        knows."""
+        if self._backend is None or self._creation is None:
+            raise RuntimeError("step before reset: await reset_async() first")
+        if self._is_done:
+            raise RuntimeError("step after done: await reset_async() for another episode")
+        self._steps += 1
+        info: dict[str, Any] = {"step": self._steps, "done_reason": None}
+        result = await self._called(action, info) if action.get("tool") is not None else None
+        is_ended = bool(action.get("done")) or "submitted_answer" in info
+        reward: float | None = 0.0
+        if is_ended or self._steps >= self.max_steps:
+            info |= {"done_reason": "agent_done" if is_ended else "max_steps", "reward_computed": True}
+            reward = await self.grade_async()
+        return self._observation({} if result is None else result), reward, self._is_done, info
+
+    async def grade_async(self) -> float | None:
+        """The end, whoever wants it: the verifier runs once, and what it said is said again."""
+        if self._backend is None:
+            raise RuntimeError("nothing to grade: await reset_async() first")
+        self._is_done = True
+        if self._grade is None:
+            self._grade = await self._verified(self._backend)
+            grade, is_partial = self._grade, self.settings.partial_reward
+            self.verifier_stdout, self.verifier_error = grade.stdout, grade.error
+            self.final_reward = grade.partial if is_partial and grade.score == 0.0 else grade.score
+        return self.final_reward
+
+    async def close_async(self, *, grade: bool = True) -> None:
+        """The instance is gone when this returns. With `grade`, a rollout that was begun and not graded is graded
+        first. Cancelled, it goes on without whoever waited."""
+        if self._close is None:
+            self._close = asyncio.create_task(self._closed(grade), name="fleet-close")
+            _closing.add(self._close)
+            self._close.add_done_callback(_closing.discard)
+        await asyncio.shield(self._close)
+
+    def reset(self, seed: int | None = None) -> dict[str, Any]:
+        return run_sync(self.reset_async(seed))
+
+    def step(self, action: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, bool, dict[str, Any]]:
+        return run_sync(self.step_async(action))
+
+    def close(self) -> None:
+        run_sync(self.close_async())
+
+    async def _called(self, action: Mapping[str, Any], info: dict[str, Any]) -> Any:
+        name, arguments = action["tool"], action.get("params")
+        if name == ANSWER_TOOL and SUBMIT in self._tools and isinstance(arguments, Mapping):
+            answer = arguments.get("answer")
+            self._answer = answer if isinstance(answer, str) else "" if answer is None else str(answer)
+            info |= {"submitted_answer": self._answer}
+            return None
+        began_s = time.perf_counter()
+        result, error = await self._tried(name, {} if arguments is None else arguments)
+        self.tool_time_s += time.perf_counter() - began_s
+        if error:
+            info["tool_error"] = error
+            self.tool_errors_list.append(error)
+            return None
+        info["tool_result"] = result
+        return result
+
+    async def _tried(self, name: Any, arguments: Any) -> tuple[Any, str]:
+        """The result, or what the model is told instead. A lost instance is no mistake of the model's, and raises."""
+        assert self._backend is not None
+        if not isinstance(name, str):
+            return None, f"a tool's name is text, not {name!r}"
+        if not isinstance(arguments, dict):
+            return None, f"the arguments of {name} must be an object"
+        try:
+            async with asyncio.timeout(self.settings.request_timeout_s):
+                answer = await self._backend.call_tool(name, arguments)
+        except BackendError:
+            raise
+        except TimeoutError:
+            return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
+        except Exception as e:
+            return None, words(e)
+        return answer.result, answer.error or error_of(answer.result) or ""
+
+    async def _verified(self, backend: Backend) -> Grade:
+        """What breaks while grading leaves the grade unknown."""
+        try:
+            return await backend.verify(Attempt(answer=self._answer, conversation=self.conversation))
+        except Exception as e:
+            log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
+            return Grade(score=None, error=words(e))
+
+    async def _closed(self, grade: bool) -> None:
+        backend, self._backend = self._backend, None
+        if backend is None:
+            return
+        try:
+            if self._creation is not None:
+                await asyncio.gather(self._creation, return_exceptions=True)
+                if grade and self._grade is None and self._creation.exception() is None:
+                    self._backend = backend
+                    await self.grade_async()
+        finally:
+            self._backend, self._is_done = None, True
+            await backend.close()
+
+    def _observation(self, observation: Any) -> dict[str, Any]:
+        return {
+            "prompt": self.task.prompt,
+            "observation": observation,
+            "step": self._steps,
+            "task_key": self.task.task_key,
+            "modality": self.task.task_modality,
+            "tools": self._tools,
+        }

@@ -1,0 +1,84 @@
+"""Tools as models are shown them: OpenAI's form, made of what MCP servers say.
+
+Owns: normalising schemas, one line for each tool. Never touches: where tools come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palestra.environments.fleet.records import ANSWER_TOOL
+
+ToolSpec = dict[str, Any]
+DROPPED = ("title", "default")
+
+SUBMIT: ToolSpec = {
+    "type": "function",
+    "function": {
+        "name": ANSWER_TOOL,
+        "description": "Give the final answer. This ends the task.",
+        "parameters": {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
+    },
+}
+
+
+def openai_tool(name: str, description: str | None, schema: Mapping[str, Any] | None) -> ToolSpec:
+    given = schema or {}
+    parameters = {
+        "type": "object",
+        "properties": {key: _plain(value) for key, value in (given.get("properties") or {}).items()},
+        "required": list(given.get("required") or []),
+    }
+    return {"type": "function", "function": {"name": name, "description": description or "", "parameters": parameters}}
+
+
+def name_of(tool: ToolSpec) -> str:
+    return tool["function"]["name"]
+
+
+def in_a_line(tool: ToolSpec) -> str:
+    """`set(name: string, value: integer, note?: string) Give an item a value.`"""
+    function = tool["function"]
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or []
+    shown = (
+        f"{name}{'' if name in required else '?'}: {_type_of(schema)}"
+        for name, schema in (parameters.get("properties") or {}).items()
+    )
+    return f"{function['name']}({', '.join(shown)}) {function.get('description') or ''}".rstrip()
+
+
+def in_lines(tools: Sequence[ToolSpec]) -> str:
+    return "\n".join(map(in_a_line, tools))
+
+
+def _plain(schema: Any) -> Any:
+    """Without what models need not read: titles, defaults, null among the types, tuples."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: value for key, value in schema.items() if key not in DROPPED}
+    if branches := found.pop("anyOf", None):
+        chosen = next((one for one in branches if not _is_null(one)), branches[0])
+        found |= chosen if isinstance(chosen, Mapping) else {}
+        found = {key: value for key, value in found.items() if key not in DROPPED}
+    if items := found.pop("prefixItems", None):
+        found["items"] = items[0]
+    if "properties" in found:
+        found["properties"] = {key: _plain(value) for key, value in found["properties"].items()}
+    if "items" in found:
+        found["items"] = _plain(found["items"])
+    return found
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"
+
+
+def _type_of(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        return "any"
+    if "enum" in schema:
+        return "|".join(map(str, schema["enum"]))
+    kind = schema.get("type", "any")
+    return f"{_type_of(schema.get('items'))}[]" if kind == "array" else str(kind)

@@ -1,0 +1,5 @@
+"""Verifiers of others, in processes of their own."""
+
+from palestra.environments.fleet.verifiers.runner import Execution, Limits, read_database, run_verifier
+
+__all__ = ["Execution", "Limits", "read_database", "run_verifier"]

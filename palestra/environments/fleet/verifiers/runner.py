@@ -1,0 +1,168 @@
+"""Verifiers of others: Python source, run in a process of its own that can do nothing but compute.
+
+Owns: that process, its time and memory, what its answer means. Never touches: where the databases come from.
+
+A verifier that breaks, hangs or is killed says nothing about the policy: its outcome is unknown, never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "palestra.environments.fleet.verifiers"
+MAX_ANSWER = 4 * 1024 * 1024  # bytes; printed text is cut long before
+BOOT = """
+import sys, types
+path = sys.argv[1]
+name = ""
+for part in sys.argv[2].split("."):
+    name = f"{name}.{part}".lstrip(".")
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path] if name == sys.argv[2] else []
+from palestra.environments.fleet.verifiers.sandbox.child import main
+main()
+"""
+"""Loads the sandbox alone: the packages around it would bring in what a verifier has no use for."""
+
+_has_warned = False
+_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+class Limits(msgspec.Struct, frozen=True):
+    wall_s: float = 30.0
+    memory_bytes: int = 512 * 1024 * 1024
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a verifier."""
+
+    success: bool
+    """Whether it ran to its end."""
+    result: float | None = None
+    stdout: str = ""
+    error: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """None: unknown. One that ends without a word is content, as in Fleet."""
+        if not self.success or any(line.startswith("JUDGE ERROR:") for line in self.stdout.splitlines()):
+            return None
+        return 1.0 if self.result is None else self.result
+
+
+class _Answer(msgspec.Struct):
+    success: bool
+    result: float | None
+    stdout: str
+    error: str
+    is_tight: bool
+
+
+async def run_verifier(
+    source: str,
+    seed: bytes | Path,
+    current: bytes | Path,
+    final_answer: str | None = None,
+    conversation: Sequence[Any] | None = None,
+    limits: Limits | None = None,
+) -> Execution:
+    """Never raises for what the source does. `seed` and `current` are SQLite databases, as bytes or as files."""
+    limits = limits or Limits()
+    databases = [one if isinstance(one, bytes) else read_database(one) for one in (seed, current)]
+    header = {
+        "source": source,
+        "final_answer": final_answer,
+        "conversation": None if conversation is None else list(conversation),
+        "sizes": [len(one) for one in databases],
+        "memory_bytes": limits.memory_bytes,
+        "cpu_s": math.ceil(limits.wall_s) + 1,
+    }
+    async with _room():
+        process = await _started()
+        try:
+            async with asyncio.timeout(limits.wall_s):
+                answer = await _asked(process, json.dumps(header).encode() + b"\n" + b"".join(databases))
+        except TimeoutError:
+            return Execution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
+        finally:
+            await _ended(process)
+        return _execution(answer, process.returncode)
+
+
+def _room() -> asyncio.Semaphore:
+    """A batch of episodes ends at once: its verifiers wait for each other, and their time counts from when they run."""
+    return _rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1))
+
+
+def read_database(file: Path) -> bytes:
+    """As it is now, what stands in its write-ahead log included."""
+    with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return connection.serialize()
+
+
+async def _started() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", "-c", BOOT, str(Path(__file__).parent), PACKAGE),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+async def _asked(process: asyncio.subprocess.Process, question: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError):  # it died before it read all of it: there will be no answer
+        process.stdin.write(question)
+        await process.stdin.drain()
+        process.stdin.close()
+    answer = bytearray()
+    while len(answer) <= MAX_ANSWER and (more := await process.stdout.read(64 * 1024)):
+        answer += more
+    return bytes(answer)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Also when we are cancelled: nothing is left behind."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.shield(asyncio.ensure_future(process.wait()))
+
+
+def _execution(answer: bytes, status: int | None) -> Execution:
+    """A verifier can write into the pipe, too: what is not of the right shape is no answer."""
+    try:
+        found = msgspec.json.decode(answer, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Execution(success=False, error=f"the verifier's process ended without an answer (status {status})")
+    if not found.is_tight:
+        _warn_once()
+    return Execution(success=found.success, result=found.result, stdout=found.stdout, error=found.error)
+
+
+def _warn_once() -> None:
+    global _has_warned  # noqa: PLW0603
+    if not _has_warned:
+        _has_warned = True
+        log.warning("verifiers run without a kernel's filter here (it needs Linux): only run those you trust")

@@ -1,0 +1,138 @@
+"""The process of one verifier: reads what to run from its input, goes behind walls, runs it, answers one line.
+
+Owns: the names a verifier finds, finding its function, catching what it raises and prints. Never touches: the file
+system; all it needs has come through the pipe or was imported before the walls went up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import json
+import math
+import os
+import re
+import string
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from palestra.environments.fleet.verifiers.sandbox import helpers, jail
+from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot
+from palestra.environments.fleet.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
+
+IMPORTABLE = """
+    base64 bisect calendar collections copy dataclasses datetime decimal difflib enum fractions functools hashlib heapq
+    html itertools linecache math operator random statistics textwrap time traceback typing unicodedata urllib.parse
+    uuid zoneinfo
+"""
+"""What a verifier may import: it must be loaded before the walls are up."""
+FLEET_LINES = re.compile(r"^[ \t]*(?:from fleet(?:\.[\w.]+)? import .*|import fleet(?:\.[\w.]+)?)$\n?", re.MULTILINE)
+FLEET_DECORATOR = re.compile(r"^@verifier\b(?:\([^)]*\))?[ \t]*\n", re.MULTILINE)
+FILE = "<verifier>"
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+MAX_STDOUT = 256 * 1024  # characters
+
+
+class Environment:
+    """What a verifier gets as `env`."""
+
+    def __init__(self, seed: bytes, current: bytes) -> None:
+        self._databases = {"seed": DatabaseSnapshot(seed, "seed"), "current": DatabaseSnapshot(current, "current")}
+        self.instance = SimpleNamespace(load=lambda: None)
+
+    def db(self, name: str = "current") -> DatabaseSnapshot:
+        if name not in self._databases:
+            raise KeyError(f"Unknown database '{name}'. Available: {list(self._databases)}")
+        return self._databases[name]
+
+
+class Printed(io.StringIO):
+    """The beginning of what was printed; the rest is dropped."""
+
+    def write(self, text: str) -> int:
+        room = MAX_STDOUT - self.tell()
+        super().write(text[: max(room, 0)])
+        return len(text)
+
+
+def main() -> None:
+    header = json.loads(sys.stdin.buffer.readline())
+    seed, current = (sys.stdin.buffer.read(size) for size in header["sizes"])
+    for name in IMPORTABLE.split():
+        importlib.import_module(name)
+    answers = os.dup(1)
+    os.close(0)
+    os.close(1)
+    env = Environment(seed, current)
+    sys.stdout = printed = Printed()
+    is_tight = jail.enter(header["memory_bytes"], header["cpu_s"])
+    found = {**_outcome(header, env), "stdout": _text(printed.getvalue()), "is_tight": is_tight}
+    _answer(answers, json.dumps(found).encode() + b"\n")
+
+
+def _answer(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]
+    os._exit(0)  # nothing of the verifier's runs after its answer
+
+
+def _outcome(header: dict[str, Any], env: Environment) -> dict[str, Any]:
+    try:
+        function = _function_in(header["source"])
+        result = _called(function, env, header)
+        return {"success": True, "result": _plain(result), "error": ""}
+    except BaseException as error:  # SystemExit, too: it is the verifier's, not ours
+        return {"success": False, "result": None, "error": _text(f"{type(error).__name__}: {error}"[:2000])}
+
+
+def _text(said: str) -> str:
+    """Half characters are no text: nobody could read the answer."""
+    return said.encode(errors="replace").decode()
+
+
+def _function_in(source: str) -> Any:
+    """The first one in the text."""
+    names = {
+        "TASK_SUCCESSFUL_SCORE": helpers.TASK_SUCCESSFUL_SCORE,
+        "TASK_FAILED_SCORE": helpers.TASK_FAILED_SCORE,
+        "normalized_contains": helpers.normalized_contains,
+        "normalized_string_comparison": helpers.normalized_string_comparison,
+        "extract_numbers": helpers.extract_numbers,
+        "contains_number": helpers.contains_number,
+        "DatabaseSnapshot": DatabaseSnapshot,
+        "SnapshotDiff": SnapshotDiff,
+        "IgnoreConfig": IgnoreConfig,
+        "Environment": Environment,
+        "json": json,
+        "re": re,
+        "string": string,
+        "__name__": "verifier",
+    }
+    code = compile(FLEET_DECORATOR.sub("", FLEET_LINES.sub("", source)), FILE, "exec")
+    exec(code, names)  # noqa: S102 - this process is there for it
+    for found in names.values():
+        if inspect.isfunction(found) and found.__code__.co_filename == FILE:
+            return found
+    raise ValueError("there is no function in the verifier's source")
+
+
+def _called(function: Any, env: Environment, header: dict[str, Any]) -> Any:
+    """With `env`, the answer where there is a second parameter, and `conversation` wherever that is declared."""
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in VARIADIC]
+    given: dict[str, Any] = {}
+    for place, one in enumerate(parameters[1:]):
+        if one.name == "conversation":
+            given[one.name] = header["conversation"]
+        elif place == 0:
+            given[one.name] = header["final_answer"]
+    return function(env, **given) if parameters else function()
+
+
+def _plain(result: Any) -> float | None:
+    if result is None:
+        return None
+    if isinstance(result, bool | int | float) and math.isfinite(result):
+        return float(result)
+    raise TypeError(f"a verifier returns a number, not {result!r}"[:200])

@@ -1,0 +1,261 @@
+"""Fleet's control plane: environments, instances, tasks, accounts.
+
+Owns: `/v1` without verifiers. Never touches: an instance's state. What is wrong with a request is told with a status
+that the SDK takes as final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.catalog import APPS
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.faces import wire
+from palestra.environments.platform.faces.http import Refusal
+from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
+from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.tasks import FIRST_EVAL, PlatformTask, TaskKey, make_task
+
+DEFAULT_DATA = "small-0"
+TASKS_PER_TEMPLATE = 10
+MAX_TASKS = 1000
+FINAL_STATES = (InstanceState.STOPPED, InstanceState.ERROR)
+
+
+class InstanceRequest(msgspec.Struct, kw_only=True):
+    """Fields that nobody knows may come: newer SDKs have more."""
+
+    env_key: str
+    env_version: str | None = None
+    data_key: str | None = None
+    data_version: str | None = None
+    region: str | None = None
+    seed: int | None = None
+    timestamp: int | None = None
+    p_error: float | None = None
+    avg_latency: float | None = None
+    run_id: str | None = None
+    env_variables: dict[str, Any] | None = None
+    image_type: str | None = None
+    ttl_seconds: float | None = None
+    heartbeat_interval: float | None = None
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request at the control plane."""
+
+    team: str
+    base_url: str
+    query: dict[str, list[str]]
+    body: bytes
+    request_id: str | None
+    parts: tuple[str, ...] = ()
+    """What the path said in the places of names."""
+
+    def one(self, name: str) -> str | None:
+        found = self.query.get(name)
+        return found[-1] if found else None
+
+    def count(self, name: str, default: int, most: int) -> int:
+        text = self.one(name)
+        if text is None:
+            return default
+        if not text.isdecimal() or int(text) > most:
+            raise Refusal(400, f"{name} is a number from 0 to {most}")
+        return int(text)
+
+
+class ControlPlane:
+    def __init__(self, pool: Pool, token_of: Callable[[str], str], source_of: Callable[[PlatformTask], str]) -> None:
+        self.pool, self._token_of, self._source_of = pool, token_of, source_of
+
+    # Environments
+
+    def environments(self, asked: Asked) -> Any:
+        return [wire.environment(app) for app in APPS.values()]
+
+    def environment(self, asked: Asked) -> Any:
+        return wire.environment(_app(asked.parts[0]))
+
+    def regions(self, asked: Asked) -> Any:
+        return [wire.REGION]
+
+    def account(self, asked: Asked) -> Any:
+        usage = self.pool.usage()
+        return {
+            "team_id": asked.team,
+            "team_name": asked.team,
+            "instance_limit": self.pool.limits.max_per_team,
+            "instance_count": self.pool.count(asked.team),
+            "memory": {"resident": usage.resident, "resident_bytes": usage.resident_bytes, "spilled": usage.spilled},
+        }
+
+    def runner_token(self, asked: Asked) -> Any:
+        return {"token": self._token_of(asked.team)}
+
+    # Instances
+
+    def make(self, asked: Asked) -> Any:
+        wanted = wanted_of(asked.body)
+        try:
+            record = self.pool.create(asked.team, wanted, asked.request_id)
+        except LimitReached as e:
+            raise Refusal(403, _limit(e)) from None
+        except DuplicateRequest as e:
+            told = {"error": "duplicate_request_id", "message": str(e), "instance_id": e.instance_id}
+            raise Refusal(409, told) from None
+        return wire.instance(record, asked.base_url)
+
+    def instances(self, asked: Asked) -> Any:
+        status, run_id = asked.one("status"), asked.one("run_id")
+        found = (
+            record
+            for record in self.pool.records(asked.team)
+            if (str(record.state) == status if status else not record.is_over)
+            and (run_id is None or record.wanted.run_id == run_id)
+        )
+        return [wire.instance(record, asked.base_url) for record in found]
+
+    def instance(self, asked: Asked) -> Any:
+        return wire.instance(self.pool.record(asked.parts[0], asked.team), asked.base_url)
+
+    def close(self, asked: Asked) -> Any:
+        return wire.instance(self.pool.close(asked.parts[0], asked.team), asked.base_url)
+
+    def close_all(self, asked: Asked) -> Any:
+        run_id = asked.one("run_id")
+        if run_id is None and asked.one("profile_id") is None:
+            raise Refusal(400, "name the run whose instances are to be closed: ?run_id=")
+        found = [r for r in self.pool.records(asked.team) if not r.is_over and r.wanted.run_id == run_id]
+        return [wire.instance(self.pool.close(record.id, asked.team), asked.base_url) for record in found]
+
+    def heartbeat(self, asked: Asked) -> Any:
+        record = self.pool.beat(asked.parts[0], asked.team)
+        beats = None if record.wanted.heartbeat_s is None else int(record.wanted.heartbeat_s)
+        return {
+            "success": not record.is_over,
+            "instance_id": record.id,
+            "last_heartbeat": wire.time_text(record.updated_at),
+            "deadline_timestamp": None if record.is_over else self.pool.deadline(record),
+            "interval_seconds": beats,
+        }
+
+    def runs(self, asked: Asked) -> Any:
+        runs: dict[str, list[Record]] = {}
+        for record in self.pool.records(asked.team):
+            if record.wanted.run_id is not None:
+                runs.setdefault(record.wanted.run_id, []).append(record)
+        told = (_run(run_id, records) for run_id, records in runs.items())
+        return [run for run in told if run["running_count"] or asked.one("active") != "active"]
+
+    # Tasks
+
+    def tasks(self, asked: Asked) -> Any:
+        keys = asked.query.get("task_keys")
+        env_key, data_id = asked.one("env_key"), asked.one("data_id")
+        made = [_task(key) for key in keys] if keys else self._first_tasks(asked, env_key)
+        told = [self._told(one, asked.team) for one in made if env_key is None or one.app.key == env_key]
+        told = [one for one in told if data_id is None or one["data_id"] == data_id]
+        return {"tasks": told, "total": len(told)}
+
+    def task(self, asked: Asked) -> Any:
+        return self._told(_task(asked.parts[0]), asked.team)
+
+    def keep_task(self, asked: Asked) -> Any:
+        raise Refusal(400, "tasks come from their keys here and cannot be changed; put your own into a tasks file")
+
+    def _first_tasks(self, asked: Asked, env_key: str | None) -> list[PlatformTask]:
+        """Those of each template with the lowest numbers."""
+        apps = [_app(env_key)] if env_key else list(APPS.values())
+        count = asked.count("per_template", TASKS_PER_TEMPLATE, MAX_TASKS)
+        first = FIRST_EVAL if asked.one("split") == "eval" else 0
+        numbers = range(first, first + count)
+        templates = [(app, template) for app in apps for template in app.templates]
+        if len(templates) * count > MAX_TASKS:
+            raise Refusal(
+                400, f"that is {len(templates) * count} tasks: at most {MAX_TASKS} at a time, name an env_key"
+            )
+        return [make_task(TaskKey(a.key, t.name, t.difficulty, n)) for a, t in templates for n in numbers]
+
+    def _told(self, one: PlatformTask, team: str) -> dict[str, Any]:
+        return wire.task(one, team, self._source_of(one))
+
+
+def wanted_of(body: bytes) -> Wanted:
+    try:
+        asked = msgspec.json.decode(body, type=InstanceRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise Refusal(400, f"this is no request for an instance: {e}") from None
+    app = _app(asked.env_key)
+    for version in (asked.env_version, asked.data_version):
+        if version is not None and version != app.version:
+            raise Refusal(400, f"Version '{version}' not found for '{app.key}': there is {app.version}")
+    for name in ("timestamp", "p_error", "avg_latency"):
+        if getattr(asked, name):
+            raise Refusal(400, f"{name} is not offered here: the world's clock and its tools are exact")
+    if asked.image_type not in (None, "standard"):
+        raise Refusal(400, f"there are no images of type {asked.image_type!r} here: apps have tools, no screens")
+    if any(value is not None and not value > 0 for value in (asked.ttl_seconds, asked.heartbeat_interval)):
+        raise Refusal(400, "ttl_seconds and heartbeat_interval are numbers above 0")
+    data = asked.data_key or (DEFAULT_DATA if asked.seed is None else f"small-{asked.seed}")
+    try:
+        seed = seed_named(app, data)
+    except PlatformError as e:
+        raise Refusal(400, str(e)) from None
+    return Wanted(
+        app=app.key,
+        data=seed.key,
+        version=app.version,
+        variables=_variables(asked.env_variables or {}, seed.variables["CURRENT_DATE"]),
+        ttl_s=asked.ttl_seconds,
+        heartbeat_s=asked.heartbeat_interval,
+        run_id=asked.run_id,
+        region=asked.region,
+    )
+
+
+def _variables(given: dict[str, Any], today: str) -> dict[str, str]:
+    found = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in given.items()
+    }
+    if found.get("CURRENT_DATE", today) != today:
+        raise Refusal(400, f"CURRENT_DATE of this world is {today} and cannot be another: choose other data")
+    return found
+
+
+def _app(key: str):
+    if key not in APPS:
+        raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}")
+    return APPS[key]
+
+
+def _task(key: str) -> PlatformTask:
+    try:
+        return make_task(key)
+    except PlatformError as e:
+        raise Refusal(400, str(e)) from None
+
+
+def _limit(error: LimitReached) -> dict[str, Any]:
+    return {
+        "error_type": "instance_limit_exceeded",
+        "message": f"instance limit reached: {error}",
+        "running_instances": error.count,
+        "instance_limit": error.limit,
+    }
+
+
+def _run(run_id: str, records: list[Record]) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "running_count": sum(not record.is_over for record in records),
+        "total_count": len(records),
+        "first_created_at": wire.time_text(min(record.created_at for record in records)),
+        "last_created_at": wire.time_text(max(record.created_at for record in records)),
+    }

@@ -1,0 +1,180 @@
+"""Sessions: one instance of the pool each, and the episode that is played on it.
+
+Owns: an episode's task, its steps, the one verdict. Never touches: the wire, how long an instance lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.environments.fleet.tool_schemas import SUBMIT
+from palestra.environments.platform.app import App
+from palestra.environments.platform.faces.control import DEFAULT_DATA
+from palestra.environments.platform.faces.openenv import wire
+from palestra.environments.platform.faces.openenv.tasks import task_for
+from palestra.environments.platform.faces.openenv.wire import Action, CallTool, ErrorCode, Finish, Mistake, Reset
+from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.pool_records import InstanceGone, Wanted
+from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.toolbox import ToolResult
+from palestra.environments.platform.verdicts import Verdict, verify
+
+log = logging.getLogger(__name__)
+
+ID_BYTES = 16
+FEW = 64  # sessions that are not worth looking through
+SUBMIT_TOOL = {"name": ANSWER_TOOL, "description": SUBMIT["function"]["description"]}
+SUBMIT_TOOL["input_schema"] = SUBMIT["function"]["parameters"]
+
+
+@dataclass(slots=True)
+class Session:
+    id: str
+    team: str
+    app: App
+    pool: Pool
+    instance_id: str
+    episode_id: str | None = None
+    task: PlatformTask | None = None
+    """None before the first reset: then tools play on a world of their own, for nothing."""
+    steps: int = 0
+    is_done: bool = False
+    is_attached: bool = False
+    """A WebSocket plays here."""
+    is_closing: bool = False
+    """Somebody wants it closed: when the WebSocket has gone."""
+
+    async def reset(self, asked: Reset) -> dict[str, Any]:
+        task = await asyncio.to_thread(task_for, self.app, asked)
+        self.pool.replace(self.instance_id, task.seed.key)
+        self.task, self.steps, self.is_done = task, 0, False
+        self.episode_id = asked.episode_id or secrets.token_hex(ID_BYTES)
+        return first_observation(task)
+
+    def step(self, action: Action) -> dict[str, Any]:
+        match action:
+            case CallTool(tool_name=name, arguments=arguments):
+                if name == ANSWER_TOOL and self._is_answered:
+                    return self._finish(arguments.get("answer"))
+                return wire.called(name, self.call(name, arguments))
+            case Finish(answer=answer):
+                return self._finish(answer)
+            case _:
+                extra = [SUBMIT_TOOL] if self._is_answered else []
+                return wire.observed({"tools": [*wire.tools_of(self.app), *extra]}, {})
+
+    def call(self, name: str, arguments: Any) -> ToolResult:
+        self._check_running()
+        with self.pool.use(self.instance_id) as instance:
+            self.steps += 1
+            return instance.call(name, arguments)
+
+    def state(self) -> dict[str, Any]:
+        key = None if self.task is None else str(self.task.key)
+        return {"episode_id": self.episode_id, "step_count": self.steps, "task_key": key, "done": self.is_done}
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether the task wants an answer: its prompt names the tool for it."""
+        return self.task is not None and self.task.template.answer is not None
+
+    def _check_running(self) -> None:
+        if self.is_done:
+            raise Mistake(ErrorCode.EXECUTION, "the episode is over: reset for another")
+
+    def _finish(self, answer: Any) -> dict[str, Any]:
+        """The verifier looks once: an episode that is over stays so."""
+        self._check_running()
+        if self.task is None:
+            raise Mistake(ErrorCode.EXECUTION, "there is no task to finish: reset first, on a WebSocket (/ws)")
+        given = None if answer is None else str(answer)
+        with self.pool.use(self.instance_id) as instance:
+            self.steps, self.is_done = self.steps + 1, True
+            verdict = _verdict(self.task, instance, given)
+        told = {"task_key": str(self.task.key), "is_verdict_known": not verdict.is_unknown}
+        return wire.observed({"answer": given}, told, verdict.score, done=True)
+
+
+class Sessions:
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._open: dict[str, Session] = {}
+        self._look_at = FEW
+
+    async def open(self, app: App, team: str) -> Session:
+        """Raises LimitReached."""
+        wanted = Wanted(app=app.key, data=DEFAULT_DATA, version=app.version)
+        record = await asyncio.to_thread(self.pool.create, team, wanted)
+        session = Session(secrets.token_hex(ID_BYTES), team, app, self.pool, record.id)
+        self._open[session.id] = session
+        self._forget_ended()
+        return session
+
+    def find(self, session_id: object, app: App, team: str) -> Session | None:
+        """None also where its instance has ended."""
+        found = self._open.get(session_id) if isinstance(session_id, str) else None
+        if found is None or (found.app, found.team) != (app, team):
+            return None
+        if self._is_over(found):
+            del self._open[found.id]
+            return None
+        return found
+
+    def close(self, session: Session) -> None:
+        self._open.pop(session.id, None)
+        with contextlib.suppress(InstanceGone):
+            self.pool.close(session.instance_id, session.team)
+
+    def close_all(self) -> None:
+        for session in list(self._open.values()):
+            self.close(session)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _forget_ended(self) -> None:
+        """Those that nobody closed, whose instances time has ended. Each time there are twice as many as last time."""
+        if len(self._open) >= self._look_at:
+            self._open = {one.id: one for one in self._open.values() if not self._is_over(one)}
+            self._look_at = max(FEW, 2 * len(self._open))
+
+    def _is_over(self, session: Session) -> bool:
+        try:
+            return self.pool.record(session.instance_id).is_over
+        except InstanceGone:
+            return True
+
+
+def first_observation(task: PlatformTask) -> dict[str, Any]:
+    about = {
+        "task_key": str(task.key),
+        "split": task.key.split,
+        "difficulty": task.key.difficulty,
+        "max_turns": task.template.max_turns,
+    }
+    return wire.observed({"prompt": task.prompt, "variables": dict(task.variables)}, about)
+
+
+def call_once(app: App, name: str, arguments: Any) -> ToolResult:
+    """In a world that is gone afterwards."""
+    instance = Instance(seed_named(app, DEFAULT_DATA))
+    try:
+        return instance.call(name, arguments)
+    finally:
+        instance.close()
+
+
+def _verdict(task: PlatformTask, instance: Instance, answer: str | None) -> Verdict:
+    try:
+        return verify(task, instance, answer)
+    except Exception:
+        log.exception("the verifier of %s broke", task.key)
+        return Verdict(score=None)

@@ -1,0 +1,110 @@
+"""`palestra platform serve`: open the pool, say where, serve until told to stop, put what lives on disk.
+
+Owns: the socket, signals, the key beyond loopback. Never touches: routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.faces.app import PlatformApp
+from palestra.environments.platform.faces.door import Door
+from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.pool_records import PoolLimits
+
+BACKLOG = 4096
+KEY_BYTES = 24
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 8030
+    folder: Path | None = None
+    """Where instances wait over a restart; None: they end with the process."""
+    keys: tuple[str, ...] = ()
+    public_url: str | None = None
+    limits: PoolLimits = PoolLimits()
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours."""
+        yield
+
+
+def serve(settings: ServeSettings, ready: Callable[[str, str | None], None]) -> None:
+    """`ready` is told the address, and the key where one had to be made."""
+    listener = _bind(settings)
+    try:
+        with Pool(settings.limits, settings.folder) as pool, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, pool, listener, ready))
+    finally:
+        listener.close()
+
+
+async def _serve(
+    settings: ServeSettings, pool: Pool, listener: socket.socket, ready: Callable[[str, str | None], None]
+) -> None:
+    made = None if settings.keys or settings.is_loopback else f"plat-{secrets.token_urlsafe(KEY_BYTES)}"
+    keys = (*settings.keys, *([made] if made else []))
+    door = Door(keys, secret=pool.files.secret(), is_loopback=settings.is_loopback)
+    config = uvicorn.Config(
+        PlatformApp(pool, door, settings.public_url),
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        access_log=False,
+        log_level="warning",
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    listener.listen(BACKLOG)
+    ready(_url(listener), made)
+    await server.serve([listener])
+
+
+def _bind(settings: ServeSettings) -> socket.socket:
+    """Before anything slow: a port in use is told at once."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(found[0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(found[4])
+    except (OSError, OverflowError) as e:
+        told = getattr(e, "strerror", None) or e
+        raise PlatformError(f"cannot listen on {settings.host}:{settings.port} ({told}); choose another --port") from e
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _loop_factory():
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,226 @@
+"""Verdicts over HTTP: the platform's own tasks by their key, verifiers of others in a process of their own.
+
+Owns: what Fleet's SDK sends to have something verified, and what it is told. Never touches: how a verdict comes about.
+A verifier that cannot be run is an execution that failed: the SDK makes that an unknown score, not 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import json
+import os
+import pickle
+import re
+import secrets
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from palestra.environments.fleet.verifiers import Limits, run_verifier
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.faces import wire
+from palestra.environments.platform.faces.control import Asked
+from palestra.environments.platform.faces.http import Refusal
+from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.tasks import PlatformTask, make_task
+from palestra.environments.platform.verdicts import verify
+
+MAX_SOURCES = 256  # verifiers that came in bundles
+MAX_SOURCE_BYTES = 1 << 20
+MAX_WALL_S = 120.0
+BUNDLED = "verifier.py"
+
+
+class CannotVerify(Exception):
+    """In words for whoever asked."""
+
+
+class ExecuteRequest(msgspec.Struct, kw_only=True):
+    key: str | None = None
+    sha256: str | None = None
+    bundle: str | None = None
+    args: str | None = None
+    args_array: list[Any] | None = None
+    function_name: str | None = None
+    timeout: float | None = None
+
+
+class FunctionRequest(msgspec.Struct, kw_only=True):
+    function_code: str
+    function_name: str | None = None
+    text_solution: str | None = None
+
+
+class Given(msgspec.Struct, kw_only=True):
+    """To a verifier, beside the instance."""
+
+    final_answer: str | None = None
+    conversation: list[Any] | None = None
+
+
+class Verifying:
+    def __init__(self, pool: Pool, source_of: Callable[[PlatformTask], str]) -> None:
+        self.pool, self._source_of = pool, source_of
+        self._sources: OrderedDict[str, str] = OrderedDict()
+        """By the hash of the bundle that brought them."""
+        self._room = asyncio.Semaphore(os.cpu_count() or 1)
+        """Processes at a time."""
+
+    def check(self, asked: Asked) -> Any:
+        return {"success": asked.one("sha256") in self._sources}
+
+    def source(self, asked: Asked) -> Any:
+        key = asked.parts[0].removeprefix(wire.VERIFIER_PREFIX)
+        task = _task(key)
+        if task is None:
+            raise Refusal(400, f"there is no verifier {asked.parts[0][:100]!r}")
+        return wire.verifier(key, self._source_of(task))
+
+    async def execute(self, asked: Asked) -> Any:
+        try:
+            request = msgspec.json.decode(asked.body, type=ExecuteRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise Refusal(400, f"this is no request to verify something: {e}") from None
+        self.pool.record(instance_id := _instance_id(request), asked.team)
+        began = time.perf_counter()
+        is_known = request.sha256 in self._sources
+        try:
+            told = await self._execute(request, instance_id)
+        except CannotVerify as e:
+            told = _failed("VerifierError", str(e))
+        spent = {"execution_time_ms": round((time.perf_counter() - began) * 1000), "bundle_cache_hit": is_known}
+        return {**told, **spent, "key": request.key, "execution_id": secrets.token_hex(8)}
+
+    async def execute_function(self, instance_id: str, body: bytes) -> Any:
+        """At an instance's runner."""
+        try:
+            request = msgspec.json.decode(body, type=FunctionRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise Refusal(400, f"this is no verifier: {e}") from None
+        try:
+            _check_first(request.function_code, request.function_name)
+            told = await self._foreign(
+                instance_id, request.function_code, Given(final_answer=request.text_solution), None
+            )
+        except CannotVerify as e:
+            told = _failed("VerifierError", str(e))
+        error = told["error"]["message"] if told["error"] else None
+        return {"success": told["success"], "result": told["result"], "error": error, "message": error or "verified"}
+
+    async def _execute(self, request: ExecuteRequest, instance_id: str) -> dict[str, Any]:
+        given = _given(request.args)
+        source = self._source(request)
+        own = await asyncio.to_thread(_task, request.key or "")
+        if own is not None and self._is_ours(own, source, request.sha256):
+            return self._own(own, instance_id, given)
+        if source is None:
+            raise CannotVerify("bundle not found: send it with the request")
+        _check_first(source, request.function_name)
+        return await self._foreign(instance_id, source, given, request.timeout)
+
+    def _source(self, request: ExecuteRequest) -> str | None:
+        if request.bundle is None:
+            return self._sources.get(request.sha256 or "")
+        source = _unpacked(request.bundle)
+        if request.sha256:
+            self._sources[request.sha256] = source
+            if len(self._sources) > MAX_SOURCES:
+                self._sources.popitem(last=False)
+        return source
+
+    def _is_ours(self, task: PlatformTask, source: str | None, sha256: str | None) -> bool:
+        ours = self._source_of(task)
+        return sha256 == wire.sha_of(ours) if source is None else source.strip() == ours.strip()
+
+    def _own(self, task: PlatformTask, instance_id: str, given: Given) -> dict[str, Any]:
+        with self.pool.use(instance_id) as instance:
+            if (instance.app.key, instance.seed.key) != (task.app.key, task.seed.key):
+                raise CannotVerify(
+                    f"{task.key} is a task of {task.app.key} with data {task.seed.key}, "
+                    f"not of {instance.app.key} with {instance.seed.key}"
+                )
+            verdict = verify(task, instance, given.final_answer)
+        printed = _accumulator("ERROR", verdict.failed) + _accumulator("SUCCESS", verdict.met)
+        return {"success": verdict.score is not None, "result": verdict.score, "stdout": printed, "error": None}
+
+    async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> dict[str, Any]:
+        with self.pool.use(instance_id) as instance:
+            seed, current = instance.seed.data, instance.snapshot()
+        limits = Limits(wall_s=min(timeout_s or Limits().wall_s, MAX_WALL_S))
+        async with self._room:
+            ran = await run_verifier(source, seed, current, given.final_answer, given.conversation, limits)
+        error = None if ran.success else {"type": "VerifierError", "message": ran.error, "traceback": ""}
+        return {"success": ran.success, "result": ran.result, "stdout": ran.stdout, "error": error}
+
+
+def _task(key: str) -> PlatformTask | None:
+    try:
+        return make_task(key)
+    except PlatformError:
+        return None
+
+
+def _instance_id(request: ExecuteRequest) -> str:
+    last = request.args_array[-1] if request.args_array else None
+    if not isinstance(last, dict) or not isinstance(last.get("env"), str):
+        raise Refusal(400, 'the last of args_array names the instance: {"env": "…"}')
+    return last["env"]
+
+
+def _unpacked(bundle: str) -> str:
+    try:
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(bundle, validate=True))) as archive:
+            if archive.getinfo(BUNDLED).file_size > MAX_SOURCE_BYTES:
+                raise CannotVerify(f"{BUNDLED} has more than {MAX_SOURCE_BYTES >> 20} MiB")
+            return archive.read(BUNDLED).decode()
+    except (binascii.Error, zipfile.BadZipFile, KeyError, UnicodeDecodeError, NotImplementedError, OSError) as e:
+        raise CannotVerify(f"the bundle is no zip with a {BUNDLED}: {e}") from None
+
+
+def _check_first(source: str, name: str | None) -> None:
+    """The first function of a source is the verifier."""
+    found = re.search(r"^(?:async\s+)?def\s+(\w+)", source, re.MULTILINE)
+    if found is None:
+        raise CannotVerify("there is no function in the source")
+    if name is not None and name != found[1]:
+        raise CannotVerify(f"the first function of the source is {found[1]}, not {name}: put {name} first")
+
+
+class _PlainData(pickle.Unpickler):
+    """Numbers, texts, lists and the like. A pickle that names anything of Python's is refused unread."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, and may hold plain data only")
+
+
+def _given(args: str | None) -> Given:
+    """Keyword arguments exist only inside the SDK's pickle."""
+    if args is None:
+        return Given()
+    try:
+        found = _PlainData(io.BytesIO(base64.b64decode(args, validate=True))).load()
+        kwargs = json.loads(json.dumps(found["kwargs"], default=str))
+        given = msgspec.convert(kwargs, Given)
+        others = [*found["args"][1:-1], *(set(kwargs) - set(Given.__struct_fields__))]
+    except Exception as e:
+        raise CannotVerify(f"the arguments cannot be read: {e}") from None
+    if others:
+        raise CannotVerify("a verifier is given final_answer and conversation here, nothing else")
+    return given
+
+
+def _failed(kind: str, message: str) -> dict[str, Any]:
+    error = {"type": kind, "message": message, "traceback": ""}
+    return {"success": False, "result": None, "stdout": "", "error": error}
+
+
+def _accumulator(name: str, lines: list[str]) -> str:
+    """As Fleet's verifiers print what they found, for partial rewards."""
+    return f">>> {name}_ACCUMULATOR >>>\n{json.dumps(lines)}\n<<< {name}_ACCUMULATOR <<<\n"

@@ -1,0 +1,111 @@
+"""Records as Fleet's REST API tells them.
+
+Owns: names and shapes on the wire. Never touches: the pool, HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from palestra.environments.platform.app import App
+from palestra.environments.platform.pool_records import Record
+from palestra.environments.platform.tasks import PlatformTask
+
+REGION = "local"
+TASKS_MADE_AT = "2026-01-01T00:00:00+00:00"
+"""Tasks come from their keys and have no date of their own; the SDK wants one."""
+VERIFIER_PREFIX = "verifier-"
+
+
+def time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def environment(app: App) -> dict[str, Any]:
+    return {
+        "env_key": app.key,
+        "name": app.title,
+        "description": app.description,
+        "default_version": app.version,
+        "versions": {app.version: app.version},
+    }
+
+
+def instance(record: Record, base_url: str) -> dict[str, Any]:
+    wanted = record.wanted
+    return {
+        "instance_id": record.id,
+        "env_key": wanted.app,
+        "version": wanted.version,
+        "status": str(record.state),
+        "subdomain": record.id,
+        "created_at": time_text(record.created_at),
+        "updated_at": time_text(record.updated_at),
+        "terminated_at": time_text(record.ended_at) if record.ended_at is not None else None,
+        "team_id": record.team,
+        "region": wanted.region or REGION,
+        "env_variables": dict(wanted.variables),
+        "data_key": wanted.data,
+        "data_version": wanted.version,
+        "health": not record.is_over,
+        "run_id": wanted.run_id,
+        "heartbeat_interval": None if wanted.heartbeat_s is None else int(wanted.heartbeat_s),
+        "reason": record.reason or None,
+        "urls": urls(f"{base_url}/i/{record.id}/"),
+    }
+
+
+def urls(root: str) -> dict[str, Any]:
+    """The root ends with a slash: the SDK adds `mcp` to it."""
+    api = f"{root}api/v1/env"
+    return {
+        "root": root,
+        "app": [root],
+        "api": f"{root}api",
+        "health": f"{api}/health",
+        "manager": {
+            "api": api,
+            "docs": root,
+            "reset": f"{api}/reset",
+            "diff": f"{api}/diff/structured",
+            "snapshot": f"{api}/snapshot",
+            "execute_verifier_function": f"{api}/execute_verifier_function",
+            "execute_verifier_function_with_upload": f"{api}/execute_verifier_function",
+        },
+    }
+
+
+def task(one: PlatformTask, team: str, source: str) -> dict[str, Any]:
+    key = str(one.key)
+    return {
+        "key": key,
+        "prompt": one.prompt,
+        "team_id": team,
+        "environment_id": one.app.key,
+        "created_at": TASKS_MADE_AT,
+        "version": one.app.version,
+        "data_id": one.seed.key,
+        "data_version": one.app.version,
+        "env_variables": dict(one.variables),
+        "metadata": {"difficulty": one.key.difficulty, "split": one.key.split, "max_turns": one.template.max_turns},
+        "verifier_id": f"{VERIFIER_PREFIX}{key}",
+        "verifier_func": source,
+        "verifier": verifier(key, source),
+    }
+
+
+def verifier(key: str, source: str) -> dict[str, Any]:
+    return {
+        "verifier_id": f"{VERIFIER_PREFIX}{key}",
+        "key": key,
+        "version": 1,
+        "sha256": sha_of(source),
+        "code": source,
+        "created_at": TASKS_MADE_AT,
+    }
+
+
+def sha_of(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()

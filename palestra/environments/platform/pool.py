@@ -1,0 +1,354 @@
+"""The instances of a server: made on request, found by id, ended by their owners or by time.
+
+Owns: lives of instances, limits, which are in memory. Never touches: what is called on them, HTTP.
+
+After a clean end of the server its instances go on at the next start. After a crash those that were on disk go on,
+since nothing happened to them there; those that were in memory end with the state `error`, because nobody knows what
+became of the last call.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from palestra.environments.platform.catalog import app_of
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.pool_files import PoolFiles
+from palestra.environments.platform.pool_records import (
+    DuplicateRequest,
+    InstanceGone,
+    InstanceOver,
+    InstanceState,
+    LimitReached,
+    PoolLimits,
+    PoolUsage,
+    Record,
+    Wanted,
+)
+from palestra.environments.platform.seeds import PAGE_BYTES, seed_named
+from palestra.environments.platform.wheel import Wheel
+
+log = logging.getLogger(__name__)
+
+ID_BYTES = 16  # 128 bits: an id is all it takes to call an instance's tools
+CONNECTION_BYTES = 50 << 10  # of one that was used, beside its pages
+PARSED = 14  # bytes for each character of tables and triggers: each connection has parsed them (measured on five apps)
+SPARE_LINES = 10_000  # of the journal, before it is begun anew
+CLOSED, TIMED_OUT = "closed by its owner", "nobody used it for too long"
+CRASHED = "the platform went down while it was in memory: make another"
+OTHER_VERSION = "the app has another version now: make another"
+
+
+class Pool:
+    def __init__(
+        self, limits: PoolLimits | None = None, folder: Path | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Without a folder nothing outlives the process."""
+        self.limits, self._clock = limits or PoolLimits(), clock
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="palestra-platform-")
+        self.files = PoolFiles(folder or Path(self._temporary.name if self._temporary else ""))
+        self._lock = threading.RLock()
+        """Of all that follows. Building a seed and calling a tool happen outside."""
+        self._records: dict[str, Record] = {}
+        self._teams: dict[str, set[str]] = {}
+        """Instances that are not over."""
+        self._alive = 0
+        """Of all teams."""
+        self._requests: dict[tuple[str, str], str] = {}
+        self._resident: OrderedDict[str, None] = OrderedDict()
+        """Least recently used first."""
+        self._resident_bytes = 0
+        self._overheads: dict[str, int] = {}
+        """Beside the pages of an instance, by app."""
+        self._wheel = Wheel(clock())
+        self._restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut_down()
+
+    # Making and finding
+
+    def create(self, team: str, wanted: Wanted, request_id: str | None = None) -> Record:
+        """The same request again gives the same instance."""
+        with self._lock:
+            if (known := self._requested(team, wanted, request_id)) is not None:
+                return known
+            self._check_room(team)
+            record = self._new(team, wanted, request_id)
+        try:
+            instance = Instance(seed_named(app_of(wanted.app), wanted.data), variables=wanted.variables)
+        except Exception as e:
+            with self._lock:
+                self._end(record, InstanceState.ERROR, f"it could not be made: {e}")
+            raise
+        with self._lock:
+            if record.is_over:  # closed meanwhile
+                instance.close()
+                return record
+            self._keep(record, instance)
+            record.move(InstanceState.RUNNING, self._clock())
+            self.files.note(record)
+            self._make_room()
+        return record
+
+    def record(self, instance_id: str, team: str | None = None) -> Record:
+        """`team` None: whoever knows the id may ask."""
+        found = self._records.get(instance_id)
+        if found is None or (team is not None and found.team != team):
+            raise InstanceGone(instance_id)
+        return found
+
+    def records(self, team: str) -> list[Record]:
+        with self._lock:
+            return [record for record in self._records.values() if record.team == team]
+
+    @contextmanager
+    def use(self, instance_id: str) -> Iterator[Instance]:
+        """It stays open until the block ends, whatever happens to it meanwhile."""
+        with self._lock:
+            record = self.record(instance_id)
+            if record.state is not InstanceState.RUNNING:
+                raise InstanceOver(record)
+            instance = record.instance or self._bring_back(record)
+            record.users += 1
+            record.updated_at = self._clock()
+            self._resident.move_to_end(instance_id)
+        try:
+            yield instance
+        finally:
+            with self._lock:
+                self._leave(record, instance)
+
+    def replace(self, instance_id: str, data: str) -> None:
+        """With another seed of the same app, as if it were new."""
+        with self._lock:
+            record = self.record(instance_id)
+            if record.users:
+                raise PlatformError(f"instance {instance_id} is in use")
+            instance = Instance(seed_named(app_of(record.wanted.app), data), variables=record.wanted.variables)
+            self._forget_memory(record)
+            self.files.drop(instance_id)
+            record.wanted = Wanted(**{**_fields(record.wanted), "data": data})
+            self._keep(record, instance)
+            self.files.note(record)
+
+    # Ending
+
+    def beat(self, instance_id: str, team: str) -> Record:
+        with self._lock:
+            record = self.record(instance_id, team)
+            if not record.is_over:
+                record.updated_at = self._clock()
+            return record
+
+    def close(self, instance_id: str, team: str) -> Record:
+        """One that is over stays as it is."""
+        with self._lock:
+            record = self.record(instance_id, team)
+            if not record.is_over:
+                self._end(record, InstanceState.STOPPED, CLOSED)
+            return record
+
+    def deadline(self, record: Record) -> float:
+        return record.deadline(self.limits)
+
+    def tick(self) -> int:
+        """Ends what is due, forgets what ended long ago. How many ended. To be called about once a second."""
+        ended = 0
+        with self._lock:
+            now = self._clock()
+            for instance_id, slot in self._wheel.due(now):
+                record = self._records.get(instance_id)
+                if record is None or record.slot != slot:
+                    continue
+                if record.deadline(self.limits) > now or record.users:
+                    self._schedule(record)
+                elif record.is_over:
+                    self._forget(record)
+                else:
+                    self._end(record, InstanceState.STOPPED, TIMED_OUT)
+                    ended += 1
+            if self.files.lines > SPARE_LINES + 4 * len(self._records):
+                self.files.begin(self._records.values())
+        return ended
+
+    def shut_down(self) -> None:
+        """All go to disk, where they wait for the next start."""
+        with self._lock:
+            if self._temporary is None:
+                for instance_id in list(self._resident):
+                    self._spill(self._records[instance_id])
+            for record in self._records.values():
+                self._forget_memory(record)
+            self.files.close()
+            if self._temporary is not None:
+                self._temporary.cleanup()
+
+    def usage(self) -> PoolUsage:
+        with self._lock:
+            resident = len(self._resident)
+            return PoolUsage(self._alive, resident, self._resident_bytes, self._alive - resident, len(self._records))
+
+    def count(self, team: str) -> int:
+        return len(self._teams.get(team, ()))
+
+    # Inside, under the lock
+
+    def _requested(self, team: str, wanted: Wanted, request_id: str | None) -> Record | None:
+        known = self._requests.get((team, request_id)) if request_id else None
+        if known is None:
+            return None
+        record = self._records[known]
+        if record.wanted != wanted or record.state is InstanceState.PENDING:
+            raise DuplicateRequest(record, is_same=record.wanted == wanted)
+        return record
+
+    def _check_room(self, team: str) -> None:
+        own = self.count(team)
+        if own >= self.limits.max_per_team:
+            raise LimitReached(own, self.limits.max_per_team, "you have")
+        if self._alive >= self.limits.max_instances:
+            raise LimitReached(self._alive, self.limits.max_instances, "the platform has")
+
+    def _new(self, team: str, wanted: Wanted, request_id: str | None) -> Record:
+        now = self._clock()
+        ttl_s = min(wanted.ttl_s or self.limits.ttl_s, self.limits.max_age_s)
+        record = Record(secrets.token_hex(ID_BYTES), team, wanted, now, now, ttl_s, request_id)
+        self._enter(record)
+        return record
+
+    def _enter(self, record: Record) -> None:
+        self._records[record.id] = record
+        if record.request_id:
+            self._requests[record.team, record.request_id] = record.id
+        if not record.is_over:
+            self._teams.setdefault(record.team, set()).add(record.id)
+            self._alive += 1
+        self._schedule(record)
+
+    def _schedule(self, record: Record) -> None:
+        record.slot = self._wheel.put(record.id, record.deadline(self.limits))
+
+    def _end(self, record: Record, state: InstanceState, reason: str) -> None:
+        record.move(state, self._clock(), reason)
+        team = self._teams[record.team]
+        team.discard(record.id)
+        self._alive -= 1
+        if not team:
+            del self._teams[record.team]
+        if not record.users:  # else the last of them does it
+            self._forget_memory(record)
+        self.files.drop(record.id)
+        self.files.note(record)
+        self._schedule(record)
+
+    def _forget(self, record: Record) -> None:
+        del self._records[record.id]
+        if record.request_id:
+            del self._requests[record.team, record.request_id]
+
+    def _leave(self, record: Record, instance: Instance) -> None:
+        record.users -= 1
+        if record.is_over:
+            if not record.users:
+                self._forget_memory(record)
+            return
+        if (writes := instance.connection.total_changes) != record.writes:
+            record.writes = writes
+            pages = instance.connection.execute("PRAGMA page_count").fetchone()[0]
+            size_bytes = pages * PAGE_BYTES + self._overhead(instance)
+            self._resident_bytes += size_bytes - record.size_bytes
+            record.size_bytes = size_bytes
+        self._make_room()
+
+    # Memory and disk, under the lock
+
+    def _keep(self, record: Record, instance: Instance) -> None:
+        record.instance, record.writes = instance, instance.connection.total_changes
+        record.size_bytes = len(instance.seed.data) + self._overhead(instance)
+        self._resident_bytes += record.size_bytes
+        self._resident[record.id] = None
+
+    def _overhead(self, instance: Instance) -> int:
+        app = instance.app.key
+        if app not in self._overheads:
+            (found,) = instance.seed.rows("SELECT sum(length(sql)) AS size FROM sqlite_master")
+            self._overheads[app] = CONNECTION_BYTES + PARSED * found["size"]
+        return self._overheads[app]
+
+    def _forget_memory(self, record: Record) -> None:
+        if record.instance is not None:
+            record.instance.close()
+            record.instance = None
+            self._resident_bytes -= record.size_bytes
+            del self._resident[record.id]
+
+    def _make_room(self) -> None:
+        while self._resident_bytes > self.limits.max_resident_bytes:
+            idle = next((i for i in self._resident if not self._records[i].users), None)
+            if idle is None:
+                return
+            self._spill(self._records[idle])
+
+    def _spill(self, record: Record) -> None:
+        assert record.instance is not None
+        self.files.spill(record.id, record.instance.snapshot())
+        self._forget_memory(record)
+
+    def _bring_back(self, record: Record) -> Instance:
+        try:
+            state = self.files.take_back(record.id)
+            seed = seed_named(app_of(record.wanted.app), record.wanted.data)
+            instance = Instance(seed, state, record.wanted.variables)
+            _ = instance.now
+        except (OSError, sqlite3.Error, PlatformError) as e:
+            self._end(record, InstanceState.ERROR, f"its state cannot be read from disk: {e}")
+            raise InstanceOver(record) from e
+        self._keep(record, instance)
+        self._resident_bytes += len(state) - len(seed.data)
+        record.size_bytes += len(state) - len(seed.data)
+        return instance
+
+    def _restore(self) -> None:
+        now = self._clock()
+        lost: list[Record] = []
+        for entry in self.files.entries():
+            record = entry.record(now)
+            if record.ended_at is not None and record.deadline(self.limits) <= now:
+                continue
+            self._enter(record)
+            if not record.is_over and (reason := self._reason_to_end(record)):
+                lost.append(record)
+                record.reason = reason
+        self.files.begin(self._records.values())
+        for record in lost:
+            self._end(record, InstanceState.ERROR, record.reason)
+        self.files.drop_others(record.id for record in self._records.values() if not record.is_over)
+        if alive := self.usage().instances:
+            log.info("%d instances go on, %d were lost in a crash", alive, len(lost))
+
+    def _reason_to_end(self, record: Record) -> str:
+        if not self.files.has(record.id):
+            return CRASHED
+        try:
+            return "" if app_of(record.wanted.app).version == record.wanted.version else OTHER_VERSION
+        except PlatformError as e:
+            return str(e)
+
+
+def _fields(wanted: Wanted) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}

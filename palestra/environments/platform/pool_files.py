@@ -1,0 +1,144 @@
+"""What a pool keeps on disk: a journal of instances, and the states of those that went out of memory.
+
+Owns: files in one folder. Never touches: records' moves. A line of the journal is not waited for: the crash of a
+process loses none, that of the machine may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.pool_records import InstanceState, Record, Wanted
+
+if TYPE_CHECKING:
+    from io import BufferedWriter
+
+SECRET_BYTES = 32
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the journal: a record as it was; the last one of an id counts."""
+
+    id: str
+    team: str
+    wanted: Wanted
+    created_at: float
+    ttl_s: float
+    state: InstanceState
+    request_id: str | None = None
+    reason: str = ""
+    ended_at: float | None = None
+
+    @classmethod
+    def of(cls, record: Record) -> Entry:
+        names = (name for name in cls.__struct_fields__)
+        return cls(**{name: getattr(record, name) for name in names})
+
+    def record(self, now: float) -> Record:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Record(**fields, updated_at=self.ended_at or now)
+
+
+class PoolFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._states = folder / "instances"
+        self._states.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / "lock")
+        self._journal: BufferedWriter | None = None
+        self.lines = 0
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        os.close(self._lock)
+
+    def secret(self) -> bytes:
+        """Of this folder, the same after a restart: what tokens are made of."""
+        path = self.folder / "secret"
+        if not path.exists():
+            _write_whole(path, secrets.token_bytes(SECRET_BYTES))
+        return path.read_bytes()
+
+    # Journal
+
+    def entries(self) -> list[Entry]:
+        """The newest of each id, oldest instances first. A line that a crash cut short is passed over."""
+        found: dict[str, Entry] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._path.read_bytes().splitlines():
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    entry = msgspec.json.decode(line, type=Entry)
+                    found[entry.id] = entry
+        return list(found.values())
+
+    def begin(self, records: Iterable[Record]) -> None:
+        """Anew, with what is known now."""
+        lines = [msgspec.json.encode(Entry.of(record)) + b"\n" for record in records]
+        if self._journal is not None:
+            self._journal.close()
+        _write_whole(self._path, b"".join(lines))
+        self._journal = self._path.open("ab", buffering=0)  # pyright: ignore[reportAttributeAccessIssue]
+        self.lines = len(lines)
+
+    def note(self, record: Record) -> None:
+        assert self._journal is not None
+        self._journal.write(msgspec.json.encode(Entry.of(record)) + b"\n")
+        self.lines += 1
+
+    # States
+
+    def spill(self, instance_id: str, state: bytes) -> None:
+        _write_whole(self._states / instance_id, state)
+
+    def take_back(self, instance_id: str) -> bytes:
+        """Gone from the disk then: what is there is always the newest."""
+        path = self._states / instance_id
+        state = path.read_bytes()
+        path.unlink()
+        return state
+
+    def has(self, instance_id: str) -> bool:
+        return (self._states / instance_id).exists()
+
+    def drop(self, instance_id: str) -> None:
+        (self._states / instance_id).unlink(missing_ok=True)
+
+    def drop_others(self, kept: Iterable[str]) -> None:
+        known = set(kept)
+        for path in self._states.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / "journal.jsonl"
+
+
+def _locked(path: Path) -> int:
+    """Two pools in one folder would end each other's instances."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise PlatformError(f"another platform works in {path.parent}; choose another folder") from None
+    return handle
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+    part.replace(path)

@@ -1,0 +1,140 @@
+"""What a pool knows of each instance: who asked for what, its state, how long it may live.
+
+Owns: records, their moves, limits, refusals. Never touches: databases, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.instance import Instance
+
+MISSED_BEATS = 2  # intervals without one before an instance ends: a single late beat is forgiven
+
+
+class InstanceState(StrEnum):
+    PENDING = "pending"
+    """Its seed is being built."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Closed by its owner, or by time."""
+    ERROR = "error"
+    """Could not be made, or was lost."""
+
+
+S = InstanceState
+MOVES = {S.PENDING: {S.RUNNING, S.ERROR, S.STOPPED}, S.RUNNING: {S.STOPPED, S.ERROR}, S.STOPPED: set(), S.ERROR: set()}
+
+
+class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
+    max_instances: int = 10_000
+    max_per_team: int = 10_000
+    max_resident_bytes: int = 1 << 30
+    """Of all instances in memory; those that were used longest ago go to disk."""
+    ttl_s: float = 600
+    """From the last use, where nobody asked for another."""
+    max_age_s: float = 24 * 3600
+    """Of an instance, however often it is used; also the longest TTL that can be asked for."""
+    kept_s: float = 600
+    """How long one that ended is still known."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a new instance."""
+
+    app: str
+    data: str
+    """`Seed.key`, such as small-17."""
+    version: str
+    """The app's, when it was asked for."""
+    variables: Mapping[str, str] = {}
+    ttl_s: float | None = None
+    heartbeat_s: float | None = None
+    run_id: str | None = None
+    region: str | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    id: str
+    team: str
+    wanted: Wanted
+    created_at: float
+    updated_at: float
+    ttl_s: float
+    request_id: str | None = None
+    state: InstanceState = InstanceState.PENDING
+    reason: str = ""
+    """Why it ended."""
+    ended_at: float | None = None
+    instance: Instance | None = None
+    """None where it is on disk, or over."""
+    users: int = 0
+    """Calls that are inside: it stays in memory meanwhile."""
+    size_bytes: int = 0
+    writes: int = -1
+    """What the connection had written when the size was looked at."""
+    slot: int = -1
+    """Of the wheel."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (S.STOPPED, S.ERROR)
+
+    def move(self, state: InstanceState, now: float, reason: str = "") -> None:
+        if state not in MOVES[self.state]:
+            raise PlatformError(f"instance {self.id} is {self.state}: it cannot become {state}")
+        self.state, self.updated_at, self.reason = state, now, reason
+        if self.is_over:
+            self.ended_at = now
+
+    def deadline(self, limits: PoolLimits) -> float:
+        """When it ends, or when one that ended is forgotten."""
+        if self.ended_at is not None:
+            return self.ended_at + limits.kept_s
+        beat = self.wanted.heartbeat_s
+        idle = self.ttl_s if beat is None else min(self.ttl_s, MISSED_BEATS * beat)
+        return min(self.updated_at + idle, self.created_at + limits.max_age_s)
+
+
+class PoolUsage(msgspec.Struct, frozen=True):
+    instances: int
+    """That are not over."""
+    resident: int
+    resident_bytes: int
+    spilled: int
+    known: int
+    """With those that ended a short while ago."""
+
+
+class LimitReached(PlatformError):
+    def __init__(self, count: int, limit: int, whose: str) -> None:
+        super().__init__(f"{whose} {count} running instances of at most {limit}: close some, or wait for them to end")
+        self.count, self.limit = count, limit
+
+
+class DuplicateRequest(PlatformError):
+    """The same request id again: while its instance is being made, or for something else."""
+
+    def __init__(self, record: Record, *, is_same: bool) -> None:
+        told = "is being worked on" if is_same else "was used to ask for something else"
+        super().__init__(f"request {record.request_id} {told}")
+        self.instance_id = record.id if is_same else None
+
+
+class InstanceGone(PlatformError):
+    """There is no such instance (any more), or it is another team's."""
+
+    def __init__(self, instance_id: str) -> None:
+        super().__init__(f"there is no instance {instance_id[:64]!r} (any more): make another")
+
+
+class InstanceOver(PlatformError):
+    def __init__(self, record: Record) -> None:
+        super().__init__(f"instance {record.id} is {record.state}: {record.reason or 'it is not ready yet'}")
+        self.record = record
