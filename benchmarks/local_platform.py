@@ -39,7 +39,7 @@ LIVE, QUICK_LIVE = 10_000, 2_000
 PLAYED = {"keys": ("keys-by_verb-0c-7", "list"), "mail": ("mail-mark_read-0-7", "search_messages")}
 """Of an app: a task, whose last call writes and can be said again; and a tool that reads."""
 WRITE = ("set", {"name": "a", "value": 3})  # takes no more room however often it is said
-MCP_PEER, OPENENV_PEER = "mcp, stateless, JSON", "OpenEnv, WebSocket"
+MCP_PEER, OPENENV_PEER = "mcp, stateless, JSON", "OpenEnv"
 
 
 def timed(work: Callable[[], object], count: int) -> float:
@@ -157,11 +157,13 @@ def rest(ours: Served, rounds: int, seconds: float) -> list[Row]:
     ]
 
 
-def openenv(python: Path, seconds: float) -> list[float]:
-    ran = subprocess.run(
-        [python, PEERS / "openenv_peer.py", str(seconds)], capture_output=True, text=True, timeout=300, check=True
-    )
-    return json.loads(ran.stdout.splitlines()[-1])["server_cpu_ms"]
+def openenv(python: Path, seconds: float, server: Served | None = None) -> Measure:
+    """OpenEnv's own client at our server, or at its own."""
+    command = [python, PEERS / "openenv_peer.py", str(seconds)]
+    if server is not None:
+        command += [f"{server.url}/openenv/keys", str(server.process.pid)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return Measure(tuple(json.loads(ran.stdout.splitlines()[-1])["server_cpu_ms"]))
 
 
 # Memory
@@ -219,14 +221,13 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
         with served([sys.executable, str(PEERS / "mcp_server.py")]) as peer:
             time.sleep(1)  # it says where before it is there
             rows += over_http(ours, peer, rounds, seconds)
-    if args.openenv_python:
-        progress.doing("OpenEnv")
-        cpu_ms = Measure(tuple(openenv(args.openenv_python, seconds)))
-        ours_ms = next(one.ours for one in rows if one.what == "MCP tool call, 1 client, server CPU")
-        rows.append(Row("tool call, server CPU", "ms", ours_ms, OPENENV_PEER, cpu_ms, less_is_better=True))
-        notes.append("OpenEnv runs after ours, not in turns with it; CPU only, since its calls mostly wait here")
-    else:
-        notes.append("OpenEnv: not available (--openenv-python)")
+        if args.openenv_python:
+            progress.doing("OpenEnv")
+            both = (openenv(args.openenv_python, seconds, ours), OPENENV_PEER, openenv(args.openenv_python, seconds))
+            rows.append(Row("tool call of OpenEnv's client, server CPU", "ms", *both, less_is_better=True))
+            notes.append("OpenEnv's server runs after ours, not in turns with it; CPU only: its calls mostly wait here")
+        else:
+            notes.append("OpenEnv: not available (--openenv-python)")
     progress.doing("memory")
     return Report(
         "local_platform", machine(), versions(PACKAGES), rows + memory(QUICK_LIVE if args.quick else LIVE), notes

@@ -1,6 +1,7 @@
-"""OpenEnv's server and its own client, with one MCP tool; to be run by a Python that has `openenv`.
+"""OpenEnv's client at its own server, with one MCP tool, or at ours; to be run by a Python that has `openenv`.
 
-.venv-openenv/bin/python benchmarks/peers/openenv_peer.py SECONDS     # prints one object of JSON
+.venv-openenv/bin/python benchmarks/peers/openenv_peer.py SECONDS              # prints one object of JSON
+.venv-openenv/bin/python benchmarks/peers/openenv_peer.py SECONDS URL PID      # of a server that runs already
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from openenv.core.env_server.types import Observation, State  # pyright: ignore[
 from openenv.core.mcp_client import MCPToolClient  # pyright: ignore[reportMissingImports]
 
 ROUNDS = 3
+PER_EPISODE = 500  # calls: our list of numbers has room for a thousand
 
 
 class Numbers(MCPEnvironment):
@@ -74,6 +76,8 @@ def measure(url: str, seconds: float, cpu_s: Callable[[], float]) -> dict[str, A
             while time.perf_counter() < until:
                 assert client.call_tool("put", value=3) == {"put": 3}
                 calls += 1
+                if calls % PER_EPISODE == 0:
+                    client.reset()
             cpu_ms.append(1000 * (cpu_s() - began) / calls)
     return {"server_cpu_ms": cpu_ms}
 
@@ -84,8 +88,11 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main(seconds: float) -> None:
+def main(seconds: float, url: str = "", pid: str = "") -> None:
     """The server has a process of its own."""
+    if url:
+        print(json.dumps(measure(url, seconds, lambda: cpu_of(int(pid)))))
+        return
     command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -105,4 +112,4 @@ def wait_for(url: str) -> None:
             time.sleep(0.1)
 
 
-serve() if sys.argv[1] == "serve" else main(float(sys.argv[1]))
+serve() if sys.argv[1] == "serve" else main(float(sys.argv[1]), *sys.argv[2:])

@@ -66,7 +66,8 @@ def serve(
     memory_mib: int,
     ttl_s: float,
 ) -> None:
-    """Serve the apps: tools by MCP, instances and tasks by Fleet's API (FLEET_BASE_URL)."""
+    """Serve the apps: tools by MCP, instances and tasks by Fleet's API (FLEET_BASE_URL), each app as an OpenEnv
+    environment at /openenv/APP."""
     from palestra.environments.platform import PlatformError
 
     with needs_extra("platform"):

@@ -49,6 +49,7 @@ def step_metrics(
         **reward_metrics(groups, config),
         **rollout_metrics(groups, config),
         **environment_metrics(rollouts, aggregate),
+        **level_metrics(groups, "env", "reward", _reward),
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
         **policy_metrics(batch, updates, config),
@@ -123,6 +124,16 @@ def environment_metrics(
             found[f"{area}/reward"] = average(rewards)
         found[f"{area}/rollouts"] = float(len(own))
     return found
+
+
+def level_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
+    """Apart for each `level` that tasks name in their extras: the mean of all would hide which of them are learned."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        if isinstance(level := group.task.extras.get("level"), str) and level:
+            area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(level)}"
+            found.setdefault(f"{area}/{what}", []).extend(value(one) for one in group.rollouts if is_counted(one))
+    return {name: average(values) for name, values in sorted(found.items()) if values}
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:

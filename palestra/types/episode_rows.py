@@ -76,7 +76,7 @@ class Tombstone(Struct, frozen=True, kw_only=True):
     """An episode's id, or the hash of a run's tag and a group's id."""
     owner: str
     attempt: int
-    """That ended; of a group its serial number, below zero."""
+    """That ended; of a group its serial number, negated."""
     digest: bytes
     """Of its result, or of how it was registered; empty where there is no result."""
     until: float

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner, Result
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from palestra.cli.app import main
 from palestra.cli.platform_play import split
@@ -201,6 +203,25 @@ def test_a_server_that_is_stopped_goes_on_and_one_that_is_killed_ends_its_instan
         found = httpx.get(f"{url}/v1/env/instances/{made}", headers=HEADERS).json()
         assert (found["status"], "went down" in found["reason"]) == ("error", True)
         assert put(url, made, 9).status_code == 410
+
+
+@pytest.mark.e2e
+def test_what_is_played_over_openenv_ends_with_the_server(tmp_path: Path):
+    with running(tmp_path) as (server, said_):
+        url = address(said_)
+        message = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
+        assert "result" in httpx.post(f"{url}/openenv/keys/mcp", json=message).json()
+        with connect(f"{url.replace('http', 'ws', 1)}/openenv/keys/ws", proxy=None) as player:
+            player.send('{"type": "reset"}')
+            assert "observation" in str(player.recv(timeout=30))
+            assert len(httpx.get(f"{url}/v1/env/instances").json()) == 2
+            server.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed):
+                player.recv(timeout=30)
+        assert server.wait(30) == 0
+    with running(tmp_path) as (_, said_):
+        found = httpx.get(f"{address(said_)}/v1/env/instances?status=stopped").json()
+        assert [one["reason"] for one in found] == ["closed by its owner"] * 2
 
 
 @pytest.mark.e2e

@@ -68,8 +68,11 @@ def test_groups_with_listeners_of_their_own_are_committed_in_any_order() -> None
     assert play.board.commit_one(OWNER, RUN, 1, play.now).committed == 2
     assert play.board.commit_one(OWNER, RUN, 2, play.now).committed == 2
     assert play.board.commit_one(OWNER, RUN, 4, play.now).committed == 2
-    assert [one.episode_id for one in play.board.members(OWNER, RUN, "c")] != []
-    assert play.board.members(OWNER, RUN, "d") == []
+    assert play.board.first_member(OWNER, RUN, "d") == lease.episode_id  # committed
+    assert play.board.first_member(OWNER, RUN, "e") is None
+    play.restart()
+    assert play.board.first_member(OWNER, RUN, "d") == lease.episode_id
+    assert play.board.first_member(OWNER, RUN, "c") is not None
     assert play.commit(4).committed == 4
     assert play.board.undelivered() == []
 

@@ -239,7 +239,7 @@ def routes(world: World) -> list[tuple[str, str]]:
 
 PLAYING = (
     *(f"/episodes/v1/{what}" for what in ("claim", "heartbeat", "end", "release")),
-    *("/claim_episode", "/end_episode", "/can_continue_episode"),
+    *("/claim_episode", "/end_episode", "/abort_episode", "/can_continue_episode"),
 )
 """What a worker may do."""
 SEEN_BY_WORKERS = ("/get_engine_status", "/get_episode_buffer")

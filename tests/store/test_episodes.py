@@ -113,7 +113,7 @@ def test_what_is_committed_leaves_the_tables(tables_store: Store) -> None:
     saved = load(tables_store)
     assert (saved.groups, saved.episodes) == ([], [])
     assert sorted((stone.attempt, stone.owner) for stone in saved.tombstones) == [
-        (0, "alice"),
+        (-1, "alice"),  # of groups: their serial numbers
         (0, "alice"),
         (1, "alice"),
         (1, "alice"),

@@ -15,7 +15,7 @@ from palestra.training.batches import Batch, Drop, build_batch
 from palestra.training.eval_metrics import eval_metrics, pass_at_k
 from palestra.training.health import quantile, step_metrics
 from palestra.training.policy import Update
-from palestra.types.rollouts import Group, RolloutStop
+from palestra.types.rollouts import Group, RolloutStop, Task
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
 SECONDS = {"collect": 2.0, "score": 0.5, "update": 1.0, "sync": 0.25, "total": 4.0}
@@ -119,6 +119,27 @@ def test_environments_report_under_their_names():
     assert "env/a_b/bad" not in found
 
 
+def of_level(level: str, group: Group) -> Group:
+    group.task = Task(id="t", environment="a/b", prompt=[], extras={"level": level})
+    return group
+
+
+def test_levels_that_tasks_name_are_reported_apart():
+    groups = [
+        of_level("0a", make_group("a", [1.0, 1.0])),
+        of_level("Level 5", make_group("b", [0.5, 0.0, None])),
+        of_level("2", make_group("c", [None])),
+        make_group("d", [0.0, 0.0]),
+    ]
+    found, held_out = measure(groups), eval_metrics(groups, [1], 1.0)
+    assert {name: value for name, value in found.items() if name.startswith("env/a_b/")} == {
+        "env/a_b/0a/reward": 1.0,
+        "env/a_b/Level_5/reward": 0.25,
+    }
+    assert (held_out["eval/a_b/0a/success"], held_out["eval/a_b/Level_5/success"]) == (1.0, 0.0)
+    assert "eval/a_b/2/success" not in held_out
+
+
 def test_time_and_throughput():
     found = measure([make_group("g", [1.0, 0.0])])
     assert (found["time/collect_s"], found["time/total_s"]) == (2.0, 4.0)
@@ -143,11 +164,12 @@ def test_every_metric_is_explained_in_the_docs():
     text = Path(__file__).parents[2].joinpath("docs/training-metrics.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`([\w/<>@.-]+)`", text))
     base = {"g-0": [0.0] * 5, "g-1": [0.0] * 5}
-    group = make_group("g", [1.0, 0.0], metrics={"parse_error": 1.0})
+    group = of_level("0a", make_group("g", [1.0, 0.0], metrics={"parse_error": 1.0}))
     found = measure([group], metrics={"loss:sum": 1.0, "grad_norm": 1.0}, base=base, algorithm={"loss": "ppo"})
-    found |= eval_metrics([make_group("g", [1.0, 0.0])], [1, 2], 1.0)
+    found |= eval_metrics([of_level("0a", make_group("g", [1.0, 0.0]))], [1, 2], 1.0)
     for name in found:
-        general = re.sub(r"^(env|eval)/math/", r"\1/<name>/", name)
+        general = re.sub(r"^(env|eval)/(math|a_b)/", r"\1/<name>/", name)
+        general = re.sub(r"/0a/", "/<level>/", general)
         general = re.sub(r"^env/<name>/parse_error$", "env/<name>/<metric>", general)
         general = re.sub(r"^(stop/|batch/dropped_)\w+$", r"\1<reason>", general)
         general = re.sub(r"pass_at_\d+$", "pass_at_<k>", general)

@@ -145,7 +145,12 @@ class _LazyTasks(Sequence[Task]):
             id=key,
             environment="fleet_task",
             prompt=[{"role": "user", "content": task.prompt}],
-            extras={"task_key": key, "data_source": task.app.key, "tasks_file": self._tasks_file},
+            extras={
+                "task_key": key,
+                "data_source": task.app.key,
+                "level": f"{task.app.key}-{task.template.difficulty}",
+                "tasks_file": self._tasks_file,
+            },
         )
 
 

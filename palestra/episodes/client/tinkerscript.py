@@ -110,16 +110,16 @@ class TinkerScriptClient:
     def end_episode(self, episode_uuid: str, workflow_output: Any) -> None:
         output = _plain(workflow_output)
         told = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
+        self._leases.pop(episode_uuid, None)  # refused, it is somebody else's
         if not told.success:
             raise EpisodeClientError(f"episode {episode_uuid} was not ended: {told.error or told.failure_reason}")
-        self._leases.pop(episode_uuid, None)
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Given back for somebody else, without a result."""
         told = self._post("/abort_episode", _Done, **self._names(episode_uuid))
+        self._leases.pop(episode_uuid, None)
         if not told.success:
             raise EpisodeClientError(f"episode {episode_uuid} was not given back: {told.failure_reason}")
-        self._leases.pop(episode_uuid, None)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
         """Also tells the server that it is still played."""

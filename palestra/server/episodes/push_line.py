@@ -31,7 +31,7 @@ class Line:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
         self._socket.setsockopt(zmq.IPV6, int("[" in address))
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+        self._monitor: Any = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self._address = address
         self._answer: asyncio.Future[bytes] | None = None
         self._gone: asyncio.Future[Any] | None = None
@@ -70,4 +70,5 @@ class Line:
             if waiting is not None:
                 waiting.cancel()
         self._socket.disable_monitor()
+        self._monitor.close()  # nobody else does: the event loop holds on to it
         self._socket.close()

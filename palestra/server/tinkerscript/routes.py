@@ -43,6 +43,7 @@ ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "new weights are on their way: come again in some seconds",
     EngineStatus.WEIGHT_EXPORTING: "weights are being written to disk: come again in some seconds",
 }
+THEIR_NAMES = {"client_id": "client_uuid", "lease_s": "allow_discard_timeout"}
 MAX_LISTED = 10_000
 RELEASED = "lease_lost: released"
 """How the board tells that an attempt was given back, now or before."""
@@ -61,10 +62,12 @@ async def health() -> Response:
 async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
     """Of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
     asked = await read_record(request, t.ClaimEpisode, others_pass=True)
-    claim = _claim(asked, caller.owner, holder(caller, asked.client_uuid))
     try:
+        claim = _claim(asked, caller.owner, holder(caller, asked.client_uuid))
         got = await _claimed(request, episodes, claim)
     except Refusal as error:
+        if error.status == 400:
+            raise Refusal(400, _by_their_names(error.detail)) from None
         if error.status not in (409, 429):
             raise
         got = error.detail
@@ -157,6 +160,12 @@ def _claim(asked: t.ClaimEpisode, owner: str, who: str) -> Claim:
         lease_s=asked.allow_discard_timeout,
     )
     return Claim(owner, request)
+
+
+def _by_their_names(detail: str) -> str:
+    """What the board says of a field of ours, of the one that the client has sent."""
+    ours, told, rest = detail.partition(": ")
+    return f"{THEIR_NAMES.get(ours, ours)}{told}{rest}"
 
 
 async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease | str:

@@ -158,6 +158,10 @@ DOUBLING = "ajet:\n  a0: &a0 {x: 1}\n" + "".join(
 )
 
 
+LONG = "0x" + "f" * 6000
+"""Python does not write such numbers out."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -175,6 +179,9 @@ DOUBLING = "ajet:\n  a0: &a0 {x: 1}\n" + "".join(
         ("ajet: {" + "k" * 300 + ": 1}", "longer than 200 characters"),
         ("ajet: {a: '" + "x" * MAX_BYTES + "'}", "longer than"),
         ("ajet: {a: \x00}", "not valid YAML"),
+        (f"ajet: {{model: {{path: student}}, rollout: {{num_repeat: {LONG}}}}}", "longer than 64 bits"),
+        (f"ajet: {{model: {{path: student}}, trainer_common: {{optim: {{betas: [{LONG}, 1]}}}}}}", "than 64 bits"),
+        (f"ajet:\n  ? {LONG}\n  : 1", "longer than 64 bits"),
     ],
 )
 def test_hostile_yaml_is_refused_in_words(text: str, message: str) -> None:

@@ -221,6 +221,15 @@ def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Pa
     in_world(tmp_path, test)
 
 
+def test_an_engine_never_has_the_run_of_trainers_outside(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        asked = "ajet: {model: {path: student}, experiment_name: tinkerscript}"
+        job = await w.engine.sync(ALICE, asked, "http://127.0.0.1:8000")
+        assert job.mapped["name"] == "tinkerscript-2"
+
+    in_world(tmp_path, test)
+
+
 # A training process: the rule of its start, and what a restart finds
 
 

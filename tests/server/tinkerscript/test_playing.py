@@ -108,8 +108,9 @@ def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> No
     ("fields", "said"),
     [
         ({"episode_type": "test"}, "episode_type"),
-        ({"allow_discard_timeout": -1}, "more than 0 seconds"),
-        ({"client_uuid": ""}, "client_id: it is missing"),
+        ({"allow_discard_timeout": -1}, "allow_discard_timeout: more than 0 seconds"),
+        ({"client_uuid": ""}, "client_uuid: it is missing"),
+        ({"client_uuid": "a b"}, "client_uuid: 1 to 128 of"),
         ({"wait_s": -1}, "wait_s: 0 seconds or more"),
         ({"client_uuid": 7}, "client_uuid"),
     ],
@@ -132,6 +133,21 @@ def test_claims_wait_for_weights_and_are_told_where_nobody_trains(keyed: Ephebe,
         waits = threads.submit(root.claim, wait_s=20)
         carol.of_run("resume")
         assert waits.result(20)["success"]
+
+
+def test_a_claim_that_waits_gets_nothing_while_weights_are_on_their_way(keyed: Ephebe, owner_of: OwnerOf) -> None:
+    frank = Api(keyed, owner_of("frank"), run="tinkerscript")
+    root = Root(keyed, frank.key)
+    root.post("update_engine_status", engine_status="ENGINE.ROLLING")
+    before = frank.metric("palestra_episode_claims_waiting")
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(root.claim, wait_s=20)
+        keyed.until(lambda: frank.metric("palestra_episode_claims_waiting") == before + 1)
+        root.post("update_engine_status", engine_status="ENGINE.WEIGHT_SYNCING")
+        root.post("register_episode", episode_uuid="ab")
+        assert frank.info()["queued"] == 1
+        root.post("update_engine_status", engine_status="ENGINE.ROLLING")
+        assert waits.result(20)["episode_uuid"] == "ab"
 
 
 def test_an_evaluation_is_claimed_as_one_and_kept(trainer: Api, root: Root) -> None:

@@ -5,6 +5,7 @@ Each is sent until it is acknowledged, whoever is killed on the way, and forgott
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import signal
@@ -18,12 +19,15 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+import zmq.asyncio
 
 from palestra.episodes import EpisodeApiError, EpisodeClient
 from palestra.episodes.client.listening import ListenError
 from palestra.episodes.client.run import Run
 from palestra.server.episodes.push_addresses import check_address
+from palestra.server.episodes.push_line import Line
 from palestra.server.errors import Refusal
+from palestra.server.tinkerscript.results import AT_ONCE
 from tests.server.episodes.conftest import Api
 from tests.server.openai.conftest import Ephebe
 from tests.server.tinkerscript.conftest import Root, say
@@ -37,6 +41,7 @@ class Ears:
     def __init__(self, context: zmq.Context[Any], address: str = "tcp://127.0.0.1:*"):
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.setsockopt(zmq.IPV6, int("[" in address))
         self._socket.bind(address)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -125,8 +130,11 @@ def test_a_result_goes_to_the_trainer_that_registered_it_with_its_tokens(
     }
     listener.say()
     committed(outside, 1)
-    assert root.end("ab12", [0.5, 0.25], lease_id=claimed["lease_id"])["success"] is False  # it had metadata too
-    assert root.end_with("ab12", reward=1.0).status_code == 400  # delivered, and forgotten
+    again = {"client_uuid": "c", "episode_uuid": "ab12", "workflow_output": {**output, "metadata": {"n": 1}}}
+    assert root.post("end_episode", **again) == {"success": True, "failure_reason": ""}  # known by its name alone
+    assert "another result" in root.end("ab12", [0.5, 0.25])["failure_reason"]  # it had metadata too
+    assert "another result" in root.end("ab12", [0.5, 0.25], lease_id=claimed["lease_id"])["failure_reason"]
+    assert root.end_with("ab13", reward=1.0).status_code == 400  # nobody's
 
 
 def test_a_listener_that_is_gone_holds_up_nobody_and_a_killed_server_sends_again(
@@ -155,6 +163,66 @@ def test_a_listener_that_is_gone_holds_up_nobody_and_a_killed_server_sends_again
     assert later.hear()["reward"] == 0.75
     later.say()
     committed(outside, 3)
+
+
+def test_listeners_that_take_and_never_answer_or_are_gone_hold_up_nobody(
+    outside: Api, root: Root, ears: Callable[..., Ears]
+) -> None:
+    there, gone, many = ears(), ears(), 2 * AT_ONCE + 2
+    gone.close()
+    with zmq.Context() as context:
+        silent = context.socket(zmq.ROUTER)
+        silent.bind("tcp://127.0.0.1:*")
+        addresses = [silent.getsockopt_string(zmq.LAST_ENDPOINT), gone.address]
+        for number in range(many):
+            address = addresses[number % 2]
+            root.post("register_episode", episode_uuid=f"n{number}", zmq_listen_result_addr=address)
+        root.post("register_episode", episode_uuid="last", zmq_listen_result_addr=there.address)
+        for number in range(many):
+            assert root.end(root.claim()["episode_uuid"], float(number))["success"]
+        assert root.end(root.claim()["episode_uuid"], 0.5)["success"]
+        assert there.hear()["reward"] == 0.5
+        there.say()
+        outside.server.until(lambda: len(outside.played(limit=256, tokens=False)) == many)
+        silent.close(linger=0)
+
+
+def test_lines_that_were_given_up_leave_nothing_open() -> None:
+    async def knock(context: zmq.asyncio.Context, address: str) -> None:
+        line = Line(context, address)
+        try:
+            await line.send(b"x")
+            assert await line.answer(0.01) is None
+        finally:
+            line.close()
+
+    async def knock_often(address: str) -> None:
+        process, context = psutil.Process(), zmq.asyncio.Context()
+        await knock(context, address)
+        await asyncio.sleep(0.5)  # its thread closes what we have closed
+        before = process.num_fds()
+        for _ in range(20):
+            await knock(context, address)
+        for _ in range(200):
+            if process.num_fds() <= before:
+                break
+            await asyncio.sleep(0.05)
+        assert process.num_fds() <= before
+        context.term()
+
+    with zmq.Context() as theirs, theirs.socket(zmq.ROUTER) as silent:
+        silent.setsockopt(zmq.LINGER, 0)
+        silent.bind("tcp://127.0.0.1:*")
+        asyncio.run(knock_often(silent.getsockopt_string(zmq.LAST_ENDPOINT)))
+
+
+def test_a_listener_at_an_address_of_ipv6_is_reached(outside: Api, root: Root, ears: Callable[..., Ears]) -> None:
+    listener = ears("tcp://[::1]:*")
+    root.post("register_episode", episode_uuid="v6", zmq_listen_result_addr=listener.address)
+    assert root.end(root.claim()["episode_uuid"], 0.25)["success"]
+    assert listener.hear()["reward"] == 0.25
+    listener.say()
+    committed(outside, 1)
 
 
 def test_a_result_that_could_not_be_saved_is_not_sent(outside: Api, root: Root, ears: Callable[..., Ears]) -> None:
