@@ -8,7 +8,7 @@ from palestra.types.episodes import EpisodeState, GroupState, Loss, RunSettings
 from palestra.types.readiness import make_ready
 
 
-class RunRow(Struct, frozen=True, kw_only=True):
+class RunRow(Struct, frozen=True, kw_only=True, gc=False):
     owner: str
     run: str
     settings: RunSettings
@@ -22,7 +22,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class GroupRow(Struct, frozen=True, kw_only=True):
+class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
     owner: str
     run: str
     group_id: str
@@ -39,7 +39,7 @@ class GroupRow(Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class EpisodeRow(Struct, frozen=True, kw_only=True):
+class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     owner: str
     run: str
@@ -68,7 +68,7 @@ class EpisodeRow(Struct, frozen=True, kw_only=True):
     """The `EpisodeResult` as JSON, keys sorted."""
 
 
-class Tombstone(Struct, frozen=True, kw_only=True):
+class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
     """What is remembered of an episode or a group that was committed, so that a repeated request is known as one; or of
     an attempt whose run was deleted."""
 
@@ -89,7 +89,7 @@ Key = tuple[str, ...]
 """A row's primary key."""
 
 
-class Change(Struct, frozen=True):
+class Change(Struct, frozen=True, gc=False):
     kind: type[Row]
     key: Key
     row: Row | None

@@ -1,6 +1,7 @@
 """Episodes as they cross the wire: what a trainer registers, a player claims and ends, a trainer reads back.
 
-Plain records without HTTP: routes, client library and broker share them. Times are seconds since the epoch.
+Plain records without HTTP: routes, client library and broker share them. Times are seconds since the epoch. None of them
+can hold itself, so the collector need not look at them (`gc=False`): up to a seventh of a batch call's time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class WeightPolicy(StrEnum):
     """It is lost at once if it has made a call: the same as `max_lag: 0`."""
 
 
-class RunSettings(Struct, frozen=True, kw_only=True):
+class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     weight_policy: WeightPolicy = WeightPolicy.FINISH
     max_lag: int = 1
     share: float = 1.0
@@ -91,7 +92,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     """A ZeroMQ address where the trainer listens: groups are sent there too, and committed as it acknowledges them."""
 
 
-class RunInfo(Struct, frozen=True, kw_only=True):
+class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     run: str
     settings: RunSettings
     model: str | None
@@ -110,7 +111,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """Of the model. After a pause, none are left when it is 0."""
 
 
-class NewGroup(Struct, frozen=True, kw_only=True):
+class NewGroup(Struct, frozen=True, kw_only=True, gc=False):
     """`count` episodes of one task. Registering the same `group_id` again changes nothing; a different one under that
     id is refused."""
 
@@ -134,7 +135,7 @@ class NewGroup(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
 
-class Registered(Struct, frozen=True, kw_only=True):
+class Registered(Struct, frozen=True, kw_only=True, gc=False):
     group_id: str
     episode_ids: list[str]
     """All its members, those included that replaced lost ones. Empty where it is committed."""
@@ -143,7 +144,7 @@ class Registered(Struct, frozen=True, kw_only=True):
     """It was registered, delivered and committed before: it will not come again."""
 
 
-class ClaimRequest(Struct, frozen=True, kw_only=True):
+class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     client_id: str
     claim_id: str
     """Made by the client for each claim: sent again, it gets the same leases."""
@@ -156,7 +157,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
 
 
-class Lease(Struct, frozen=True, kw_only=True):
+class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """A claimed episode. (`episode_id`, `attempt`) is what every later call shows."""
 
     episode_id: str
@@ -181,12 +182,12 @@ class Lease(Struct, frozen=True, kw_only=True):
     model: str
 
 
-class LeaseRef(Struct, frozen=True, kw_only=True):
+class LeaseRef(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     attempt: int
 
 
-class Beat(Struct, frozen=True, kw_only=True):
+class Beat(Struct, frozen=True, kw_only=True, gc=False):
     """The answer to a heartbeat."""
 
     episode_id: str
@@ -197,14 +198,14 @@ class Beat(Struct, frozen=True, kw_only=True):
     expires_at: float = 0.0
 
 
-class EpisodeError(Struct, frozen=True, kw_only=True):
+class EpisodeError(Struct, frozen=True, kw_only=True, gc=False):
     """A failure as data: an episode may end with one."""
 
     type: str
     message: str
 
 
-class EpisodeResult(Struct, frozen=True, kw_only=True):
+class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
     reward: float | None = None
     """Finite. None only with an error, or where `step_rewards` or `agent_rewards` say it."""
     step_rewards: list[float] = []
@@ -215,7 +216,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     error: EpisodeError | None = None
 
 
-class EndRequest(Struct, frozen=True, kw_only=True):
+class EndRequest(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     attempt: int
     result: EpisodeResult
@@ -235,7 +236,7 @@ class EndStatus(StrEnum):
     INVALID = "invalid"
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class Ended(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     attempt: int
     status: EndStatus
@@ -246,7 +247,7 @@ class Ended(Struct, frozen=True, kw_only=True):
         return self.status in (EndStatus.ACCEPTED, EndStatus.REPEATED)
 
 
-class Loss(Struct, frozen=True, kw_only=True):
+class Loss(Struct, frozen=True, kw_only=True, gc=False):
     """Why an attempt came to nothing."""
 
     attempt: int
@@ -256,7 +257,7 @@ class Loss(Struct, frozen=True, kw_only=True):
     client_id: str = ""
 
 
-class EpisodeInfo(Struct, frozen=True, kw_only=True):
+class EpisodeInfo(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     run: str
     group_id: str
@@ -288,7 +289,7 @@ class EpisodeInfo(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
 
-class EpisodeTrajectory(Struct, frozen=True, kw_only=True):
+class EpisodeTrajectory(Struct, frozen=True, kw_only=True, gc=False):
     tokens: list[int]
     loss_mask: list[int]
     logprobs: list[float]
@@ -301,14 +302,14 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True):
     """Its last answer was cut at its token limit."""
 
 
-class PlayedEpisode(Struct, frozen=True, kw_only=True):
+class PlayedEpisode(Struct, frozen=True, kw_only=True, gc=False):
     """An ended episode for its trainer: reward and tokens of one and the same attempt."""
 
     info: EpisodeInfo
     trajectories: list[EpisodeTrajectory]
 
 
-class PlayedGroup(Struct, frozen=True, kw_only=True):
+class PlayedGroup(Struct, frozen=True, kw_only=True, gc=False):
     number: int
     """In the order of delivery: the trainer's cursor."""
     group_id: str
@@ -321,7 +322,7 @@ class PlayedGroup(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = {}
 
 
-class PushedGroup(Struct, frozen=True, kw_only=True):
+class PushedGroup(Struct, frozen=True, kw_only=True, gc=False):
     """What a trainer that listens is sent. It answers `ack` and the group's number, once it is safe there."""
 
     run: str
