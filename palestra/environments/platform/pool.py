@@ -133,10 +133,24 @@ class Pool:
             with self._lock:
                 self._leave(record, instance)
 
+    @contextmanager
+    def hold(self, instance_id: str) -> Iterator[None]:
+        """Somebody stays with it, and may think for long: no want of use ends it meanwhile. It may go to disk."""
+        with self._lock:
+            record = self.record(instance_id)
+            record.holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                record.holders -= 1
+
     def replace(self, instance_id: str, data: str) -> None:
         """With another seed of the same app, as if it were new."""
         with self._lock:
             record = self.record(instance_id)
+            if record.state is not InstanceState.RUNNING:
+                raise InstanceOver(record)
             if record.users:
                 raise PlatformError(f"instance {instance_id} is in use")
             instance = Instance(seed_named(app_of(record.wanted.app), data), variables=record.wanted.variables)
@@ -175,6 +189,8 @@ class Pool:
                 record = self._records.get(instance_id)
                 if record is None or record.slot != slot:
                     continue
+                if record.holders and not record.is_over:
+                    record.updated_at = now
                 if record.deadline(self.limits) > now or record.users:
                     self._schedule(record)
                 elif record.is_over:

@@ -76,6 +76,8 @@ class Record:
     """None where it is on disk, or over."""
     users: int = 0
     """Calls that are inside: it stays in memory meanwhile."""
+    holders: int = 0
+    """Connections that stay with it: it does not end for want of use meanwhile."""
     size_bytes: int = 0
     writes: int = -1
     """What the connection had written when the size was looked at."""

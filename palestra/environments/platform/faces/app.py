@@ -1,10 +1,11 @@
-"""The platform over HTTP: one ASGI application for Fleet's control plane, runners and MCP.
+"""The platform over HTTP: one ASGI application for Fleet's control plane, runners, MCP and OpenEnv.
 
 Owns: paths, errors as answers, the reaper's beat. Never touches: what a route does.
 
     /v1/…                    the control plane, with a team's key
     /i/{id}/mcp              an instance's tools; also /i/{id}/api/v1/mcp
     /i/{id}/api/v1/env/…     its runner, with the team's token
+    /openenv/{app}/…         an app as an OpenEnv environment, with a team's key
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from palestra.environments.platform.faces.http import (
     refuse,
 )
 from palestra.environments.platform.faces.mcp import mcp_answer, mcp_refusal
+from palestra.environments.platform.faces.openenv import OpenEnv
 from palestra.environments.platform.faces.runner import Runner
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.pool import Pool
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 MCP_PATHS = ("mcp", "mcp/", "api/v1/mcp", "api/v1/mcp/")
 RUNNER_PATH = "api/v1/env/"
+OPENENV_PATH = "/openenv/"
 MAX_REQUEST_ID = 200
 
 Handler = Callable[[Asked], Any]
@@ -55,6 +58,7 @@ class PlatformApp:
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._verifying = Verifying(pool, verifier_source)
         self._runner = Runner(pool, self._verifying)
+        self._openenv = OpenEnv(pool, door)
         self._routes = self._table(ControlPlane(pool, door.runner_token, verifier_source))
 
     def _table(self, control: ControlPlane) -> dict[tuple[str, int], list[tuple[list[str], Handler]]]:
@@ -91,8 +95,8 @@ class PlatformApp:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        if scope["type"] != "http":  # a WebSocket: there is none here
-            await send({"type": "websocket.close"})
+        if scope["type"] == "websocket":
+            await self._openenv.websocket(scope, receive, send)
             return
         try:
             await self._http(scope, receive, send)
@@ -116,6 +120,8 @@ class PlatformApp:
                 await self._instance(instance_id, rest, headers, scope, receive, send)
         elif path.startswith("/v1/"):
             await self._control(path[4:].rstrip("/"), headers, scope, receive, send)
+        elif path.startswith(OPENENV_PATH):
+            await self._openenv.http(path.removeprefix(OPENENV_PATH), headers, scope, receive, send)
         elif path == "/healthz":
             await answer_json(send, {"status": "ok"})
         else:
@@ -128,7 +134,7 @@ class PlatformApp:
         body = await read_body(receive)
         try:
             with self.pool.use(instance_id) as instance:
-                status, told = mcp_answer(instance, headers, body)
+                status, told = mcp_answer(instance.app, instance.call, headers, body)
         except (InstanceGone, InstanceOver) as e:
             status, told = 410, mcp_refusal(body, str(e))
         await answer(send, status, told)
@@ -174,6 +180,7 @@ class PlatformApp:
         await send({"type": "lifespan.startup.complete"})
         await receive()
         reaper.cancel()
+        self._openenv.close()
         with contextlib.suppress(asyncio.CancelledError):
             await reaper
         await send({"type": "lifespan.shutdown.complete"})

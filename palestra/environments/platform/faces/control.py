@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.platform.catalog import APPS
+from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.http import Refusal
@@ -230,9 +230,10 @@ def _variables(given: dict[str, Any], today: str) -> dict[str, str]:
 
 
 def _app(key: str):
-    if key not in APPS:
-        raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}")
-    return APPS[key]
+    try:
+        return app_of(key)
+    except PlatformError:
+        raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}") from None
 
 
 def _task(key: str) -> PlatformTask:

@@ -35,8 +35,9 @@ class Headers:
         self._found = dict(reversed(self._raw))
 
     def get(self, name: str) -> str | None:
+        """Without the spaces around it, which parsers leave there."""
         value = self._found.get(name.encode())
-        return None if value is None else value.decode("latin-1")
+        return None if value is None else value.decode("latin-1").strip(" \t")
 
     def repeated(self, names: Iterable[str]) -> str | None:
         """One of them that was sent more than once."""

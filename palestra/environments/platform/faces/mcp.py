@@ -1,8 +1,8 @@
 """MCP for one instance: stateless, JSON only, both eras of the protocol.
 
-Owns: messages in, messages out. Never touches: sockets, which instance it is; the URL says that. Handshake era
-(2024-11-05 to 2025-11-25): `initialize`, then calls; no session is kept, so every call stands alone. Modern era
-(2026-07-28): no handshake; headers repeat what the body says, and must agree with it.
+Owns: messages in, messages out. Never touches: sockets, sessions, which instance it is: whoever asks says that.
+Handshake era (2024-11-05 to 2025-11-25): `initialize`, then calls, each of which stands alone. Modern era (2026-07-28):
+no handshake; headers repeat what the body says, and must agree with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,8 +19,9 @@ import msgspec
 from palestra import __version__
 from palestra.environments.platform.app import App
 from palestra.environments.platform.catalog import app_of
+from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.http import Headers
-from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.toolbox import ToolResult
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ TOOLS_TTL_MS = 3_600_000  # an app's tools do not change while it runs
 MAX_NAME = 200
 
 Answer = tuple[int, bytes]
+ToolCall = Callable[[str, Any], ToolResult]
 
 
 class RpcError(Exception):
@@ -44,35 +47,45 @@ class RpcError(Exception):
         self.code, self.message, self.data = code, message, data
 
 
-def mcp_answer(instance: Instance, headers: Headers, body: bytes) -> Answer:
+def mcp_answer(app: App, call: ToolCall, headers: Headers, body: bytes) -> Answer:
     """Status and body; an empty body where there is nothing to say."""
     try:
-        message = _message(body)
+        message = read_message(body)
     except RpcError as e:
-        return _error(None, e, STATUS)
+        return error_answer(None, e)
+    return message_answer(app, call, headers, message)
+
+
+def message_answer(
+    app: App, call: ToolCall, headers: Headers, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+) -> Answer:
+    """`statuses`: of errors in the handshake era."""
     if "id" not in message:
         return 202, b""  # notifications: nothing here depends on one
-    request_id = message["id"]
     is_modern = _is_modern(message, headers)
     try:
         if is_modern:
             _check_envelope(message, headers)
-        result = _result(instance, message, headers, is_modern)
+        result = _result(app, call, message, is_modern)
     except RpcError as e:
-        return _error(request_id, e, MODERN_STATUS if is_modern else STATUS)
-    return 200, b'{"jsonrpc":"2.0","id":' + msgspec.json.encode(request_id) + b',"result":' + result + b"}"
+        return error_answer(message["id"], e, MODERN_STATUS if is_modern else statuses)
+    return 200, result_bytes(message["id"], result)
+
+
+def result_bytes(request_id: str | int, result: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":' + msgspec.json.encode(request_id) + b',"result":' + result + b"}"
 
 
 def mcp_refusal(body: bytes, message: str) -> bytes:
     """To whatever was asked: there is no instance to ask."""
     try:
-        request_id = _message(body).get("id")
+        request_id = read_message(body).get("id")
     except RpcError:
         request_id = None
-    return _error(request_id, RpcError(INTERNAL, message), STATUS)[1]
+    return error_answer(request_id, RpcError(INTERNAL, message))[1]
 
 
-def _message(body: bytes) -> dict[str, Any]:
+def read_message(body: bytes) -> dict[str, Any]:
     try:
         message = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -88,7 +101,7 @@ def _message(body: bytes) -> dict[str, Any]:
     return message
 
 
-def _error(request_id: str | int | None, error: RpcError, statuses: dict[int, int]) -> Answer:
+def error_answer(request_id: str | int | None, error: RpcError, statuses: Mapping[int, int] = STATUS) -> Answer:
     told: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.data is not None:
         told["data"] = error.data
@@ -150,36 +163,40 @@ def _decoded(header: str | None) -> str | None:
 # Methods
 
 
-def _result(instance: Instance, message: dict[str, Any], headers: Headers, is_modern: bool) -> bytes:
+def _result(app: App, call: ToolCall, message: dict[str, Any], is_modern: bool) -> bytes:
     params = message.get("params", {})
     match message["method"]:
         case "tools/call":
-            return _call(instance, params, is_modern)
+            return _called(app, call, params, is_modern)
         case "tools/list":
             if params.get("cursor") is not None:
                 raise RpcError(INVALID_PARAMS, "there is no such page: all tools come in the first")
-            return tools_list(instance.app.key, is_modern)
+            return tools_list(app.key, is_modern)
         case "initialize" if not is_modern:
-            return _initialized(instance.app, params)
+            return _initialized(app, params)
         case "ping" if not is_modern:
             return b"{}"
         case "server/discover" if is_modern:
-            return _discovered(instance.app.key)
+            return _discovered(app.key)
         case method:
             raise RpcError(NO_METHOD, f"there is no method {method[:MAX_NAME]!r} here")
 
 
-def _call(instance: Instance, params: dict[str, Any], is_modern: bool) -> bytes:
+def _called(app: App, call: ToolCall, params: dict[str, Any], is_modern: bool) -> bytes:
     name = params.get("name")
     if not isinstance(name, str):
         raise RpcError(INVALID_PARAMS, "tools/call needs the name of a tool")
     arguments = params.get("arguments")
     try:
-        result = instance.call(name, {} if arguments is None else arguments)
+        result = call(name, {} if arguments is None else arguments)
+    except PlatformError as e:
+        raise RpcError(INVALID_REQUEST, str(e)) from None
     except Exception:
-        log.exception("the tool %s of %s broke", name[:MAX_NAME], instance.app.key)
+        log.exception("the tool %s of %s broke", name[:MAX_NAME], app.key)
         raise RpcError(INTERNAL, "the tool broke; nothing was changed") from None
     told: dict[str, Any] = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
+    if "session_id" in params:  # a client of OpenEnv's, which looks for the result there
+        told["data"] = msgspec.Raw(result.text.encode())
     return msgspec.json.encode(told | {"resultType": "complete"} if is_modern else told)
 
 

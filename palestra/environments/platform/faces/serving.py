@@ -20,6 +20,7 @@ import uvicorn
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.app import PlatformApp
 from palestra.environments.platform.faces.door import Door
+from palestra.environments.platform.faces.http import MAX_BODY_BYTES
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
 
@@ -72,6 +73,8 @@ async def _serve(
         backlog=BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
+        ws_max_size=MAX_BODY_BYTES,
+        ws_per_message_deflate=False,  # frames are small, and the line is short
         access_log=False,
         log_level="warning",
     )

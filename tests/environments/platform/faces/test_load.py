@@ -1,17 +1,22 @@
-"""Many at once over HTTP, with clients that fail, vanish and are cancelled."""
+"""Many at once over HTTP and WebSockets, with clients that fail, vanish and are cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import LOCAL_TEAM
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
 from tests.environments.platform.faces.conftest import KEY, Platform, started
@@ -102,6 +107,65 @@ def test_episodes_that_fail_vanish_and_are_cancelled_leave_nothing(crowded: Plat
     clock.ahead_s += 700
     crowded.pool.tick()
     assert crowded.pool.usage().known == 0
+
+
+async def socket_episode(url: str, rng: random.Random) -> None:
+    """Ends as clients do: with a word, with none, in the middle of a message, or in an error of its own."""
+    path = rng.choice(["ws", "ws", "mcp"])
+    async with connect(f"{url.replace('http', 'ws', 1)}/openenv/keys/{path}", proxy=None) as socket:
+        call = {"type": "step", "data": {"tool_name": "put", "arguments": {"value": 3}}}
+        messages = [
+            '{"type": "reset"}',
+            json.dumps(call),
+            "{",
+            '{"type": "dance"}',
+            '{"jsonrpc": "2.0"}',
+            json.dumps(call),
+        ]
+        for message in messages:
+            await socket.send(message)
+            if rng.random() < 0.1:
+                socket.transport.abort()
+                return
+            await socket.recv()
+            if rng.random() < 0.05:
+                raise ValueError("a client that breaks")
+        if rng.random() < 0.5 and path == "ws":
+            await socket.send('{"type": "close"}')
+
+
+@pytest.mark.timeout(600)
+def test_websockets_that_fail_vanish_and_are_cancelled_leave_nothing_and_nobody_has_to_wait(crowded: Platform):
+    ends: Counter[str] = Counter()
+
+    async def play() -> None:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> None:
+            rng = random.Random(number)
+            async with room:
+                playing = asyncio.ensure_future(socket_episode(crowded.url, rng))
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.random() * 0.05)
+                    playing.cancel()
+                try:
+                    await playing
+                    ends["done"] += 1
+                except (asyncio.CancelledError, ValueError, ConnectionClosed) as e:
+                    ends[type(e).__name__] += 1
+
+        await asyncio.gather(*(one(number) for number in range(EPISODES)))
+
+    asyncio.run(play())
+    assert min(ends[kind] for kind in ("done", "CancelledError", "ValueError")) > 20
+    until = time.monotonic() + 60
+    while crowded.pool.usage().instances and time.monotonic() < until:
+        time.sleep(0.05)
+    left = crowded.pool.usage()
+    assert (left.instances, left.resident, left.resident_bytes, left.spilled) == (0, 0, 0, 0)
+    assert left.known >= EPISODES / 2
+    assert all(record.holders == record.users == 0 for record in crowded.pool.records(LOCAL_TEAM))
+    assert not list((crowded.pool.files.folder / "instances").iterdir())
 
 
 @pytest.mark.timeout(600)

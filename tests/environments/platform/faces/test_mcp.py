@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from typing import Any
 
 import pytest
@@ -157,6 +159,14 @@ def test_a_header_that_comes_twice_is_refused(platform: Platform, instance_id: s
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32020)
 
 
+def test_spaces_around_a_header_mean_nothing(platform: Platform, instance_id: str):
+    body, headers = modern("tools/call", name="list", arguments={})
+    line = http.client.HTTPConnection(platform.url.removeprefix("http://"), timeout=30)  # httpx sends no such header
+    line.request("POST", f"/i/{instance_id}/mcp", json.dumps(body), headers | {"Mcp-Name": "  list\t "})
+    assert json.loads(line.getresponse().read())["result"]["isError"] is False
+    line.close()
+
+
 def test_a_name_in_base64_is_read(platform: Platform, instance_id: str):
     body, headers = modern("tools/call", name="list", arguments={})
     assert posted(platform, instance_id, body, headers | {"Mcp-Name": "=?base64?bGlzdA==?="})[0] == 200
@@ -183,6 +193,20 @@ def test_a_modern_request_without_its_envelope_is_refused(platform: Platform, in
 def test_what_the_modern_era_does_not_have_is_not_found(platform: Platform, instance_id: str, method: str):
     status, told = posted(platform, instance_id, *modern(method))
     assert (status, told["error"]["code"]) == (404, -32601)
+
+
+def test_the_app_for_the_conformance_suite_is_there_for_who_names_it(platform: Platform):
+    assert "conf" not in {env["env_key"] for env in platform.http.get("/v1/env").json()}
+    made = platform.make(env_key="conf")["instance_id"]
+    told = [platform.call(made, name, {}) for name in ("test_simple_text", "test_error_handling")]
+    assert [(one["isError"], "for testing" in one["content"][0]["text"]) for one in told] == [
+        (False, True),
+        (True, True),
+    ]
+    schemas = [tool["inputSchema"] for tool in platform.mcp(made, "tools/list").json()["result"]["tools"]]
+    assert {"$defs", "allOf", "if", "then", "else"} <= schemas[-1].keys()
+    contact = platform.call(made, "json_schema_2020_12_tool", {"name": "Ada", "email": "ada@x.org"})
+    assert '"email":"ada@x.org"' in contact["content"][0]["text"]
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])

@@ -118,6 +118,21 @@ def test_one_that_is_in_use_does_not_end(clock: Clock):
         assert later(pool, clock, 30) == 1
 
 
+def test_one_that_is_held_waits_for_long_but_not_longer_than_it_may_live(clock: Clock):
+    with Pool(PoolLimits(ttl_s=10, max_age_s=100), clock=clock) as pool:
+        held, left = pool.create("a", WANTED), pool.create("a", WANTED)
+        with pool.hold(left.id):
+            assert later(pool, clock, 30) == 1  # the other
+            assert held.is_over
+        with pool.hold(left.id):
+            assert later(pool, clock, 30) == 0
+        assert later(pool, clock, 11) == 1
+        old = pool.create("a", WANTED)
+        with pool.hold(old.id):
+            assert later(pool, clock, 90) == 0
+            assert later(pool, clock, 12) == 1
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 5)), max_size=40))
 def test_a_wheel_gives_back_each_thing_once_and_not_before_its_time(things: list[tuple[float, float]]):
@@ -227,6 +242,10 @@ def test_an_instance_can_be_given_another_seed(clock: Clock, tmp_path: Path):
         pool.replace(record.id, "tiny-3")
         with pool.use(record.id) as instance:
             assert instance.seed.key == "tiny-3"
+        over = pool.close(pool.create("a", WANTED).id, "a")
+        with pytest.raises(InstanceOver, match="closed by its owner"):
+            pool.replace(over.id, "tiny-3")
+        assert pool.usage().resident == 1
     with Pool(folder=tmp_path, clock=clock) as pool, pool.use(record.id) as instance:
         assert instance.seed.key == "tiny-3"
 

@@ -121,7 +121,7 @@ class Sessions:
     def find(self, session_id: object, app: App, team: str) -> Session | None:
         """None also where its instance has ended."""
         found = self._open.get(session_id) if isinstance(session_id, str) else None
-        if found is None or (found.app, found.team) != (app, team):
+        if found is None or (found.app.key, found.team) != (app.key, team):
             return None
         if self._is_over(found):
             del self._open[found.id]

@@ -68,10 +68,10 @@ def answer(app: App, what: str, given: dict[str, Any]) -> dict[str, Any]:
             return {"task": _told(app, one.split, one.index)}
         case _:
             asked = _asked(given, Range)
-            wanted = range(asked.start or 0, count(app, asked.split) if asked.stop is None else asked.stop)
-            if len(wanted) > MAX_RANGE:
-                raise Mistake(ErrorCode.VALIDATION, f"that is {len(wanted)} tasks: at most {MAX_RANGE} at a time")
-            return {"tasks": [_told(app, asked.split, index) for index in wanted]}
+            start, stop = asked.start or 0, count(app, asked.split) if asked.stop is None else asked.stop
+            if stop - start > MAX_RANGE:
+                raise Mistake(ErrorCode.VALIDATION, f"that is {stop - start} tasks: at most {MAX_RANGE} at a time")
+            return {"tasks": [_told(app, asked.split, index) for index in range(start, stop)]}
 
 
 def task_for(app: App, asked: Reset) -> PlatformTask:

@@ -1,0 +1,147 @@
+"""OpenEnv over WebSockets: an instance for each connection, which is gone when the connection is.
+
+Owns: frames in, frames out, the end of a connection. Never touches: what an action does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.app import App
+from palestra.environments.platform.faces.http import Receive, Send
+from palestra.environments.platform.faces.openenv.rpc import SERVER_ERROR, Rpc
+from palestra.environments.platform.faces.openenv.sessions import Session, Sessions
+from palestra.environments.platform.faces.openenv.wire import (
+    ErrorCode,
+    Frame,
+    Mistake,
+    action_of,
+    error_frame,
+    frame,
+    frame_of,
+    reset_of,
+)
+from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.pool_records import InstanceGone, InstanceOver, LimitReached
+
+log = logging.getLogger(__name__)
+
+CLOSE = "close"
+NOTHING_TO_SAY = b'{"jsonrpc":"2.0","id":null,"result":{}}'
+
+
+class Sockets:
+    def __init__(self, pool: Pool, sessions: Sessions, rpc: Rpc) -> None:
+        self._pool, self._sessions, self._rpc = pool, sessions, rpc
+
+    async def play(self, app: App, team: str, session_id: str | None, receive: Receive, send: Send) -> None:
+        """`/ws`. With a `session_id`, in a session that was opened over HTTP and outlives the connection."""
+        with contextlib.suppress(OSError):  # of a send to a client that is gone
+            try:
+                session = await self._session(app, team, session_id)
+            except LimitReached as e:
+                more = {"active_sessions": e.count, "max_sessions": e.limit}
+                await _send(send, error_frame(ErrorCode.CAPACITY, str(e), **more))
+            except Mistake as e:
+                await _send(send, error_frame(e.code, str(e)))
+            except Exception as e:
+                log.exception("an instance of %s could not be made", app.key)
+                await _send(send, error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
+            else:
+                await self._played(session, session_id is None, receive, send)
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def talk(self, app: App, team: str, receive: Receive, send: Send) -> None:
+        """`/mcp`: one JSON-RPC message in each frame."""
+        with contextlib.suppress(OSError):
+            try:
+                session = await self._sessions.open(app, team)
+            except LimitReached as e:
+                data = {"active_sessions": e.count, "max_sessions": e.limit}
+                error = {"code": SERVER_ERROR, "message": str(e), "data": data}
+                await _send(send, msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error}).decode())
+            else:
+                try:
+                    with self._pool.hold(session.instance_id):
+                        async for text in _texts(receive):
+                            if told := await self._rpc.sent(session, _bytes(text)):
+                                await _send(send, told.decode())
+                finally:
+                    self._sessions.close(session)
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _session(self, app: App, team: str, session_id: str | None) -> Session:
+        if session_id is None:
+            return await self._sessions.open(app, team)
+        found = self._sessions.find(session_id, app, team)
+        if found is None:
+            raise Mistake(
+                ErrorCode.SESSION, f"Unknown session_id: {session_id[:64]!r}; openenv/session/create makes one"
+            )
+        if found.is_attached:
+            raise Mistake(ErrorCode.SESSION, "another WebSocket plays in this session already")
+        return found
+
+    async def _played(self, session: Session, is_own: bool, receive: Receive, send: Send) -> None:
+        session.is_attached = True
+        try:
+            with self._pool.hold(session.instance_id):
+                async for text in _texts(receive):
+                    told = await self._told(session, text)
+                    if told is CLOSE:
+                        return
+                    await _send(send, told)
+        except (InstanceGone, InstanceOver) as e:
+            await _send(send, error_frame(ErrorCode.SESSION, str(e)))
+        finally:
+            session.is_attached = False
+            if is_own or session.is_closing:
+                self._sessions.close(session)
+
+    async def _told(self, session: Session, text: str | bytes) -> str:
+        """Raises InstanceGone, InstanceOver: there is nothing left to play on."""
+        try:
+            return await self._answer(session, frame_of(text))
+        except Mistake as e:
+            return error_frame(e.code, str(e))
+        except (InstanceGone, InstanceOver, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("a step in %s broke", session.app.key)
+            return error_frame(ErrorCode.EXECUTION, "this broke, and changed nothing; it is in the platform's log")
+
+    async def _answer(self, session: Session, asked: Frame) -> str:
+        match asked.type:
+            case "step":
+                return frame("observation", session.step(action_of(asked.data)))
+            case "reset":
+                return frame("observation", await session.reset(reset_of(asked.data)))
+            case "state":
+                return frame("state", session.state())
+            case "mcp":
+                told = await self._rpc.sent(session, msgspec.json.encode(asked.data))
+                return frame("mcp", msgspec.Raw(told or NOTHING_TO_SAY))
+            case "close":
+                return CLOSE
+            case other:
+                known = "reset, step, state, mcp, close"
+                raise Mistake(ErrorCode.UNKNOWN_TYPE, f"Unknown message type: {other[:64]!r}; there are {known}")
+
+
+async def _texts(receive: Receive) -> AsyncIterator[str | bytes]:
+    while (message := await receive())["type"] == "websocket.receive":
+        yield message["text"] if message.get("text") is not None else message["bytes"]
+
+
+async def _send(send: Send, text: str) -> None:
+    await send({"type": "websocket.send", "text": text})
+
+
+def _bytes(text: Any) -> bytes:
+    return text.encode(errors="surrogatepass") if isinstance(text, str) else text
