@@ -1,7 +1,7 @@
 """Episodes as they cross the wire: what a trainer registers, a player claims and ends, a trainer reads back.
 
-Plain records without HTTP: routes, client library and broker share them. Times are seconds since the epoch. None of them
-can hold itself, so the collector need not look at them (`gc=False`): up to a seventh of a batch call's time.
+Plain records without HTTP: routes, client library and broker share them. Times are seconds since the epoch. None can
+hold itself, so the garbage collector need not look at them (`gc=False`): up to a seventh of a batch call's time.
 """
 
 from __future__ import annotations
