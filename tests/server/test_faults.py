@@ -125,7 +125,7 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("who", ["worker", "both", pytest.param("server", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("who", ["both", *(pytest.param(one, marks=pytest.mark.slow) for one in ("worker", "server"))])
 def test_a_killed_process_leaves_no_trace_in_a_lone_tenants_weights(
     who: str, make_server: MakeServer, undisturbed: tuple[Run, dict[str, np.ndarray]]
 ) -> None:
@@ -253,6 +253,7 @@ def test_five_hundred_samples_survive_both_processes(make_server: MakeServer) ->
     assert all(len(f.result(timeout=300).sequences) == 1 for f in futures)
 
 
+@pytest.mark.slow
 def test_a_result_outlives_the_request_that_a_snapshot_covered(make_server: MakeServer) -> None:
     """Each start begins a new journal file. The file of the requests goes when snapshots cover them; the answers, given
     in the server's next life, are in another file and stay."""
@@ -336,6 +337,7 @@ def test_a_long_log_of_a_worker_is_set_aside(make_server: MakeServer) -> None:
     assert server.worker_log.with_suffix(".log.1").stat().st_size > MAX_LOG_BYTES
 
 
+@pytest.mark.slow
 def test_names_may_be_told_in_another_order(make_server: MakeServer) -> None:
     server = make_server(flags=("--name", "other"))
     model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)

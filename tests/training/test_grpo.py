@@ -19,7 +19,9 @@ HEALTH = [
 CHANCE = 2 * math.sqrt(0.25 / 96)  # two standard errors of an evaluation
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [pytest.param(False, id="sync"), pytest.param(True, id="async", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("environment", ["arithmetic", pytest.param("stockroom", marks=pytest.mark.slow)])
 def test_reward_rises(run_training, environment, asynchronous):
     run = run_training(
@@ -72,6 +74,7 @@ def test_environments_are_mixed_by_weight(run_training):
     assert [row["env/arithmetic/rollouts"] for row in run.read_metrics()] == [4, 4]
 
 
+@pytest.mark.slow
 def test_both_styles_of_playing_give_the_same_curve(run_training):
     one, other = (run_training(style, steps=2, rollout={"style": style}) for style in ("async", "batched"))
     assert rewards(one) == rewards(other)
@@ -86,6 +89,7 @@ def test_groups_that_teach_nothing_are_played_again_or_dropped(run_training):
     assert row["batch/dropped_zero_variance"] == 3 * 16
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_change_the_advantages_and_nothing_else(run_training):
     plain, shuffled = (
         run_training(f"shuffled-{on}", steps=1, algorithm={"shuffle_rewards": on}) for on in (False, True)
@@ -123,6 +127,7 @@ def rewards(run) -> list[float]:
     return [row["reward/mean"] for row in run.read_metrics()]
 
 
+@pytest.mark.slow
 def test_at_another_temperature_the_ratio_still_starts_at_one(run_training):
     """The sampler's logprobs are at its temperature: taken as they are, every ratio would be off."""
     run = run_training("hot", steps=1, rollout={"temperature": 1.3})

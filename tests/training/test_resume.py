@@ -79,6 +79,7 @@ def servers_of(run: Path) -> list[psutil.Process]:
     return []
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_killed_is_done_at_the_resume(ephebe_url, tmp_path):
     """The checkpoint is there, the evaluation after it is not: as if the kill had come in between."""
     settings = {"environments": [{"name": "arithmetic"}], "eval": {"every": 1, "tasks": 4}, "steps": 2}

@@ -65,7 +65,8 @@ def test_tasks_come_from_the_config_and_say_where_they_are_from():
     assert (len(train), train[3].id) == (40, "keys-put_number-0b-3")
     assert held_out[3].id == f"keys-put_number-0b-{2**31 + 3}"
     assert train[3].prompt[0]["content"] == make_task(train[3].id).prompt
-    assert train[3].extras == {"task_key": train[3].id, "data_source": "keys", "tasks_file": PLAYED}
+    told = {"task_key": train[3].id, "data_source": "keys", "level": "keys-0b", "tasks_file": PLAYED}
+    assert train[3].extras == told
     with pytest.raises(TaskFileError, match="did you mean keys"), a_table({"tasks_file": "platform:key"}) as table:
         table.environments.tasks("train")
 

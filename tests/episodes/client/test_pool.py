@@ -208,6 +208,7 @@ def test_a_killed_players_episode_is_played_by_another(arena, client, make_run):
     assert (one.info.attempt, one.info.losses[0].reason[:7], len(one.trajectories)) == (2, "expired", 1)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_restarted_costs_nothing(make_ephebe):
     """One player waits for an episode, one is in the middle, one about to end: all of them wait, and go on."""
     server = make_ephebe()

@@ -38,6 +38,7 @@ def test_a_call_and_a_claim_that_a_kill_interrupts_can_be_made_again(api: Api) -
     faults.test_a_call_and_a_claim_that_a_kill_interrupts_can_be_made_again(api)
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_refuses_and_forgets_nothing(api: Api, database: str) -> None:
     api.register(size=2)
     (lease,) = api.claim("before")

@@ -197,6 +197,7 @@ def test_a_second_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
 # A training process
 
 
+@pytest.mark.slow
 def test_an_engine_is_started_dies_goes_on_and_is_stopped(served: Ephebe, admin: Caller, callers: Any) -> None:
     config = job("phoenix")
     assert admin.sync(config)["success"]
