@@ -223,7 +223,8 @@ class Board:
         total = sum(sum(one.counts.values()) if state is None else one.counts[state] for one in chosen)
         found = (member for one in chosen for group in one.groups.values() for member in group.members)
         wanted = (member for member in found if state is None or member.state is state)
-        return Listing([member.info() for member in islice(wanted, offset, offset + limit)], total)
+        first = min(offset, total)  # islice takes no number beyond 64 bits
+        return Listing([member.info() for member in islice(wanted, first, first + limit)], total)
 
     def leases(self) -> list[OpenLease]:
         """All that are open, of all owners: after a restart their keys are made again."""

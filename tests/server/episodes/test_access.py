@@ -188,6 +188,7 @@ def test_episodes_are_listed_and_counted(alice: Api) -> None:
     assert (page["total"], [one["state"] for one in page["episodes"]]) == (3, ["leased", "queued"])
     assert alice.get("episodes", run=alice.run, state="leased")["total"] == 1
     assert alice.get("episodes", run=alice.run, offset=2)["episodes"][0]["group_id"] == "b"
+    assert alice.get("episodes", run=alice.run, offset=2**63 - 1)["episodes"] == []
     metrics = alice.server.http(key=alice.key).get("/metrics").text
     of = f'owner="alice",run="{alice.run}"'
     for line in (
