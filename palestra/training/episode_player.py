@@ -6,8 +6,6 @@ server keeps.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -20,6 +18,7 @@ from palestra.training.episode_calls import Answer, CallRefused, ModelCalls
 from palestra.training.episode_rollouts import MESSAGES, STOP, UNGRADED
 from palestra.training.player import CHANGED_HISTORY, Environments, RolloutSettings, stop_after
 from palestra.training.seeds import derive_seed
+from palestra.training.stopwatch import OutOfTime, Stopwatch
 from palestra.types.rollouts import Message, RolloutStop
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class Game:
         self._used = 0
         """Tokens of the conversation so far."""
         self._is_ungraded = False
-        self._spent_s = 0.0
+        self._watch = Stopwatch(settings.timeout_s)
         self._over = _Over(RolloutStop.DONE)
 
     async def play(self, calls: ModelCalls) -> None:
@@ -125,7 +124,7 @@ class Game:
         try:
             answer = await calls.chat(
                 self._messages,
-                settings.timeout_s - self._spent_s,
+                self._watch.left_s,
                 max_tokens=min(settings.max_tokens, room),
                 seed=derive_seed(self._episode.seed, len(self._rewards)),
                 **options,
@@ -134,8 +133,8 @@ class Game:
             stop = RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED
             raise _Over(stop, str(error)) from None
         except TimeoutError:
-            raise self._too_late() from None
-        self._spent_s += answer.seconds
+            raise _Over(RolloutStop.TIMEOUT, str(self._watch.over())) from None
+        self._watch.spent_s += answer.seconds
         self._messages.append(answer.message)
         self._used = answer.tokens
         return answer
@@ -179,18 +178,8 @@ class Game:
             is_short = False
         return {MESSAGES: self._messages} if is_short else {}
 
-    def _too_late(self) -> _Over:
-        return _Over(RolloutStop.TIMEOUT, f"it did not end within {self._settings.timeout_s:g} s (rollout.timeout_s)")
-
     async def _timed(self, work: Awaitable[T]) -> T:
-        began_s = time.perf_counter()
-        limit = asyncio.timeout(self._settings.timeout_s - self._spent_s)
         try:
-            async with limit:
-                return await work
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise self._too_late() from None
-        finally:
-            self._spent_s += time.perf_counter() - began_s
+            return await self._watch.run(work)
+        except OutOfTime as late:
+            raise _Over(RolloutStop.TIMEOUT, str(late)) from None

@@ -6,8 +6,6 @@ trains on it. A history is never encoded again: each prompt is the last one, the
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
@@ -20,6 +18,7 @@ from palestra.environments.session import EnvSession, StepResult
 from palestra.training.policy import Sampler, SamplingError
 from palestra.training.seeds import derive_seed
 from palestra.training.sources import ERROR_LENGTH, blank_rollout
+from palestra.training.stopwatch import OutOfTime, Stopwatch
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Task, Turn
 
@@ -116,7 +115,7 @@ class Player:
         self._new_prompt: list[int] | None = None
         """Where the environment has changed the conversation: what the next turn begins with."""
         self._is_ungraded = False
-        self._spent_s = 0.0
+        self._watch = Stopwatch(table.settings.timeout_s)
         self._end: _Ended | None = None
         self._rollout = blank_rollout(request, index, request.seeds[index])
         self._rollout.temperature = table.settings.temperature
@@ -142,7 +141,7 @@ class Player:
         """One turn of the policy."""
         if self.is_over:
             return
-        version, before_s = sampler.version, self._spent_s
+        version, before_s = sampler.version, self._watch.spent_s
         try:
             sequences = await self._timed(sampler.sample(self._context, self._params()))
             sequence = _checked(sequences)
@@ -151,16 +150,16 @@ class Player:
         except _Ended as end:
             self._end = end
         else:
-            self._add_turn(sequence, version, self._spent_s - before_s)
+            self._add_turn(sequence, version, self._watch.spent_s - before_s)
 
     async def step(self) -> None:
         """The environment's answer to the last turn."""
         if self.is_over:
             return
-        turn, before_s = self._rollout.turns[-1], self._spent_s
+        turn, before_s = self._rollout.turns[-1], self._watch.spent_s
         try:
             result = await self._timed(self._session.step(turn.text))
-            turn.env_s = self._spent_s - before_s
+            turn.env_s = self._watch.spent_s - before_s
             self._take(result, turn)
         except (EnvironmentFailure, ChatError) as error:
             self._end = _Ended(RolloutStop.ENV_FAILED, error)
@@ -174,7 +173,7 @@ class Player:
         rollout = self._rollout
         rollout.stop, rollout.error = self._end.stop, self._end.error
         rollout.metrics = await self._session.metrics()
-        rollout.seconds = self._spent_s
+        rollout.seconds = self._watch.spent_s
         if rollout.turns and not rollout.stop.is_failure and not self._is_ungraded:
             rollout.reward = sum(turn.reward for turn in rollout.all_turns)
         return rollout
@@ -273,19 +272,10 @@ class Player:
         return f"the {name} has {len(tokens)} tokens{total}: no room for a turn in {limit} (rollout.max_context)"
 
     async def _timed(self, work: Awaitable[T]) -> T:
-        """Within what is left of the rollout's time. Only its own work counts: a batch does not time out for one."""
-        began_s = time.perf_counter()
-        limit = asyncio.timeout(self._settings.timeout_s - self._spent_s)
         try:
-            async with limit:
-                return await work
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            message = f"it did not end within {self._settings.timeout_s:g} s (rollout.timeout_s)"
-            raise _Ended(RolloutStop.TIMEOUT, message) from None
-        finally:
-            self._spent_s += time.perf_counter() - began_s
+            return await self._watch.run(work)
+        except OutOfTime as late:
+            raise _Ended(RolloutStop.TIMEOUT, late) from None
 
 
 def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:

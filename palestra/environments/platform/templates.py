@@ -65,12 +65,13 @@ class Answer(msgspec.Struct, frozen=True):
         if given is None:
             return False
         try:
-            return _READERS[self.kind](given) == _READERS[self.kind](self._text)
+            return _READERS[self.kind](given) == _READERS[self.kind](self.text)
         except ValueError:
             return False
 
     @property
-    def _text(self) -> str:
+    def text(self) -> str:
+        """As a solution gives it."""
         match self.kind:
             case AnswerKind.MONEY:
                 return f"{self.value // 100}.{self.value % 100:02d}"
@@ -78,11 +79,6 @@ class Answer(msgspec.Struct, frozen=True):
                 return ",".join(self.value)
             case _:
                 return str(self.value)
-
-    @property
-    def text(self) -> str:
-        """As a solution gives it."""
-        return self._text
 
 
 def _integer(text: str) -> int:

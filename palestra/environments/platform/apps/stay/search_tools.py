@@ -23,7 +23,7 @@ def search_hotels(
     check_out: str,
     guests: int,
     stars_min: int | None = None,
-    amenities: list[str] = [],  # noqa: B006 (read once, into a schema)
+    amenities: list[str] | None = None,
     price_max: int | None = None,
     sort: Literal["price", "stars", "reviews"] = "price",
     cursor: str | None = None,
@@ -35,7 +35,7 @@ def search_hotels(
     if place is None:
         known = ", ".join(row["name"] for row in desk.rows("SELECT name FROM cities ORDER BY name"))
         raise ToolError("unknown_city", f"there is no city {city!r}", f"cities: {known}")
-    wanted = {_amenity(desk, name) for name in amenities}
+    wanted = {_amenity(desk, name) for name in amenities or ()}
     found = []
     for hotel in desk.rows("SELECT id, name, stars FROM hotels WHERE city_id = ? ORDER BY id", place["id"]):
         cheapest = next((o for o in offers(desk, hotel["id"], check_in, check_out) if fits(o, 1, guests)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
 from typing import Any
 
 from palestra.environments.platform.apps.stay.days import plus
@@ -72,15 +73,15 @@ def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | N
     ]
 
 
-def find_hotel(params: Params, name: str | None = None) -> Solution:
-    """Yields the search's pages; returns nothing: what it found is in the last result. `hotel_id` is known to us, and
-    an agent finds it by this."""
-    told: dict[str, Any] = {"next_cursor": None}
+def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Params]:
+    """As search_hotels shows it: its id, what its cheapest room costs."""
+    cursor: str | None = None
     while True:
-        told = yield Call("search_hotels", _searched(params, told["next_cursor"]))
-        names = [hotel["name"] for hotel in told["hotels"]]
-        if (name or params["hotel"]) in names or told["next_cursor"] is None:
-            return
+        told = yield Call("search_hotels", _searched(params, cursor))
+        found = next((hotel for hotel in told["hotels"] if hotel["name"] == name), None)
+        if found is not None:
+            return found
+        cursor = told["next_cursor"]
 
 
 def _searched(params: Params, cursor: str | None) -> dict[str, Any]:

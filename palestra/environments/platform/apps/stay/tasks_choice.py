@@ -150,8 +150,8 @@ def _coupon_params(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _book_with_coupon(params: Params) -> Solution:
-    yield from find_hotel(params)
-    yield from book_cheapest(params, params["hotel_id"], coupon=params["used_coupon"])
+    hotel = yield from find_hotel(params, params["hotel"])
+    yield from book_cheapest(params, hotel["id"], coupon=params["used_coupon"])
 
 
 COUPON = TaskTemplate(
@@ -179,9 +179,9 @@ def _two_params(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _book_two(params: Params) -> Solution:
-    yield from find_hotel(params)
-    yield from book_cheapest(params, params["hotel_id"], guests=1)
-    yield from book_cheapest(params, params["hotel_id"], guests=params["guests"])
+    hotel = yield from find_hotel(params, params["hotel"])
+    yield from book_cheapest(params, hotel["id"], guests=1)
+    yield from book_cheapest(params, hotel["id"], guests=params["guests"])
 
 
 TWO_ROOMS = TaskTemplate(
@@ -218,21 +218,16 @@ def _refundable_params(rng: random.Random, seed: Seed) -> Params | None:
     if offer is None or plain is None or offer.cents - plain.cents == extra:
         return None
     is_worth = offer.cents - plain.cents <= extra
-    chosen, hotel = (offer, one) if is_worth else (plain, other)
-    found = {
-        "city": city,
-        "hotel": one["name"],
-        "other": other["name"],
-        "hotel_id": hotel["id"],
-        "extra": dollars(extra),
-    }
+    chosen = offer if is_worth else plain
+    found = {"city": city, "hotel": one["name"], "other": other["name"], "extra": dollars(extra), "extra_cents": extra}
     return params | found | {"room_id": chosen.room_id, "cents": chosen.cents}
 
 
 def _compare_and_book(params: Params) -> Solution:
-    yield from find_hotel(params)
-    yield from find_hotel(params, params["other"])
-    yield from book_cheapest(params, params["hotel_id"])
+    hotel = yield from find_hotel(params, params["hotel"])
+    other = yield from find_hotel(params, params["other"])
+    is_worth = hotel["from_cents"] - other["from_cents"] <= params["extra_cents"]
+    yield from book_cheapest(params, (hotel if is_worth else other)["id"])
 
 
 REFUNDABLE = TaskTemplate(

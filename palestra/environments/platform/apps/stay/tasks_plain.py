@@ -96,8 +96,8 @@ def _cheapest_params(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _book_there(params: Params) -> Solution:
-    yield from find_hotel(params)
-    yield from book_cheapest(params, params["hotel_id"])
+    hotel = yield from find_hotel(params, params["hotel"])
+    yield from book_cheapest(params, hotel["id"])
 
 
 CHEAPEST = TaskTemplate(

@@ -1,0 +1,44 @@
+"""A rollout's time: only its own work counts, so that a batch does not time out for one.
+
+Owns: how much is spent, the limit. Never touches: what a rollout without time left is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class OutOfTime(Exception):
+    """Says which setting."""
+
+
+class Stopwatch:
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.spent_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return self._limit_s - self.spent_s
+
+    async def run(self, work: Awaitable[T]) -> T:
+        """Within what is left; raises OutOfTime. A TimeoutError of the work's own passes."""
+        began_s = time.perf_counter()
+        limit = asyncio.timeout(self.left_s)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self.over() from None
+        finally:
+            self.spent_s += time.perf_counter() - began_s
+
+    def over(self) -> OutOfTime:
+        return OutOfTime(f"it did not end within {self._limit_s:g} s (rollout.timeout_s)")
