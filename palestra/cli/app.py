@@ -16,6 +16,7 @@ COMMANDS = [
     LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
     LazyCommand("env", "palestra.cli.env:env", "List environments, play one yourself."),
     LazyCommand("episodes", "palestra.cli.episodes:episodes", "Play episodes of a running server, look after them."),
+    LazyCommand("gym", "palestra.cli.gym:gym", "Start a gym of servers, collect rollouts through them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
     LazyCommand("platform", "palestra.cli.platform:platform", "Local task apps: serve, list, make tasks, play one."),

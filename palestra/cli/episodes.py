@@ -15,6 +15,7 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.output import one_line_errors, print_json
 from palestra.cli.run_common import duration_text, json_option, number_text, print_table, safe_text, time_text
+from palestra.config.redaction import Mask, redact
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,12 +46,28 @@ def server_options(command: F) -> F:
     return command
 
 
+def search_options(command: F) -> F:
+    for option in (
+        click.option("--task", metavar="TEXT", help="Only those with it in their task."),
+        click.option("--error", metavar="TEXT", help="Only those that failed with it; '' for any error."),
+        click.option("--reward-below", type=float, metavar="NUMBER", help="Only those with less."),
+        click.option("--reward-min", type=float, metavar="NUMBER", help="Only those with so much, or more."),
+    ):
+        command = option(command)
+    return command
+
+
 run_option = click.option("--run", metavar="RUN", help="Only of this one.")
+state_option = click.option("--state", type=click.Choice(STATES), help="Only those.")
 
 
 @click.group(
     cls=LazyGroup,
-    lazy=[LazyCommand("play", "palestra.cli.episodes_play:play", "Play episodes with environments of this machine.")],
+    lazy=[
+        LazyCommand("play", "palestra.cli.episodes_play:play", "Play episodes with environments of this machine."),
+        LazyCommand("show", "palestra.cli.episodes_show:show", "Show one episode, with all that happened in it."),
+        LazyCommand("export", "palestra.cli.episodes_show:export", "Write episodes as JSON lines."),
+    ],
 )
 def episodes() -> None:
     """Look after the episodes of a running server, and play them."""
@@ -58,43 +75,36 @@ def episodes() -> None:
 
 @episodes.command("list")
 @run_option
-@click.option("--state", type=click.Choice(STATES), help="Only those.")
+@state_option
+@search_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
 @server_options
 @json_option
 def list_(
-    run: str | None, state: str | None, limit: int, offset: int, url: str, key: str | None, as_json: bool
+    run: str | None,
+    state: str | None,
+    limit: int,
+    offset: int,
+    url: str,
+    key: str | None,
+    as_json: bool,
+    **which: Any,
 ) -> None:
-    """List episodes."""
+    """List episodes that are not committed."""
     with open_client(url, key) as client:
-        found = client.episodes(run, state, limit=limit, offset=offset)
+        found = client.episodes(run, state, limit=limit, offset=offset, **which)
     if as_json:
-        print_json(plain(found))
+        print_json(Mask().of(plain(found)))
         return
     if not found.episodes:
-        what = " ".join(filter(None, (state, "episodes", f"of run {run}" if run else "")))
+        like = "like that" if any(value is not None for value in which.values()) else ""
+        what = " ".join(filter(None, (state, "episodes", f"of run {run}" if run else "", like)))
         click.echo(f"no {what}" if not found.total else f"no more {what}: there are {found.total}")
         return
     print_table([["id", "run", "state", "try", "calls", "reward", "what"], *map(row, found.episodes)])
     if (end := offset + len(found.episodes)) < found.total:
         click.echo(f"… {end} of {found.total}; the next: --offset {end}")
-
-
-@episodes.command()
-@click.argument("episode_id", metavar="EPISODE")
-@server_options
-@json_option
-def show(episode_id: str, url: str, key: str | None, as_json: bool) -> None:
-    """Show one episode: its attempts, its losses, its result."""
-    with open_client(url, key) as client:
-        found = client.episode_info(episode_id)
-    if as_json:
-        print_json(plain(found))
-        return
-    for name, text in facts(found).items():
-        if text:
-            click.echo(f"{name:<12}{safe_text(text, keep='')}")
 
 
 @episodes.command()
@@ -234,9 +244,9 @@ def counts_now(client: EpisodeClient, run: str | None, seen: Pace) -> Table:
 
 
 def row(one: EpisodeInfo) -> list[str]:
-    reward = one.result.reward if one.result else None
+    reward = one.result.total if one.result else None
     cells = (one.episode_id, one.run, str(one.state), str(one.attempt), str(one.calls), number_text(reward), what(one))
-    return [safe_text(cell, keep="") for cell in cells]
+    return [safe_text(redact(cell), keep="") for cell in cells]
 
 
 def what(one: EpisodeInfo) -> str:
@@ -250,32 +260,6 @@ def what(one: EpisodeInfo) -> str:
     if one.losses:
         return f"lost {len(one.losses)}×, last: {one.losses[-1].reason}"[:80]
     return ""
-
-
-def facts(one: EpisodeInfo) -> dict[str, str]:
-    result = one.result
-    told = {
-        "episode": f"{one.episode_id}, number {one.index} of group {one.group_id}",
-        "run": f"{one.run} ({one.kind})",
-        "state": f"{one.state}, attempt {one.attempt}, {one.calls} model calls, {one.sampled_tokens} tokens sampled",
-        "seed": str(one.seed),
-        "created": moment(one.created_at),
-        "claimed": f"{moment(one.claimed_at)} by {one.client_id}" if one.claimed_at else "",
-        "lease until": moment(one.expires_at) if one.state == "leased" else "",
-        "ended": moment(one.ended_at),
-        "deadline": moment(one.deadline),
-        "weights": f"{one.version}" + (f", oldest call {one.oldest_version}" if one.oldest_version is not None else ""),
-        "tags": ", ".join(f"{name}={value}" for name, value in one.tags.items()),
-    }
-    if result is not None:
-        told["reward"] = number_text(result.reward)
-        told["error"] = f"{result.error.type}: {result.error.message}" if result.error else ""
-        told["metrics"] = ", ".join(f"{name}={number_text(value)}" for name, value in result.metrics.items())
-    for loss in one.losses:
-        told[f"lost {loss.attempt}"] = f"{moment(loss.at)} {loss.reason}" + (
-            f" ({loss.client_id})" * bool(loss.client_id)
-        )
-    return told
 
 
 def moment(seconds: float | None) -> str:

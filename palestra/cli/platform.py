@@ -125,6 +125,23 @@ def show_app(app: App) -> None:
     print_table([["  " + t.name, t.difficulty, f"at most {t.max_turns} turns"] for t in app.templates])
 
 
+@platform.command("openenv-package")
+@click.argument("name", metavar="APP")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR")
+@json_option
+def openenv_package(name: str, folder: Path, as_json: bool) -> None:
+    """Write an app as an OpenEnv package: openenv.yaml, a client, a server, a Dockerfile. DIR is new or empty."""
+    from palestra.environments.platform import PlatformError, app_of
+    from palestra.environments.platform.faces.openenv.package import write_package
+
+    with one_line_errors(PlatformError, OSError):
+        written = write_package(app_of(name), folder)
+    if as_json:
+        print_json({"app": name, "files": [str(file) for file in written]})
+    else:
+        click.echo(f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static")
+
+
 # Tasks
 
 
@@ -135,6 +152,8 @@ def choice_options(count: int) -> Callable[[F], F]:
             click.option("--first", type=click.IntRange(0), default=0, help="Number to begin with in the split."),
             click.option("--split", type=click.Choice(SPLITS), default="train", show_default=True),
             click.option("--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="0a to 0d, 0 to 3."),
+            click.option("--noise", is_flag=True, help="With sentences that have nothing to do with the task."),
+            click.option("--hint", is_flag=True, help="With the tools of its solution named in the prompt."),
             click.option("--template", "templates", multiple=True, metavar="NAME"),
             click.option("--app", "names", multiple=True, metavar="APP", help="May repeat.  [all]"),
         ):
@@ -209,10 +228,14 @@ def chosen_keys(
     split: str,
     first: int,
     count: int,
+    hint: bool,
+    noise: bool,
 ) -> list[TaskKey]:
     from palestra.environments.platform import APPS, PlatformError, TaskKey, app_of
+    from palestra.environments.platform.knobs import Knob
     from palestra.environments.platform.tasks import FIRST_EVAL
 
+    knobs = tuple(knob for knob, is_on in ((Knob.HINT, hint), (Knob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)
     if split == "train" and start + count > FIRST_EVAL:
         raise PlatformError(f"numbers of the split train are below {FIRST_EVAL}")
@@ -224,7 +247,7 @@ def chosen_keys(
     ]
     if not found:
         raise PlatformError("no template is like that; to see them: palestra platform apps APP")
-    return [TaskKey(a.key, t.name, t.difficulty, n) for a, t in found for n in range(start, start + count)]
+    return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 
 def task_facts(task: PlatformTask) -> dict[str, Any]:

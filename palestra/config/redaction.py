@@ -6,6 +6,8 @@ Owns: what looks like a secret. Never touches: where the text goes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 REDACTED = "[redacted]"
 
@@ -27,3 +29,40 @@ _SECRETS = re.compile(
 
 def redact(text: str) -> str:
     return _SECRETS.sub(lambda found: f"{found['before'] or found['url'] or ''}{REDACTED}", text)
+
+
+_SECRET_FIELD = re.compile(r"(?:.*[-_])?(?:api[-_]?key|authorization|password|secret)", re.IGNORECASE)
+
+
+class Mask:
+    """Blacks out secrets, and whatever else is named, in what is shown or exported."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._patterns = [check_pattern(pattern) for pattern in patterns]
+
+    def text(self, text: str) -> str:
+        text = redact(text)
+        for pattern in self._patterns:
+            text = pattern.sub(REDACTED, text)
+        return text
+
+    def of(self, value: Any) -> Any:
+        """All texts in a JSON value, and whatever a field holds whose name says that it is secret."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(name): self._field(name, one) for name, one in value.items()}
+        return [self.of(one) for one in value] if isinstance(value, list) else value
+
+    def _field(self, name: str, value: Any) -> Any:
+        return REDACTED if value and _SECRET_FIELD.fullmatch(name) else self.of(value)
+
+
+def check_pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    if pattern.search(""):
+        raise ValueError(f"{text!r} matches the empty text, which is everywhere; make it match at least one character")
+    return pattern

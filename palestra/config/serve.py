@@ -24,6 +24,7 @@ from pydantic import (
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
+from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
 
 Names = Annotated[
@@ -37,6 +38,10 @@ def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"{text!r} is no address; write it as http://host:port")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def _pattern(text: str) -> str:
+    return check_pattern(text).pattern
 
 
 def _is_loopback(host: str) -> bool:
@@ -181,12 +186,17 @@ class EpisodesConfig(Config):
     """Claims that wait at once, over all clients; beyond it they are answered with nothing."""
     max_claims_per_s: PositiveFloat | None = None
     """Of each client; beyond it 429. None: any number."""
+    max_calls_waiting: PositiveInt | None = 512
+    """Model calls that no engine has begun; with more, nothing is claimed of runs that are played with it, until they
+    are fewer. None: claims never wait for that."""
     max_runs: PositiveInt = 1024
     """Of each owner."""
     keep_ended_s: NonNegativeFloat = 7 * 86400.0
     """How long after its trainer committed it an episode is known: a late end is told from a lost one."""
     url: Annotated[str, AfterValidator(_url)] | None = None
     """How players reach this server, as http://host:port. None: as they addressed it when they claimed."""
+    mask: list[Annotated[str, AfterValidator(_pattern)]] = Field(default=[])
+    """Regular expressions: what they match is blacked out in timelines and exports of episodes, as keys always are."""
     push_hosts: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Machines whose trainers may have results pushed to them over ZeroMQ, by name or address as they say it. This
     machine always may."""

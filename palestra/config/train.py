@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE
 from palestra.config.errors import ConfigError
+from palestra.config.gym_entries import check_gyms
 from palestra.config.load import Layers, merge_layers, validate
 
 TokenLimit = PositiveInt
@@ -49,7 +50,8 @@ class TrainModel(Config):
 
 class EnvironmentEntry(Config):
     name: str
-    """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`."""
+    """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
+    the servers of a gym."""
     weight: PositiveFloat = 1.0
     """Share of the tasks, beside the other environments."""
     tasks: File | None = None
@@ -240,6 +242,7 @@ class GrpoConfig(RunConfig):
         if self.rollout.group_size == 1:
             raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
         self._check_episodes()
+        check_gyms(self)
         return self
 
     def _check_episodes(self) -> None:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
 
+from palestra.config.gym_entries import is_gym
 from palestra.environments.answers import numbers_of, shown
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
+from palestra.environments.gym_rows import gym_tasks
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
 from palestra.environments.tasks import LabelledTasks, Row, read_tasks, tasks_of_rows
@@ -60,9 +62,9 @@ class EnvironmentSet:
         self._known: dict[str, _Known] = {}
         for place, entry in enumerate(entries):
             if entry.name in self._known:
+                other = "call it gym:NAME" if is_gym(entry.name) else "register the environment under a second name"
                 raise ValueError(
-                    f"environments[{place}]: {entry.name!r} is there twice; put its tasks into one file, "
-                    "or register the environment under a second name"
+                    f"environments[{place}]: {entry.name!r} is there twice; put its tasks into one file, or {other}"
                 )
             self._known[entry.name] = _find(entry, place, are_elsewhere)
         self._timeout_s = env_timeout_s
@@ -73,7 +75,8 @@ class EnvironmentSet:
         found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
         for entry, tasks in found:
             if not tasks and split == "train":
-                why = "brings no tasks of its own" if self._known[entry.name].spec else "is not known here"
+                is_known = self._known[entry.name].spec or is_gym(entry.name)
+                why = "brings no tasks of its own" if is_known else "is not known here"
                 raise TaskFileError(f"environment {entry.name!r} {why}; name a JSONL file: environments[].tasks")
         return [one for one in found if one.tasks]
 
@@ -94,7 +97,7 @@ class EnvironmentSet:
         turns = {} if entry.max_turns is None else {"max_turns": entry.max_turns}
         return replace(task, extras={**task.extras, **entry.extras, **turns})
 
-    def aggregate(self, environment: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    def aggregate(self, environment: str, metrics: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
         """Many episodes' metrics as one, by the environment's own rule."""
         aggregate = getattr(self._known[environment].env_class, "aggregate_metrics", mean_of_numbers)
         try:
@@ -114,6 +117,8 @@ class EnvironmentSet:
 
 
 def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
+    if is_gym(entry.name):
+        return _Known(entry, None, None)
     try:
         found = spec(entry.name)
         return _Known(entry, found, found.load())
@@ -126,6 +131,8 @@ def _find(entry: EnvironmentEntry, place: int, is_elsewhere: bool) -> _Known:
 
 def _tasks(known: _Known, split: Split) -> Sequence[Task]:
     entry = known.entry
+    if is_gym(entry.name):
+        return gym_tasks(entry, split)
     file = entry.tasks if split == "train" else entry.eval_tasks
     if file is not None:
         return read_tasks(file, entry.name)

@@ -34,7 +34,7 @@ def read_tasks(file: Path, environment: str) -> list[Task]:
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
         raise TaskFileError(f"{file}: tasks are read from JSONL; to make that of it: {example}")
-    tasks = tasks_of_rows(_rows(file), environment)
+    tasks = tasks_of_rows(read_rows(file), environment)
     if not tasks:
         raise TaskFileError(f"{file}: no tasks in it; it should hold one JSON object with a prompt in each line")
     return tasks
@@ -82,7 +82,8 @@ class LabelledTasks(Sequence[Task]):
         return msgspec.structs.replace(self._tasks[index], environment=self._environment)
 
 
-def _rows(file: Path) -> Iterable[Row]:
+def read_rows(file: Path) -> Iterable[Row]:
+    """Whatever objects are in it. Raises TaskFileError."""
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Self
 
-from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs
+from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs, staging
 from palestra.episodes import groups as grouping
 from palestra.episodes.limits import Limits
-from palestra.episodes.news import Call, Listing, News, OpenLease, QueueState
-from palestra.episodes.records import Group, Run
+from palestra.episodes.news import Call, Hold, Listing, News, OpenLease, QueueState
+from palestra.episodes.records import Group, Run, queued_since
+from palestra.episodes.search import Search, Searching
+from palestra.episodes.staging import Parts
 from palestra.episodes.state import State
 from palestra.types.episode_rows import Change, SavedRows
 from palestra.types.episodes import (
@@ -37,6 +39,9 @@ from palestra.types.episodes import (
     RunInfo,
     RunSettings,
 )
+from palestra.types.rollouts import Task
+
+NOTHING: Mapping[str, str] = {}
 
 
 class Board:
@@ -89,6 +94,14 @@ class Board:
         self.tick(now)
         return grouping.register(self._state, self._state.run(owner, run), groups, now)
 
+    def register_in_parts(
+        self, owner: str, run: str, groups: Sequence[NewGroup], now: float
+    ) -> Parts[list[Registered]]:
+        """The same, for thousands: to be driven to its end, or closed, with everything saved after each part. Nothing
+        of it is seen before the last. Other registrations of the run meanwhile: 503."""
+        self.tick(now)
+        return staging.register(self._state, self._state.run(owner, run), groups, now)
+
     def delivered(
         self, owner: str, run: str, now: float, *, after: int, limit: int, version: int | None = None
     ) -> list[PlayedGroup]:
@@ -100,8 +113,11 @@ class Board:
 
     def commit(self, owner: str, run: str, cursor: int, now: float) -> RunInfo:
         """Forgets the groups up to `cursor`. Less than what is committed changes nothing; beyond the newest: 409."""
+        return staging.at_once(self.commit_in_parts(owner, run, cursor, now))
+
+    def commit_in_parts(self, owner: str, run: str, cursor: int, now: float) -> Parts[RunInfo]:
         found = self._run_now(owner, run, now)
-        delivery.commit(self._state, found, cursor, now)
+        yield from staging.commit(self._state, found, cursor, now)
         return found.info()
 
     def commit_one(self, owner: str, run: str, number: int, now: float) -> RunInfo:
@@ -139,8 +155,22 @@ class Board:
     ) -> int:
         """How many episodes were; those that are over already stay. A cancelled group is delivered as dropped; a
         cancelled member counts as lost in its group. An unknown id: 404, and nothing is cancelled."""
+        return staging.at_once(
+            self.cancel_in_parts(owner, run, now, episode_ids=episode_ids, group_ids=group_ids, reason=reason)
+        )
+
+    def cancel_in_parts(
+        self,
+        owner: str,
+        run: str,
+        now: float,
+        *,
+        episode_ids: Iterable[str] = (),
+        group_ids: Iterable[str] = (),
+        reason: str = "",
+    ) -> Parts[int]:
         found = self._run_now(owner, run, now)
-        return interventions.cancel(self._state, found, list(episode_ids), list(group_ids), reason, now)
+        return staging.cancel(self._state, found, list(episode_ids), list(group_ids), reason, now)
 
     def requeue(self, owner: str, episode_ids: Iterable[str], now: float) -> int:
         """Parked episodes of open groups, with their count of losses set back. All, or 404 or 409."""
@@ -149,12 +179,16 @@ class Board:
 
     # Of the player
 
-    def claim(self, owner: str, request: ClaimRequest, now: float) -> list[Lease]:
+    def claim(self, owner: str, request: ClaimRequest, now: float, *, full: Mapping[str, str] = NOTHING) -> list[Lease]:
         """Up to `max_n` leases; those of the same claim before, where it is repeated. `base_url` and `api_key` are
         empty. An empty list: nothing to play now. 429: the client holds too many; 409: all leases of this `claim_id`
-        are over; 404: no such run."""
+        are over; 404: no such run. `full`: engines that have no room, with why; nothing new is given for them."""
         self.tick(now)
-        return leases.claim(self._state, owner, request, now)
+        return leases.claim(self._state, owner, request, full, now)
+
+    def why_nothing(self, owner: str, request: ClaimRequest, *, full: Mapping[str, str] = NOTHING) -> Hold | None:
+        """After an empty list: None where there is nothing to play."""
+        return leases.why_nothing(self._state, owner, request, full)
 
     def heartbeat(self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], now: float) -> list[Beat]:
         """One for each. `client_id` None: the caller has shown the attempt's own key."""
@@ -182,6 +216,14 @@ class Board:
         self.tick(now)
         return calls.note_call(self._state, owner, lease, version)
 
+    def note_engine(self, owner: str, run: str, engine: str) -> None:
+        """That answers the run's calls. A restart forgets it."""
+        self._state.run(owner, run).engine = engine
+
+    def engine_of(self, owner: str, run: str) -> str:
+        """Empty where none was noted."""
+        return self._state.run(owner, run).engine
+
     def sampled(self, lease: LeaseRef, tokens: int) -> None:
         """By a call that was noted. Of an attempt that is over, it changes nothing."""
         calls.sampled(self._state, lease, tokens)
@@ -202,6 +244,17 @@ class Board:
         """404 where there is none."""
         return self._state.episode(owner, episode_id).info()
 
+    def queued_s(self, episode_id: str, attempt: int) -> float | None:
+        """How long it could have been claimed before it was. None: it is not leased in this attempt any more."""
+        found = self._state.episodes.get(episode_id)
+        if found is None or found.attempt != attempt or found.claimed_at is None:
+            return None
+        return found.claimed_at - queued_since(found, attempt, found.claimed_at)
+
+    def task(self, owner: str, episode_id: str) -> Task:
+        """404 where there is no such episode."""
+        return self._state.episode(owner, episode_id).group.spec.task
+
     def first_member(self, owner: str, run: str, group_id: str) -> str | None:
         """The id of a group's first episode, also of one that is committed, for as long as that is remembered. None:
         there is no such group, or no such run."""
@@ -218,18 +271,26 @@ class Board:
         offset: int = 0,
     ) -> Listing:
         """In the order of registration."""
-        mine = self._state.runs.get(owner, {}).values()
-        chosen = sorted(mine, key=_by_age) if run is None else [self._state.run(owner, run)]
+        chosen = self._chosen(owner, run)
         total = sum(sum(one.counts.values()) if state is None else one.counts[state] for one in chosen)
         found = (member for one in chosen for group in one.groups.values() for member in group.members)
         wanted = (member for member in found if state is None or member.state is state)
         first = min(offset, total)  # islice takes no number beyond 64 bits
         return Listing([member.info() for member in islice(wanted, first, first + limit)], total)
 
+    def search(self, owner: str, wanted: Search, *, limit: int | None, offset: int = 0) -> Searching:
+        """In the order of registration, step by step; among what there is now."""
+        groups = [group for run in self._chosen(owner, wanted.run) for group in run.groups.values()]
+        return Searching(groups, wanted, limit=limit, offset=offset)
+
+    def _chosen(self, owner: str, run: str | None) -> list[Run]:
+        mine = self._state.runs.get(owner, {}).values()
+        return sorted(mine, key=_by_age) if run is None else [self._state.run(owner, run)]
+
     def leases(self) -> list[OpenLease]:
         """All that are open, of all owners: after a restart their keys are made again."""
         return [
-            OpenLease(run.owner, run.name, episode.client_id, episode.ref)
+            OpenLease(run.owner, run.name, episode.client_id, episode.ref, episode.claimed_at or 0.0)
             for run in self._all_runs()
             for episode in run.leased.values()
         ]

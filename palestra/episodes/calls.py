@@ -34,7 +34,7 @@ def note_call(state: State, owner: str, ref: LeaseRef, version: int | None) -> C
     oldest = found.oldest_version
     found.oldest_version = version if oldest is None else min(version, oldest)
     state.outbox.episode(found)
-    return Call(run=run.name, model=run.model, version=version)
+    return Call(run=run.name, model=run.model, version=version, bounds=run.settings.sampling)
 
 
 def sampled(state: State, ref: LeaseRef, tokens: int) -> None:

@@ -13,13 +13,14 @@ import msgspec
 
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
-from palestra.types.episodes import ClaimRequest, EpisodeResult, NewGroup, RunSettings
+from palestra.types.episodes import ClaimRequest, EpisodeResult, NewGroup, RunSettings, SamplingBounds
 
 ID = re.compile(r"[A-Za-z0-9._:#/-]{1,128}")
 MAX_REASON = 500
 MAX_MODEL = 1000
 SEED_BITS = 53  # every language's JSON reads such a number exactly
 INT32 = 2**31
+MAX_WEIGHTS = 64  # each has a queue of its own, and a claim looks at all of them
 
 
 class InvalidResult(ValueError):
@@ -68,6 +69,29 @@ def check_settings(settings: RunSettings) -> None:
     _check(1 <= settings.max_ready < INT32, f"max_ready: 1 or more is allowed, found {settings.max_ready}")
     for name, most in (("max_calls", settings.max_calls), ("max_sampled_tokens", settings.max_sampled_tokens)):
         _check(most is None or 0 <= most < INT32, f"{name}: 0 or more, or null for no limit; found {most}")
+    _check(0 < settings.client_share <= 1, f"client_share: more than 0, up to 1; found {settings.client_share}")
+    _check_weights(settings.environment_weights)
+    _check_bounds(settings.sampling)
+
+
+def _check_weights(weights: dict[str, float]) -> None:
+    where = "environment_weights"
+    _check(len(weights) <= MAX_WEIGHTS, f"{where}: at most {MAX_WEIGHTS} environments, found {len(weights)}")
+    for name, weight in weights.items():
+        _check(bool(name), f"{where}: an environment has no name")
+        _check(0.001 <= weight <= 1000, f"{where}: 0.001 to 1000 is allowed, found {weight} for {name[:80]!r}")
+
+
+def _check_bounds(bounds: SamplingBounds) -> None:
+    least, most = bounds.min_temperature, bounds.max_temperature
+    is_least = math.isfinite(least) and least >= 0
+    _check(is_least, f"sampling.min_temperature: 0 or more is allowed, found {least}")
+    is_most = most is None or (math.isfinite(most) and most >= least)
+    _check(is_most, f"sampling.max_temperature: min_temperature ({least:g}) or more is allowed, found {most}")
+    _check(0 <= bounds.min_top_p <= 1, f"sampling.min_top_p: 0 to 1 is allowed, found {bounds.min_top_p}")
+    for name, count in (("max_tokens", bounds.max_tokens), ("max_n", bounds.max_n)):
+        is_count = count is None or 1 <= count < INT32
+        _check(is_count, f"sampling.{name}: 1 or more, or null for no limit; found {count}")
 
 
 def check_group(group: NewGroup, limits: Limits) -> str:

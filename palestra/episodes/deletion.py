@@ -28,6 +28,7 @@ def delete(state: State, owner: str, name: str, now: float) -> int:
             if episode.state in PLAYING:
                 groups.cancel(state, episode, WHY, now)
         forget(state, group, now)
+    groups.forget_staged(state, run)
     del state.runs[owner][name]
     state.outbox.run(run, is_gone=True)
     state.news.delivered.discard((owner, name))

@@ -28,7 +28,7 @@ def read(state: State, run: Run, after: int, limit: int, version: int | None, no
     if after < run.committed:
         detail = f"after={after}: groups up to {run.committed} are committed and forgotten; read from there"
         raise BoardError(410, detail)
-    _check_known(run, "after", after)
+    check_known(run, "after", after)
     left = (run.log[number] for number in range(after + 1, run.delivered + 1) if number in run.log)
     groups = list(islice(left, limit))
     if version is not None:
@@ -40,7 +40,7 @@ def read(state: State, run: Run, after: int, limit: int, version: int | None, no
 def commit(state: State, run: Run, cursor: int, now: float) -> None:
     if cursor <= run.committed:
         return
-    _check_known(run, "cursor", cursor)
+    check_known(run, "cursor", cursor)
     _forget_all(state, run, range(run.committed + 1, cursor + 1), cursor, now)
 
 
@@ -65,7 +65,7 @@ def _forget_all(state: State, run: Run, numbers: Iterable[int], cursor: int, now
         state.news.claimable.add(run.owner)
 
 
-def _check_known(run: Run, what: str, number: int) -> None:
+def check_known(run: Run, what: str, number: int) -> None:
     if number > run.delivered:
         newest = f"the newest group of run {run.name!r} is {run.delivered}"
         raise BoardError(409, f"{what}={number}: {newest}; is it the cursor of another run, or of another database?")

@@ -5,41 +5,109 @@ Owns: members and delivery numbers. Never touches: leases, beyond cancelling wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from palestra.episodes import checks
 from palestra.episodes.errors import BoardError
-from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.records import Episode, Group, Run, StagedGroup
 from palestra.episodes.state import PLAYING, State
 from palestra.types.episodes import EpisodeState, GroupState, NewGroup, OnLoss, Registered
 
 FULL_RETRY_S = 1.0  # a queue drains at the pace of its players: seconds
 
 
-def register(state: State, run: Run, groups: Sequence[NewGroup], now: float) -> list[Registered]:
-    texts = [checks.check_group(group, state.limits) for group in groups]
-    seen: dict[str, str] = {}
-    new: list[NewGroup] = []
-    for group, text in zip(groups, texts, strict=True):
-        known = seen.get(group.group_id) or _known_text(run, group.group_id)
-        stone = state.tombstones.find(tombstone_name(run, group.group_id), run.owner)
-        if (known is not None and known != text) or (stone is not None and stone.digest != checks.digest(text)):
-            raise BoardError(409, f"group {group.group_id!r} of run {run.name!r} was registered differently before")
-        if known is None and stone is None:
-            seen[group.group_id] = text
-            new.append(group)
-    _check_room(run, sum(group.size if group.count is None else group.count for group in new))
-    for group in new:
-        _begin(state, run, group, seen[group.group_id], now)
-    fresh = set(seen)
-    answers: list[Registered] = []
-    for group in groups:
+@dataclass(slots=True)
+class Vetted:
+    """A group that may be registered."""
+
+    spec: NewGroup
+    text: str
+
+    @property
+    def count(self) -> int:
+        return self.spec.size if self.spec.count is None else self.spec.count
+
+
+def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> list[Registered]:
+    check_not_staging(run)
+    new: dict[str, Vetted] = {}
+    for group in asked:
+        vet(state, run, group, new)
+    check_room(run, new.values())
+    for vetted in new.values():
+        staged = make(state, run, vetted, run.registered, now)
+        run.registered += 1
+        show(state, staged, now)
+    if new:
+        state.outbox.run(run)
+    return answers(run, asked, set(new))
+
+
+def check_not_staging(run: Run) -> None:
+    if run.is_staging:
+        detail = f"run {run.name!r} is taking a large registration just now; send it again"
+        raise BoardError(503, detail, retry_after_s=FULL_RETRY_S)
+
+
+def vet(state: State, run: Run, group: NewGroup, new: dict[str, Vetted]) -> None:
+    """Puts it to those that are new, if it is; refuses what cannot be registered."""
+    text, group_id = checks.check_group(group, state.limits), group.group_id
+    known = new[group_id].text if group_id in new else _known_text(run, group_id)
+    stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
+    if (known is not None and known != text) or (stone is not None and stone.digest != checks.digest(text)):
+        raise BoardError(409, f"group {group_id!r} of run {run.name!r} was registered differently before")
+    if known is None and stone is None:
+        new[group_id] = Vetted(group, text)
+
+
+def check_room(run: Run, new: Iterable[Vetted]) -> None:
+    more, most = sum(vetted.count for vetted in new), run.settings.max_queued
+    if more > most:
+        raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
+    queued = run.counts[EpisodeState.QUEUED]
+    if queued + more > most:
+        detail = f"run {run.name!r} has {queued} episodes queued and takes at most {most}: register {more} more later"
+        raise BoardError(429, detail, retry_after_s=FULL_RETRY_S)
+
+
+def make(state: State, run: Run, vetted: Vetted, serial: int, now: float) -> StagedGroup:
+    """To be saved, and not seen by anybody yet."""
+    group = Group(run=run, spec=vetted.spec, text=vetted.text, serial=serial, created_at=now)
+    staged = StagedGroup(group, [_new_member(group, now) for _ in range(vetted.count)])
+    state.outbox.group(group)
+    for episode in staged.episodes:
+        state.outbox.episode(episode)
+    return staged
+
+
+def show(state: State, staged: StagedGroup, now: float) -> None:
+    group = staged.group
+    group.run.groups[group.spec.group_id] = group
+    state.timers.watch_deadline(group)
+    for episode in staged.episodes:
+        state.add(episode)
+        state.queue(episode, now)
+
+
+def forget_staged(state: State, run: Run) -> None:
+    """Nobody has seen them."""
+    while run.staged:
+        staged = run.staged.popleft()
+        state.outbox.group(staged.group, is_gone=True)
+        for episode in staged.episodes:
+            state.outbox.episode(episode, is_gone=True)
+
+
+def answers(run: Run, asked: Sequence[NewGroup], fresh: set[str]) -> list[Registered]:
+    made: list[Registered] = []
+    for group in asked:
         kept = run.groups.get(group.group_id)
         ids = [] if kept is None else [member.episode_id for member in kept.members]
         is_new = group.group_id in fresh
         fresh.discard(group.group_id)  # the same again in one batch is no longer new
-        answers.append(Registered(group_id=group.group_id, episode_ids=ids, is_new=is_new, is_committed=kept is None))
-    return answers
+        made.append(Registered(group_id=group.group_id, episode_ids=ids, is_new=is_new, is_committed=kept is None))
+    return made
 
 
 def settle(state: State, group: Group, now: float, *, why: str = "lost", can_replace: bool = True) -> None:
@@ -87,41 +155,25 @@ def _known_text(run: Run, group_id: str) -> str | None:
     return None if known is None else known.text
 
 
-def _check_room(run: Run, more: int) -> None:
-    most = run.settings.max_queued
-    if more > most:
-        raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
-    queued = run.counts[EpisodeState.QUEUED]
-    if queued + more > most:
-        detail = f"run {run.name!r} has {queued} episodes queued and takes at most {most}: register {more} more later"
-        raise BoardError(429, detail, retry_after_s=FULL_RETRY_S)
-
-
-def _begin(state: State, run: Run, spec: NewGroup, text: str, now: float) -> None:
-    group = Group(run=run, spec=spec, text=text, serial=run.registered, created_at=now)
-    run.registered += 1
-    run.groups[spec.group_id] = group
-    state.timers.watch_deadline(group)
-    for _ in range(group.first_count):
-        _add_member(state, group, now)
-    state.outbox.run(run)
-
-
 def _add_member(state: State, group: Group, now: float) -> None:
+    episode = _new_member(group, now)
+    state.add(episode)
+    state.queue(episode, now)
+    state.outbox.episode(episode)
+    state.outbox.group(group)
+
+
+def _new_member(group: Group, now: float) -> Episode:
     index = group.made
     group.made += 1
     given = group.spec.seeds
-    episode = Episode(
+    return Episode(
         episode_id=_member_id(group.run, group.serial, index),
         group=group,
         index=index,
         seed=given[index] if index < len(given) else checks.derived_seed(group.spec.group_id, index),
         created_at=now,
     )
-    state.add(episode)
-    state.queue(episode, now)
-    state.outbox.episode(episode)
-    state.outbox.group(group)
 
 
 def _member_id(run: Run, serial: int, index: int) -> str:

@@ -16,20 +16,29 @@ from palestra.types.episodes import EpisodeState, GroupState
 S = EpisodeState
 
 
-def cancel(
-    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
-) -> int:
-    words = checks.clean_reason(reason) or "by its trainer"
-    chosen = [_group(run, group_id) for group_id in dict.fromkeys(group_ids)]
-    episodes = [_episode(state, run, episode_id) for episode_id in dict.fromkeys(episode_ids)]
-    open_groups = [group for group in chosen if group.state is GroupState.OPEN]
-    count = 0
-    for group in open_groups:
-        members = [member for member in group.members if member.state in (*PLAYING, S.PARKED)]
-        count += sum([_cancel(state, member, words, now) for member in members])
-        groups.drop(state, group, f"cancelled: {words}", now)
-    count += sum([_cancel(state, episode, words, now) for episode in episodes])
-    for group in {episode.group: None for episode in episodes}:
+def chosen(
+    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str]
+) -> tuple[list[Group], list[Episode]]:
+    """Each once. 404 where one is unknown."""
+    named = [_group(run, group_id) for group_id in dict.fromkeys(group_ids)]
+    return named, [_episode(state, run, episode_id) for episode_id in dict.fromkeys(episode_ids)]
+
+
+def cancel_group(state: State, group: Group, reason: str, now: float) -> int:
+    """How many episodes were. One that is over, or forgotten meanwhile, stays as it is."""
+    if group.state is not GroupState.OPEN:
+        return 0
+    words = _words(reason)
+    members = [member for member in group.members if member.state in (*PLAYING, S.PARKED)]
+    count = sum([_cancel(state, member, words, now) for member in members])
+    groups.drop(state, group, f"cancelled: {words}", now)
+    return count
+
+
+def cancel_episodes(state: State, episodes: Sequence[Episode], reason: str, now: float) -> int:
+    words, known = _words(reason), [episode for episode in episodes if episode.episode_id in state.episodes]
+    count = sum([_cancel(state, episode, words, now) for episode in known])
+    for group in {episode.group: None for episode in known}:
         groups.settle(state, group, now, why="cancelled")
     return count
 
@@ -45,10 +54,14 @@ def requeue(state: State, owner: str, episode_ids: Sequence[str], now: float) ->
             )
     for episode in episodes:
         episode.strikes = episode.lost = 0
-        episode.not_before = 0.0
+        episode.not_before = now  # from here on it waits
         state.move(episode, S.QUEUED)
         state.queue(episode, now)
     return len(episodes)
+
+
+def _words(reason: str) -> str:
+    return checks.clean_reason(reason) or "by its trainer"
 
 
 def _cancel(state: State, episode: Episode, words: str, now: float) -> bool:

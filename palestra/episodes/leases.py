@@ -5,14 +5,26 @@ Owns: who holds an episode, until when, and whether its result is taken. Never t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from palestra.episodes import checks, groups
 from palestra.episodes.errors import BoardError
 from palestra.episodes.losses import lose
+from palestra.episodes.news import Hold
 from palestra.episodes.records import Episode, Run
 from palestra.episodes.state import State
-from palestra.types.episodes import Beat, ClaimRequest, Ended, EndRequest, EndStatus, EpisodeState, Lease, LeaseRef
+from palestra.types.episodes import (
+    Beat,
+    ClaimRequest,
+    Ended,
+    EndRequest,
+    EndStatus,
+    EpisodeState,
+    Held,
+    Lease,
+    LeaseRef,
+)
 
 HELD_RETRY_S = 1.0
 
@@ -29,7 +41,7 @@ class NoLease:
         return f"{self.code}: {self.words}"
 
 
-def claim(state: State, owner: str, request: ClaimRequest, now: float) -> list[Lease]:
+def claim(state: State, owner: str, request: ClaimRequest, full: Mapping[str, str], now: float) -> list[Lease]:
     checks.check_claim(request, state.limits)
     only = None if request.run is None else state.run(owner, request.run)
     key = owner, request.client_id, request.claim_id
@@ -43,10 +55,18 @@ def claim(state: State, owner: str, request: ClaimRequest, now: float) -> list[L
     if room <= 0:
         detail = f"client {request.client_id!r} holds {state.limits.max_open_leases} leases: end or release some first"
         raise BoardError(429, detail, retry_after_s=HELD_RETRY_S)
-    episodes = _take(state, owner, only, request, min(request.max_n, room))
+    episodes = _take(state, owner, only, request, full, min(request.max_n, room))
     for episode in episodes:
         _open(state, episode, request, now)
     return [_lease(episode, now) for episode in episodes]
+
+
+def why_nothing(state: State, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:
+    """Of a claim that got nothing, and could have got something: what holds it off."""
+    if request.run is not None:
+        return _hold(state.run(owner, request.run), request, full)
+    waiting = (run for run in state.waiting.get(owner, {}).values() if run.queue.has(request.kind))
+    return next((hold for run in waiting if (hold := _hold(run, request, full)) is not None), None)
 
 
 def find(state: State, owner: str, client_id: str | None, ref: LeaseRef) -> Episode | NoLease:
@@ -100,18 +120,34 @@ def end(state: State, owner: str, client_id: str | None, ask: EndRequest, now: f
     return _ended(ask, EndStatus.ACCEPTED)
 
 
-def _take(state: State, owner: str, only: Run | None, request: ClaimRequest, most: int) -> list[Episode]:
+def _take(
+    state: State, owner: str, only: Run | None, request: ClaimRequest, full: Mapping[str, str], most: int
+) -> list[Episode]:
+    kind, client = request.kind, request.client_id
+    waiting = state.waiting.get(owner, {}).values() if only is None else (only,)
+    free = (run for run in waiting if run.is_open and run.engine not in full and run.queue.has(kind))
+    rooms = {run: room for run in free if (room := run.room_of(client)) > 0}
     if only is None:
-        waiting = state.waiting.get(owner, {}).values()
-        runs = [run for run in waiting if run.is_open and run.queue.has(request.kind)]
-        taken = state.shares.take(runs, owner, request.kind, most)
+        taken = state.shares.take(rooms, owner, kind, most)
     else:  # who plays for one run has chosen: that does not move the order of the others
-        taken = []
-        while only.is_open and only.queue.has(request.kind) and len(taken) < most:
-            taken.append(only.queue.pop(request.kind, eval_first=only.settings.eval_first))
+        taken, most = [], min(most, rooms.get(only, 0))
+        while only.queue.has(kind) and len(taken) < most:
+            taken.append(only.queue.pop(kind, eval_first=only.settings.eval_first))
     for run in {episode.run: None for episode in taken}:
         state.forget_idle(run)
     return taken
+
+
+def _hold(run: Run, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:
+    if run.hold is not None:
+        return run.hold
+    if run.engine in full:
+        return Hold(Held.ENGINE_FULL, full[run.engine])
+    client = request.client_id
+    if run.queue.has(request.kind) and run.room_of(client) <= 0:
+        words = f"client {client!r} holds {run.holders.get(client, 0)} of run {run.name!r}, all that its client_share"
+        return Hold(Held.CLIENT_SHARE, f"{words} of {run.settings.client_share:g} allows")
+    return None
 
 
 def _open(state: State, episode: Episode, request: ClaimRequest, now: float) -> None:

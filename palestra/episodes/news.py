@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from palestra.types.episodes import EpisodeInfo, EpisodeKind, LeaseRef
+from palestra.types.episodes import EpisodeInfo, EpisodeKind, Held, LeaseRef, SamplingBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,7 @@ class OpenLease:
     run: str
     client_id: str
     ref: LeaseRef
+    claimed_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,18 @@ class Call:
     model: str | None
     """The run's; None where it has none yet."""
     version: int
+    bounds: SamplingBounds
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why nothing is claimed of a run."""
+
+    code: Held
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.words}"
 
 
 @dataclass(frozen=True, slots=True)

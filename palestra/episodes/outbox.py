@@ -25,6 +25,13 @@ class Outbox:
     def episode(self, episode: Episode, *, is_gone: bool = False) -> None:
         self._episodes[episode.episode_id] = None if is_gone else episode
 
+    def forget(self, row: GroupRow | EpisodeRow) -> None:
+        """One that was found on disk, and means nothing."""
+        if isinstance(row, GroupRow):
+            self._groups[row.owner, row.run, row.group_id] = None
+        else:
+            self._episodes[row.episode_id] = None
+
     def tombstone(self, name: str, tombstone: Tombstone | None) -> None:
         self._tombstones[name] = tombstone
 

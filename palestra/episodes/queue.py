@@ -6,7 +6,7 @@ Owns: order and fairness. Never touches: leases, groups, time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from palestra.episodes.records import Episode, Run
 
 SLACK = 64  # entries of a heap that may be dead before it is worth a look
+OTHERS = ""  # environments without a weight
+
+Entry = tuple[int, int, int, int, "Episode"]
+"""Priority, group, index, how many were pushed before."""
 
 
 class Lane:
@@ -24,7 +28,7 @@ class Lane:
     def __init__(self) -> None:
         self.size = 0
         """Episodes in it; the heap may have more entries."""
-        self._heap: list[tuple[int, int, int, int, Episode]] = []
+        self._heap: list[Entry] = []
         self._pushes = count()
 
     def push(self, episode: Episode) -> None:
@@ -45,20 +49,83 @@ class Lane:
     def discard(self, episode: Episode) -> None:
         self._leave(episode)
         if len(self._heap) > 2 * self.size + SLACK:
-            live = {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
-            self._heap = list(live.values())
+            self._heap = list(self._live().values())
             heapq.heapify(self._heap)
+
+    def urgency(self) -> int:
+        """Of the first; less is more urgent. There is one."""
+        while not self._heap[0][-1].is_ready:
+            heapq.heappop(self._heap)
+        return self._heap[0][0]
+
+    def episodes(self) -> list[Episode]:
+        return list(self._live())
+
+    def _live(self) -> dict[Episode, Entry]:
+        """One that left and came back has several entries."""
+        return {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
 
     def _leave(self, episode: Episode) -> None:
         episode.is_ready = False
         self.size -= 1
 
 
+class Lanes:
+    """Of one kind: a lane for each environment that has a weight, and one for all others. Of those whose first has the
+    highest priority, stride scheduling as between runs."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._weights: Mapping[str, float] = {}
+        self._others = Lane()
+        self._lanes = {OTHERS: self._others}
+        self._passed: dict[str, float] = {}
+        self._clock = 0.0
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        waiting = [episode for lane in self._lanes.values() for episode in lane.episodes()]
+        self._weights, self._passed, self._clock = weights, {}, 0.0
+        self._lanes = {name: Lane() for name in (OTHERS, *weights)}
+        self._others = self._lanes[OTHERS]
+        for episode in waiting:
+            self._lane(episode).push(episode)
+
+    def push(self, episode: Episode) -> None:
+        self._lane(episode).push(episode)
+        self.size += 1
+
+    def discard(self, episode: Episode) -> None:
+        self._lane(episode).discard(episode)
+        self.size -= 1
+
+    def pop(self) -> Episode:
+        self.size -= 1
+        if not self._weights:
+            return self._others.pop()
+        waiting = [(name, lane) for name, lane in self._lanes.items() if lane.size]
+        urgency = min(lane.urgency() for _, lane in waiting)
+        first = [(max(self._passed.get(n, 0.0), self._clock), n) for n, lane in waiting if lane.urgency() == urgency]
+        self._clock, name = min(first)
+        self._passed[name] = self._clock + 1.0 / self._weights.get(name, 1.0)
+        return self._lanes[name].pop()
+
+    def _lane(self, episode: Episode) -> Lane:
+        if not self._weights:
+            return self._others
+        return self._lanes.get(episode.group.spec.task.environment) or self._others
+
+
 class RunQueue:
     def __init__(self) -> None:
-        self._lanes = {kind: Lane() for kind in EpisodeKind}
+        self._train, self._eval = Lanes(), Lanes()
+        self._lanes = {EpisodeKind.TRAIN: self._train, EpisodeKind.EVAL: self._eval}
         self.passed: dict[EpisodeKind | None, float] = {}
         """How far it is in the stride schedule of those who claim this kind, or any."""
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Environments."""
+        for lanes in self._lanes.values():
+            lanes.weigh(weights)
 
     def push(self, episode: Episode) -> None:
         self._lanes[episode.kind].push(episode)
@@ -67,15 +134,13 @@ class RunQueue:
         self._lanes[episode.kind].discard(episode)
 
     def has(self, kind: EpisodeKind | None) -> bool:
-        return any(self._lanes[one].size for one in (EpisodeKind if kind is None else (kind,)))
+        return (self._train.size + self._eval.size if kind is None else self._lanes[kind].size) > 0
 
     def pop(self, kind: EpisodeKind | None, *, eval_first: bool) -> Episode:
-        if kind is None:
-            first, second = EpisodeKind.TRAIN, EpisodeKind.EVAL
-            if eval_first:
-                first, second = second, first
-            kind = first if self._lanes[first].size else second
-        return self._lanes[kind].pop()
+        if kind is not None:
+            return self._lanes[kind].pop()
+        first, second = (self._eval, self._train) if eval_first else (self._train, self._eval)
+        return (first if first.size else second).pop()
 
 
 class Shares:
@@ -88,17 +153,19 @@ class Shares:
         self._clocks: dict[tuple[str, EpisodeKind | None], float] = {}
         """How far the last one was that was served."""
 
-    def take(self, runs: Iterable[Run], owner: str, kind: EpisodeKind | None, most: int) -> list[Episode]:
-        """Out of their queues. All runs are the owner's, and each has something."""
+    def take(self, rooms: Mapping[Run, int], owner: str, kind: EpisodeKind | None, most: int) -> list[Episode]:
+        """Out of their queues. All runs are the owner's, and each has something. `rooms`: how many at most, of each."""
         clock = self._clocks.get((owner, kind), 0.0)
-        order = [(max(run.queue.passed.get(kind, 0.0), clock), run.name, run) for run in runs]
+        order = [(max(run.queue.passed.get(kind, 0.0), clock), run.name, run) for run in rooms]
         heapq.heapify(order)
+        left = dict(rooms)
         taken: list[Episode] = []
         while order and len(taken) < most:
             clock, name, run = order[0]
             taken.append(run.queue.pop(kind, eval_first=run.settings.eval_first))
             run.queue.passed[kind] = clock + 1.0 / run.settings.share
-            if run.queue.has(kind):
+            left[run] -= 1
+            if left[run] and run.queue.has(kind):
                 heapq.heapreplace(order, (run.queue.passed[kind], name, run))
             else:
                 heapq.heappop(order)

@@ -6,11 +6,12 @@ Owns: what is known of each. Never touches: rules.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
 
-from palestra.episodes.news import QueueState
+from palestra.episodes.news import Hold, QueueState
 from palestra.episodes.queue import RunQueue
 from palestra.types.episode_rows import EpisodeRow, GroupRow, RunRow
 from palestra.types.episodes import (
@@ -19,12 +20,16 @@ from palestra.types.episodes import (
     EpisodeResult,
     EpisodeState,
     GroupState,
+    Held,
     LeaseRef,
     Loss,
     NewGroup,
     RunInfo,
     RunSettings,
 )
+
+ANY_NUMBER = 1 << 31
+ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +51,39 @@ class Run:
     log: dict[int, Group] = field(default_factory=dict)
     """Whole or dropped, not committed: by number."""
     leased: dict[str, Episode] = field(default_factory=dict)
+    holders: dict[str, int] = field(default_factory=dict)
+    """Clients, with how many they hold."""
     counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
     queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
     queue: RunQueue = field(default_factory=RunQueue)
+    is_staging: bool = False
+    """A registration is under way in parts. Of memory alone."""
+    staged: deque[StagedGroup] = field(default_factory=deque)
+    """Its groups that are saved, or soon will be, and are not seen by anybody yet."""
+    engine: str = ""
+    """That its last model call went to. Of memory alone."""
 
     @property
     def is_open(self) -> bool:
         """Whether anything may be claimed, if something waits."""
         return not self.is_paused and len(self.log) < self.settings.max_ready
+
+    @property
+    def hold(self) -> Hold | None:
+        """Why it is not open."""
+        if self.is_open:
+            return None
+        if self.is_paused:
+            return Hold(Held.PAUSED, f"run {self.name!r} is paused")
+        words = f"{len(self.log)} groups of run {self.name!r} are not committed, and its max_ready is"
+        return Hold(Held.TRAINER_BEHIND, f"{words} {self.settings.max_ready}")
+
+    def room_of(self, client_id: str) -> int:
+        """How many more the client may hold."""
+        if self.settings.client_share >= 1:
+            return ANY_NUMBER
+        open_ones = self.counts[EpisodeState.QUEUED] + self.counts[EpisodeState.LEASED]
+        return max(1, int(self.settings.client_share * open_ones + ROUNDING)) - self.holders.get(client_id, 0)
 
     def info(self) -> RunInfo:
         return RunInfo(
@@ -68,6 +98,7 @@ class Run:
             leased=self.counts[EpisodeState.LEASED],
             ended=self.counts[EpisodeState.ENDED],
             parked=self.counts[EpisodeState.PARKED],
+            held=str(self.hold or ""),
         )
 
     def queue_state(self, kind: EpisodeKind) -> QueueState:
@@ -146,6 +177,14 @@ class Group:
             made=self.made,
             created_at=self.created_at,
         )
+
+
+@dataclass(slots=True)
+class StagedGroup:
+    """Complete, but for its run and the board."""
+
+    group: Group
+    episodes: list[Episode]
 
 
 @dataclass(slots=True, eq=False)
@@ -257,3 +296,13 @@ class Episode:
             losses=list(self.losses),
             result=self.result,
         )
+
+
+def queued_since(one: Episode | EpisodeInfo, attempt: int, claimed_at: float) -> float:
+    """When this attempt could first be claimed: when the episode was made, or the attempt before it was lost, and its
+    back-off was over, or it was queued by hand."""
+    if not one.losses and not one.not_before:
+        return min(one.created_at, claimed_at)
+    known = [one.created_at, one.not_before, *(loss.at for loss in one.losses if loss.attempt < attempt)]
+    # Of a lost one, `not_before` is the next attempt's.
+    return max((at for at in known if at <= claimed_at), default=claimed_at)

@@ -23,14 +23,20 @@ def fill(state: State, saved: SavedRows, open_calls: Mapping[LeaseRef, int], now
     for row in saved.runs:
         state.runs.setdefault(row.owner, {})[row.run] = _run(row, state.tag(row.owner, row.run, row.created_at))
     for row in sorted(saved.groups, key=lambda row: row.serial):
-        _add_group(state, row)
+        if row.serial < state.runs[row.owner][row.run].registered:
+            _add_group(state, row)
+        else:  # of a registration that did not come to its end
+            state.outbox.forget(row)
     for row in sorted(saved.episodes, key=lambda row: row.index):
-        _add_episode(state, row, open_calls, now)
+        if row.group_id in state.runs[row.owner][row.run].groups:
+            _add_episode(state, row, open_calls, now)
+        else:
+            state.outbox.forget(row)
     state.tombstones.restore(saved.tombstones)
 
 
 def _run(row: RunRow, tag: str) -> Run:
-    return Run(
+    run = Run(
         owner=row.owner,
         name=row.run,
         tag=tag,
@@ -43,6 +49,8 @@ def _run(row: RunRow, tag: str) -> Run:
         delivered=row.delivered,
         registered=row.registered,
     )
+    run.queue.weigh(row.settings.environment_weights)
+    return run
 
 
 def _add_group(state: State, row: GroupRow) -> None:

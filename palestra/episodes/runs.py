@@ -32,10 +32,13 @@ def put(state: State, owner: str, name: str, settings: RunSettings | None, model
             model=model,
             created_at=now,
         )
+        run.queue.weigh(run.settings.environment_weights)
         mine[name] = run
         state.outbox.run(run)
         return run
     if (settings or run.settings, model or run.model) != (run.settings, run.model):
+        if settings is not None and settings.environment_weights != run.settings.environment_weights:
+            run.queue.weigh(settings.environment_weights)
         run.settings, run.model = settings or run.settings, model or run.model
         state.outbox.run(run)
         lose_stale(state, run, now)

@@ -104,7 +104,9 @@ class State:
 
     def open_lease(self, episode: Episode) -> None:
         """Of one that has moved there, or is restored there."""
-        episode.run.leased[episode.episode_id] = episode
+        run = episode.run
+        run.leased[episode.episode_id] = episode
+        run.holders[episode.client_id] = run.holders.get(episode.client_id, 0) + 1
         self.claims.add(episode)
 
     def renew(self, episode: Episode, now: float) -> None:
@@ -121,10 +123,16 @@ class State:
     def _close_lease(self, episode: Episode) -> None:
         run = episode.run
         del run.leased[episode.episode_id]
+        held = run.holders.pop(episode.client_id) - 1
+        if held:
+            run.holders[episode.client_id] = held
+        if run.settings.client_share < 1 and run.queue.has(None):
+            self.news.claimable.add(run.owner)  # its client may have waited for that
         self.claims.remove(episode)
         episode.open_calls = 0
         episode.armed_at = None
-        self.news.over.append(OpenLease(run.owner, run.name, episode.client_id, episode.ref))
+        lease = OpenLease(run.owner, run.name, episode.client_id, episode.ref, episode.claimed_at or 0.0)
+        self.news.over.append(lease)
 
     def _count(self, episode: Episode, by: int) -> None:
         group = episode.group

@@ -19,7 +19,7 @@ from palestra import __version__
 from palestra.server.anthropic import routes as anthropic_routes
 from palestra.server.anthropic.errors import envelope as anthropic_envelope
 from palestra.server.auth import Doorkeeper
-from palestra.server.episodes import player_routes, wire
+from palestra.server.episodes import looking_routes, player_routes, wire
 from palestra.server.episodes import routes as episode_routes
 from palestra.server.episodes.short_cut import ShortCut
 from palestra.server.errors import Refusal
@@ -71,7 +71,7 @@ def create_app(hub: Hub) -> FastAPI:
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
-        *(episode_routes, player_routes),
+        *(episode_routes, player_routes, looking_routes),
     ):
         app.include_router(routes.router)
     app.include_router(playing_router)

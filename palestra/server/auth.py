@@ -54,6 +54,8 @@ class Caller:
     key: Key | None = None
     attempt: AttemptRef | None = None
     """Whose key it is, with the right `episode`."""
+    traceparent: str = ""
+    """As such a player sent it."""
 
     @property
     def who(self) -> str:
@@ -80,7 +82,7 @@ class Doorkeeper:
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
         self.check_origin(connection)
-        caller = await self._identify(_key_of(connection))
+        caller = await self._identify(_key_of(connection), connection.headers.get("traceparent", ""))
         if caller.right not in rights:
             raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
         return caller
@@ -101,12 +103,12 @@ class Doorkeeper:
         if origin is not None and _split(origin).netloc != connection.headers.get("host"):
             raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
-    async def _identify(self, key: str) -> Caller:
+    async def _identify(self, key: str, traceparent: str) -> Caller:
         if key.startswith(EPISODE_PREFIX):
             attempt = self._find_attempt(key)
             if attempt is None:
                 raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
-            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt)
+            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
         if self._is_loopback and not self._require_key and not await self._keys_exist():
             return Caller(LOCAL_OWNER, Rights.ADMIN)
         if not key:

@@ -90,7 +90,7 @@ class Hub:
             max_pending=config.limits.max_pending_samples,
             keep_results_s=config.keep_results_s,
         )
-        self.episodes = Episodes(store, config.episodes, self.metrics, secret)
+        self.episodes = Episodes(store, config.episodes, self.observer, secret)
         self.engine = Engine(config, store, self.episodes.broker)
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
@@ -102,6 +102,7 @@ class Hub:
         )
         self.training.hooks.update(dict.fromkeys(saving, self.checkpoints.on_saved))
         self.training.hooks[RequestKind.CREATE_MODEL] = self._on_created
+        self.episodes.pressure.waiting = self._calls_waiting
         self.metrics.watch_queues(self._queues)
         self.metrics.watch_journal(
             lambda: JournalState(sum(j.size_bytes for j in journals), sum(len(j.segments()) for j in journals))
@@ -214,6 +215,7 @@ class Hub:
                 self.training.on_snapshotted(heard.message)
             case Stats():
                 self.metrics.worker_stats(worker.name, heard.message)
+                self.sampling.runners[worker].on_stats(heard.message)
 
     def _on_kept(self, worker: Worker, request_id: str) -> None:
         """A replay also brings back samplers that were let go meanwhile."""
@@ -342,6 +344,9 @@ class Hub:
             model_rows.touch_models(c, requests)
 
         await self.store.write(write)
+
+    def _calls_waiting(self) -> dict[str, int]:
+        return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 
     def _queues(self) -> list[QueueState]:
         now = time.monotonic()

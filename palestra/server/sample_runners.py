@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from palestra.server.workers import Worker
 from palestra.types import LoraConfig, SampleRequest
-from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights
+from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights, Stats
 
 
 class SampleRunner(ABC):
@@ -35,6 +35,15 @@ class SampleRunner(ABC):
     def is_ready(self) -> bool:
         """Whether it takes samples now, to sample them some time; else they wait."""
         return True
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Samples that it was given and has not begun, as far as it knows."""
+
+    def on_stats(self, stats: Stats) -> None:
+        """The worker tells of itself."""
+        return
 
     def check_lora(self, lora: LoraConfig) -> None:
         """Refuses what it could not sample from."""
@@ -76,6 +85,7 @@ class WorkerRunner(SampleRunner):
     def __init__(self, worker: Worker, is_held: Callable[[Worker], bool]):
         self._worker, self._is_held = worker, is_held
         """`is_held`: whether samples have to wait for the sake of training."""
+        self._waiting = 0
 
     @property
     def is_up(self) -> bool:
@@ -84,6 +94,13 @@ class WorkerRunner(SampleRunner):
     @property
     def is_ready(self) -> bool:
         return self.is_up and not self._is_held(self._worker)
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    def on_stats(self, stats: Stats) -> None:
+        self._waiting = stats.waiting_samples
 
     def send(self, request_id: str, message: bytes) -> None:
         self._worker.link.send_encoded(message)

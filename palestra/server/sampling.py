@@ -34,6 +34,7 @@ from palestra.types.engine import (
     Sample,
     Sampled,
     SampleWeights,
+    Stats,
     Streamed,
     encode_message,
 )
@@ -211,6 +212,7 @@ class Sampling:
         """A sample that was under way at several deaths is not tried again: it may be their cause."""
         if not self.runners[worker].dies_with_worker:
             return
+        self.runners[worker].on_stats(Stats())
         for future in list(self.pending.values()):
             if not future.is_sent or not self._is_of(future, worker):
                 continue
@@ -235,6 +237,13 @@ class Sampling:
         for future in self.pending.values():
             if self._is_of(future, worker):
                 self._send(worker, future)
+
+    def waiting(self, worker: Worker) -> int:
+        """Samples that have not begun, as far as it is known."""
+        runner = self.runners[worker]
+        if runner.is_ready:
+            return runner.waiting
+        return sum(self._is_of(future, worker) for future in self.pending.values())
 
     def _is_of(self, future: SampleFuture, worker: Worker) -> bool:
         sampler = self.samplers.get(future.sampler_id)

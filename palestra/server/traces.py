@@ -1,4 +1,5 @@
-"""Traces by OTLP, if asked for (`otlp_endpoint`): each call as a span, with what it waited for inside.
+"""Traces by OTLP, if asked for (`otlp_endpoint`): each call as a span, with what it waited for inside; episodes as
+their own ones.
 
 Owns: the shape of spans, sending them in the background. Never touches: metrics, what is traced.
 Importing this needs `palestra[otel]`.
@@ -7,22 +8,38 @@ Importing this needs `palestra[otel]`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Self
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
     OTLPSpanExporter,
 )
 from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
 from opentelemetry.sdk.trace import TracerProvider  # pyright: ignore[reportMissingImports]
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanProcessor  # pyright: ignore[reportMissingImports]
-from opentelemetry.trace import Status, StatusCode, set_span_in_context  # pyright: ignore[reportMissingImports]
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # pyright: ignore[reportMissingImports]
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from palestra.config.redaction import redact
+from palestra.server.episodes.tracing import Span, SpanRef
 
 
 class Traces:
     """A provider of its own: no global state, so two servers in one process do not mix."""
 
     def __init__(self, processor: SpanProcessor) -> None:
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "palestra"}))
+        self._ids = _Ids()
+        resource = Resource.create({"service.name": "palestra"})
+        self._provider = TracerProvider(resource=resource, id_generator=self._ids)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("palestra.server")
 
@@ -63,6 +80,39 @@ class Traces:
             call.set_status(Status(StatusCode.ERROR, outcome))
         call.end(end)
 
+    def add(self, spans: Iterable[Span]) -> None:
+        """Whose ids and parents are given: the trace may have begun elsewhere, or before this server did."""
+        for span in spans:
+            self._ids.given = span.ref
+            begun = self._tracer.start_span(
+                span.name,
+                Context() if span.parent is None else set_span_in_context(NonRecordingSpan(_context(span.parent))),
+                start_time=int(span.began_at * 1e9),
+                attributes=span.attributes,
+                links=[] if span.link is None else [Link(_context(span.link))],
+            )
+            self._ids.given = None
+            if span.error:
+                begun.set_status(Status(StatusCode.ERROR, redact(span.error)))
+            begun.end(int(span.ended_at * 1e9))
+
     def close(self) -> None:
         """Sends what is left."""
         self._provider.shutdown()
+
+
+class _Ids(RandomIdGenerator):
+    """Those of the next span, where they are given. Spans are made on the server's event loop alone."""
+
+    given: SpanRef | None = None
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self.given is None else self.given.span_id
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self.given is None else self.given.trace_id
+
+
+def _context(ref: SpanRef) -> SpanContext:
+    flags = TraceFlags(TraceFlags.SAMPLED if ref.is_sampled else TraceFlags.DEFAULT)
+    return SpanContext(ref.trace_id, ref.span_id, is_remote=True, trace_flags=flags)

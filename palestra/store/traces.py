@@ -74,6 +74,10 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     """Of the sampling, as far as they differ from the defaults."""
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    heard: str = ""
+    """Of a chat: the messages that its parent does not have, as JSON."""
+    told: str = ""
+    """Of a chat: the answers as messages, one for each sample, as JSON."""
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -95,19 +95,10 @@ def _grade(rollout: Rollout, result: EpisodeResult) -> None:
         return
     rollout.stop = _stop_of(result.metadata.get(STOP), set(RolloutStop) - FAILURES, RolloutStop.DONE)
     rollout.agent_rewards = dict(result.agent_rewards)
-    rollout.reward = _reward(result)
+    rollout.reward = result.total
     if len(result.step_rewards) == len(rollout.turns):
         for turn, reward in zip(rollout.turns, result.step_rewards, strict=True):
             turn.reward = reward
-
-
-def _reward(result: EpisodeResult) -> float | None:
-    """Of agents that are graded for themselves, the episode's is their mean."""
-    if result.reward is not None:
-        return result.reward
-    if result.step_rewards:
-        return sum(result.step_rewards)
-    return sum(result.agent_rewards.values()) / len(result.agent_rewards) if result.agent_rewards else None
 
 
 def _stop_of(told: Any, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:

@@ -14,7 +14,7 @@ from palestra.training.health import (
     average,
     environment_metrics,
     is_counted,
-    level_metrics,
+    label_metrics,
     mean_by_name,
     metric_name,
 )
@@ -58,8 +58,8 @@ def eval_metrics(
     for name in sorted({rollout.environment for rollout in graded}):
         own = [float(_succeeds(one, success)) for one in graded if one.environment == name]
         found[f"{prefix}/{metric_name(name)}/success"] = average(own)
-    found |= level_metrics(groups, prefix, "success", lambda one: float(_succeeds(one, success)))
-    return {**environment_metrics(rollouts, aggregate, prefix), **found}
+    found |= label_metrics(groups, prefix, "success", lambda one: float(_succeeds(one, success)))
+    return {**environment_metrics(groups, aggregate, prefix), **found}
 
 
 def standard_error(shares: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ from palestra.environments.sets import EnvironmentSet
 from palestra.training.episode_run import EpisodeRun
 from palestra.training.evaluation import Evaluator
 from palestra.training.grpo import GrpoLoop, Parts
+from palestra.training.gym_player import open_gym_players
 from palestra.training.local import open_source
 from palestra.training.player import RolloutSettings
 from palestra.training.requests import RequestMaker
@@ -67,15 +68,16 @@ async def open_sources(config: GrpoConfig, session: Session, environments: Envir
             yield Sources(episodes.source, episodes.eval_source, episodes)
         return
     settings = RolloutSettings.of(config.rollout, config.eval.temperature)
-    sources = Sources(
-        open_source(config, session.tokenizer, environments),
-        open_source(config, session.tokenizer, environments, settings),
-    )
-    try:
-        yield sources
-    finally:
-        await sources.train.close()
-        await sources.eval.close()
+    async with open_gym_players(config, session) as gyms:
+        sources = Sources(
+            open_source(config, session.tokenizer, environments, gyms=gyms),
+            open_source(config, session.tokenizer, environments, settings, gyms),
+        )
+        try:
+            yield sources
+        finally:
+            await sources.train.close()
+            await sources.eval.close()
 
 
 def eval_tasks(config: GrpoConfig, environments: EnvironmentSet) -> list[Task]:

@@ -19,15 +19,18 @@ from palestra.training.shaping import base_divergence, shaped_reward
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 
 Metrics = dict[str, float]
-Aggregate = Callable[[str, Sequence[Mapping[str, float]]], Metrics]
-"""From an environment's name and what it reported of each rollout."""
+Aggregate = Callable[[str, Sequence[Mapping[str, float | str]]], Metrics]
+"""From an environment's name and what it reported of each rollout, beside the `data_source` of its task."""
+
+SOURCE, LEVEL = "data_source", "level"
+"""What tasks may name in their extras, for metrics to come apart by: where they are from, how hard they are."""
 
 # As the engine has them: where a ratio counts as clipped unless the run's loss_config says otherwise.
 CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
 LARGEST_LOG_RATIO = 50.0  # exp of more says no more than "far apart", and may overflow
 
 
-def mean_by_name(_: str, reported: Sequence[Mapping[str, float]]) -> Metrics:
+def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metrics:
     return mean_of_numbers(reported)
 
 
@@ -48,8 +51,8 @@ def step_metrics(
     return {
         **reward_metrics(groups, config),
         **rollout_metrics(groups, config),
-        **environment_metrics(rollouts, aggregate),
-        **level_metrics(groups, "env", "reward", _reward),
+        **environment_metrics(groups, aggregate),
+        **label_metrics(groups, "env", "reward", _reward),
         **staleness_metrics(rollouts, version),
         **batch_metrics(batch),
         **policy_metrics(batch, updates, config),
@@ -110,30 +113,41 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     return found
 
 
-def environment_metrics(
-    rollouts: Sequence[Rollout], aggregate: Aggregate = mean_by_name, prefix: str = "env"
-) -> Metrics:
+def environment_metrics(groups: Sequence[Group], aggregate: Aggregate = mean_by_name, prefix: str = "env") -> Metrics:
     """Each environment's mean reward, and what it reports itself, put together by its own rule."""
     found: Metrics = {}
-    for name in sorted({rollout.environment for rollout in rollouts}):
-        own = [rollout for rollout in rollouts if rollout.environment == name]
+    for name in sorted({rollout.environment for group in groups for rollout in group.rollouts}):
+        own = [(group, rollout) for group in groups for rollout in group.rollouts if rollout.environment == name]
         area = f"{prefix}/{metric_name(name)}"
-        reported = [{k: v for k, v in rollout.metrics.items() if is_usable(v)} for rollout in own if rollout.metrics]
-        found |= {f"{area}/{metric_name(key)}": value for key, value in sorted(aggregate(name, reported).items())}
-        if rewards := [_reward(rollout) for rollout in own if is_counted(rollout)]:
+        reported = [_reported(group, rollout) for group, rollout in own if rollout.metrics]
+        for key, value in sorted(aggregate(name, reported).items()):
+            found["/".join([area, *map(metric_name, key.split("/"))])] = value
+        if rewards := [_reward(rollout) for _, rollout in own if is_counted(rollout)]:
             found[f"{area}/reward"] = average(rewards)
         found[f"{area}/rollouts"] = float(len(own))
     return found
 
 
-def level_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
-    """Apart for each `level` that tasks name in their extras: the mean of all would hide which of them are learned."""
+def _reported(group: Group, rollout: Rollout) -> dict[str, float | str]:
+    source = {SOURCE: found} if (found := _label(group, SOURCE)) else {}
+    return {**source, **{name: value for name, value in rollout.metrics.items() if is_usable(value)}}
+
+
+def label_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
+    """Apart for each `data_source` and `level` that tasks name in their extras: the mean of all would hide which of
+    them are learned."""
     found: dict[str, list[float]] = {}
     for group in groups:
-        if isinstance(level := group.task.extras.get("level"), str) and level:
-            area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(level)}"
+        # A set: where both say the same, it is said once.
+        for label in {_label(group, SOURCE), _label(group, LEVEL)} - {""}:
+            area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(label)}"
             found.setdefault(f"{area}/{what}", []).extend(value(one) for one in group.rollouts if is_counted(one))
     return {name: average(values) for name, values in sorted(found.items()) if values}
+
+
+def _label(group: Group, name: str) -> str:
+    found = group.task.extras.get(name)
+    return found if isinstance(found, str) else ""
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:

@@ -6,12 +6,13 @@ Owns: how many are played at once, which style of playing a config means. Never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
 from palestra.training.batched import BatchedRollouts
 from palestra.training.crowd import Crowd
+from palestra.training.gym_player import GymPlayer
 from palestra.training.player import Environments, RolloutSettings, Table, play_rollout
 from palestra.training.policy import Sampler
 from palestra.training.sources import RolloutSource
@@ -21,14 +22,19 @@ from palestra.types.rollouts import Group, GroupRequest, Rollout
 class LocalRollouts:
     """May be asked for more while it plays: `concurrency` holds for all together."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, gyms: Mapping[str, GymPlayer] | None = None) -> None:
+        """`gyms`: by the environment's name, those that servers play."""
         self._table = table
+        self._gyms = gyms or {}
         self._crowd = Crowd()
         self._slots = asyncio.Semaphore(table.settings.concurrency)
 
     def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
         async def play_one(request: GroupRequest, index: int) -> Rollout:
+            gym = self._gyms.get(request.task.environment)
             async with self._slots:
+                if gym is not None:
+                    return await gym.play(request, index, sampler, self._table.settings)
                 return await play_rollout(self._table, request, index, sampler)
 
         return self._crowd.play(requests, play_one)
@@ -37,15 +43,13 @@ class LocalRollouts:
         await self._crowd.close()
 
 
-STYLES = {"async": LocalRollouts, "batched": BatchedRollouts}
-
-
 def open_source(
     config: GrpoConfig,
     tokenizer: ChatTokenizer,
     environments: Environments,
     settings: RolloutSettings | None = None,
+    gyms: Mapping[str, GymPlayer] | None = None,
 ) -> RolloutSource:
     """Without `settings`: those of training. Evaluation gives `RolloutSettings.of(config.rollout, temperature)`."""
     table = Table(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
-    return STYLES[config.rollout.style](table)
+    return BatchedRollouts(table) if config.rollout.style == "batched" else LocalRollouts(table, gyms)

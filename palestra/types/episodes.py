@@ -69,6 +69,31 @@ class WeightPolicy(StrEnum):
     """It is lost at once if it has made a call: the same as `max_lag: 0`."""
 
 
+class OutOfBounds(StrEnum):
+    """What becomes of a model call that asks for sampling outside its run's bounds."""
+
+    REFUSE = "refuse"
+    """400, with the bounds."""
+    CLAMP = "clamp"
+    """It is sampled with the nearest value that is allowed."""
+
+
+class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
+    """Of each model call in a run. What a call leaves out is as by default, or the nearest that is allowed."""
+
+    min_temperature: float = 0.0
+    max_temperature: float | None = None
+    min_top_p: float = 0.0
+    can_filter: bool = True
+    """By top_k, min_p, penalties and logit_bias: what is drawn by them is not what logprobs are of."""
+    max_tokens: int | None = None
+    """More are cut to it: the answer then ends by length."""
+    max_n: int | None = None
+    """Answers to one call. More are refused in any case."""
+    outside: OutOfBounds = OutOfBounds.REFUSE
+    """Of temperature, top_p and filters."""
+
+
 class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     weight_policy: WeightPolicy = WeightPolicy.FINISH
     max_lag: int = 1
@@ -88,8 +113,26 @@ class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     """Of the model, in one attempt. None: any number."""
     max_sampled_tokens: int | None = None
     """In one attempt; a call that begins below it is finished."""
+    sampling: SamplingBounds = SamplingBounds()
+    client_share: float = 1.0
+    """Of the run's episodes that are queued or leased, the most that one client may hold; one it always may."""
+    environment_weights: dict[str, float] = {}
+    """Of the claims, by the tasks' environments, where several of the same kind and priority wait. All that are not
+    named count as one, of weight 1. Empty: in the order of registration."""
     push_to: str = ""
     """A ZeroMQ address where the trainer listens: groups are sent there too, and committed as it acknowledges them."""
+
+
+class Held(StrEnum):
+    """Why nothing is claimed, though something waits."""
+
+    PAUSED = "paused"
+    TRAINER_BEHIND = "trainer_behind"
+    """`max_ready` groups are not committed."""
+    ENGINE_FULL = "engine_full"
+    """Too many model calls wait to be sampled."""
+    CLIENT_SHARE = "client_share"
+    """This client holds all that it may: others are served."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
@@ -109,6 +152,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     parked: int = 0
     calls_running: int = 0
     """Of the model. After a pause, none are left when it is 0."""
+    held: str = ""
+    """Why nothing is claimed of it just now: paused, trainer_behind, engine_full; and in words."""
 
 
 class NewGroup(Struct, frozen=True, kw_only=True, gc=False):
@@ -180,6 +225,8 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     """For an OpenAI client, with `api_key`: calls under it are this attempt's, and are answered by the run's policy."""
     api_key: str
     model: str
+    traceparent: str = ""
+    """W3C's, of this attempt: spans of the player's own join its trace under it."""
 
 
 class LeaseRef(Struct, frozen=True, kw_only=True, gc=False):
@@ -214,6 +261,15 @@ class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
     metrics: dict[str, float] = {}
     metadata: dict[str, Any] = {}
     error: EpisodeError | None = None
+
+    @property
+    def total(self) -> float | None:
+        """The reward in one number; of agents that are graded for themselves, their mean."""
+        if self.reward is not None:
+            return self.reward
+        if self.step_rewards:
+            return sum(self.step_rewards)
+        return sum(self.agent_rewards.values()) / len(self.agent_rewards) if self.agent_rewards else None
 
 
 class EndRequest(Struct, frozen=True, kw_only=True, gc=False):

@@ -32,6 +32,8 @@ class RolloutStop(StrEnum):
     """Dropped: its weights are older than the run allows."""
     LOST = "lost"
     """Nobody played it to its end: its group was dropped."""
+    MASKED = "masked"
+    """Not to be learned from: its tokens do not hang together, or its environment says so."""
 
     @property
     def is_failure(self) -> bool:
@@ -46,6 +48,7 @@ FAILURES = {
     RolloutStop.SAMPLING_FAILED,
     RolloutStop.STALE,
     RolloutStop.LOST,
+    RolloutStop.MASKED,
 }
 
 

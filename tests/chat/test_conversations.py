@@ -99,6 +99,7 @@ def test_a_conversation_goes_on_from_the_ids_that_were_sampled(style: str, token
     assert second.match is Match.CONTINUED
     assert second.ids == tokens_of(second) + held.tokenizer.observation([{"role": "user", "content": "And?"}])
     assert second.ids != held.tokenizer.encode_chat([USER, answer, {"role": "user", "content": "And?"}])
+    assert (list(first.messages), list(second.messages)) == ([USER], [{"role": "user", "content": "And?"}])
 
 
 def test_a_turn_that_nobody_ended_is_ended_by_us(held: Held) -> None:
@@ -114,6 +115,7 @@ def test_a_changed_history_branches_at_the_longest_match(held: Held) -> None:
     prompt = held.prompt(USER, one, USER, edited, USER)
     assert prompt.match is Match.BRANCHED
     assert prompt.read == held.tokenizer.observation([USER, edited, USER])
+    assert list(prompt.messages) == [USER, edited, USER]
     assert prompt.parent is not None
     assert prompt.parent.place.trace_id == "t1"
     held.says(prompt, "three")

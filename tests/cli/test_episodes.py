@@ -15,7 +15,9 @@ from click.testing import CliRunner, Result
 from palestra.cli import main
 from palestra.episodes import EpisodeClient
 from palestra.types.episodes import RunSettings
+from palestra.types.rollouts import Task
 from tests.episodes.client.conftest import arena, client, group
+from tests.server.openai.stockroom import TOOLS, question
 
 __all__ = ["arena", "client"]
 
@@ -66,7 +68,59 @@ def test_an_episode_is_shown_with_its_losses_and_its_result(episodes, client, ru
     assert answer(episodes("show", episode.id, "--json"))["result"]["error"]["type"] == "ValueError"
     missing = episodes("show", "e-nowhere")
     assert (missing.exit_code, missing.stdout) == (1, "")
-    assert missing.stderr.startswith("error: GET /episodes/v1/episodes/e-nowhere: no episode 'e-nowhere'")
+    assert missing.stderr.startswith("error: GET /episodes/v1/episodes/e-nowhere/timeline: no episode 'e-nowhere'")
+
+
+def test_episodes_are_found_by_what_became_of_them(episodes, client, run):
+    other = Task(id="t2", environment="stockroom", prompt=[{"role": "user", "content": "And hats?"}])
+    run.register([group("g0"), group("g1"), group("g2", task=other)])
+    good, bad, failed = client.claim(3, run=run.name)
+    client.end_many([(good, 1.0), (bad, 0.25)])
+    failed.end(error=ValueError("no such file"))
+    for options, expected in (
+        (("--reward-below", 0.5), [bad]),
+        (("--reward-min", 0.25), [good, bad]),
+        (("--error", "no such"), [failed]),
+        (("--error", ""), [failed]),
+        (("--task", "HATS"), [failed]),
+        (("--task", "cups", "--reward-below", 1), [bad]),
+        (("--error", "timeout"), []),
+    ):
+        found = answer(episodes("list", "--run", run.name, *options, "--json"))
+        assert [one["episode_id"] for one in found["episodes"]] == [one.id for one in expected]
+    assert f"no episodes of run {run.name} like that" in episodes("list", "--run", run.name, "--task", "x y").output
+    assert [one.episode_id for one in run.episodes(reward_below=0.5).episodes] == [bad.id]
+
+
+def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episodes, client, run, tmp_path):
+    run.register([group("g0"), group("g1")])
+    with client.episode(run.name) as episode:
+        policy, messages = episode.openai(), question()
+        asked = {"model": episode.model, "tools": TOOLS, "temperature": 0, "max_tokens": 64}
+        said = policy.chat.completions.create(messages=messages, **asked).choices[0].message
+        (call,) = said.tool_calls
+        told = {"role": "tool", "tool_call_id": call.id, "content": "12\x1b[2J cups, ask bob@example.org"}
+        policy.chat.completions.create(messages=[*messages, said, told], **asked)
+        episode.end(0.5, metadata={"api_key": "sesame"})
+    shown = episodes("show", episode.id, "--mask", r"\w+@\w+\.org").output
+    assert f"attempt 1: ended; trace {episode.traceparent.split('-')[1]}" in shown
+    assert f"tool {call.function.name}, " in shown
+    assert "= 12\\x1b[2J cups, ask [redacted]" in shown
+    assert "user: How many cups and hats" in shown
+    whole = answer(episodes("show", episode.id, "--json"))
+    assert [span["name"] for span in whole["attempts"][0]["tools"]][:1] == [call.function.name]
+    assert whole["result"]["metadata"] == {"api_key": "[redacted]"}
+    assert episodes("show", episode.id, "--mask", "[").stderr.startswith("error: '[' is no regular expression")
+    file = tmp_path / "lines.jsonl"
+    assert "1 written" in episodes("export", "--run", run.name, "--state", "ended", "-o", file).stderr
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["attempts"] == whole["attempts"]
+    exported = episodes("export", "--run", run.name, "--limit", 1, "--mask", "bob@")
+    assert "bob@" not in exported.stdout
+    assert [json.loads(one)["episode"]["episode_id"] for one in exported.stdout.splitlines()] == [episode.id]
+    missing = episodes("export", "--run", "nowhere", "-o", tmp_path / "none.jsonl")
+    assert (missing.exit_code, "no run 'nowhere'" in missing.stderr) == (1, True)
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_parked_ones_are_queued_again(episodes, client, run):

@@ -24,6 +24,7 @@ from palestra.environments.platform import APPS, make_task
 
 PUT = "keys-put_number-0b-17"
 LARGEST = "keys-largest-2-3"
+TOLD = "travel-cancel_and_tell-2-1"
 HEADERS = {"Authorization": "Bearer mine"}
 
 
@@ -80,6 +81,34 @@ def test_tasks_are_exported_for_fleet(tmp_path: Path):
     assert {row["env_id"] for row in rows} == {"keys"}
     assert all("def verify_" in row["verifier_func"] for row in rows)
     assert said("tasks", "export", str(tmp_path / "no" / "where.json"), "--app", "keys").exit_code == 1
+
+
+def test_knobs_are_turned_for_all_tasks(tmp_path: Path):
+    file = tmp_path / "tasks.json"
+    told("tasks", "export", str(file), "--app", "keys", "--template", "put_number", "--count", "1", "--hint", "--noise")
+    (row,) = json.loads(file.read_text())
+    assert row["key"] == "keys-put_number-0b-0.hint.noise"
+    assert row["prompt"] == make_task(row["key"]).prompt
+    assert "Hint: use put." in row["prompt"]
+    assert "def verify_keys_put_number_0b_0_hint_noise(" in row["verifier_func"]
+    listed = told("tasks", "list", "--app", "keys", "--template", "put_number", "--count", "1", "--hint")
+    assert [one["key"] for one in listed] == ["keys-put_number-0b-0.hint"]
+    assert "there are hint, noise" in said("tasks", "show", "keys-put_number-0b-0.loud").stderr
+
+
+def test_a_world_of_several_apps_is_shown_and_played():
+    shown = said("apps", "travel").output
+    assert "stay.cancel_booking(id: integer) *" in shown
+    assert "mail.search_contacts(query: string" in shown
+    assert "cancel_and_tell" in shown
+    calls = [line.partition(" ") for line in told("tasks", "show", TOLD, "--solution")["solution"]]
+    typed = "".join(f"{tool} {arguments}\n" for tool, _, arguments in calls)
+    played = told("play", TOLD, typed=f"{typed}done\n")
+    assert [call["tool"].partition(".")[0] for call in played["calls"]] == ["stay", "stay", "mail", "mail"]
+    assert {change["table"].partition("_")[0] for change in played["changes"]} == {"mail", "stay"}
+    assert played["verdict"]["score"] == 1.0
+    halfway = told("play", TOLD, typed=typed.partition("mail.send")[0])["verdict"]
+    assert (halfway["score"], halfway["met"]) == (0.0, ["app stay"])
 
 
 def test_a_person_plays_a_task_from_a_pipe():

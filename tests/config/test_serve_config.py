@@ -34,6 +34,14 @@ def test_the_resolved_config_is_the_same_when_loaded_again(tmp_path):
     assert load_config(ServeConfig, [file]) == config
 
 
+@pytest.mark.parametrize(
+    ("pattern", "told"), [("[0-9", "no regular expression"), ("x*", "matches the empty text"), ("", "the empty text")]
+)
+def test_a_mask_that_cannot_be_meant_is_refused(pattern, told):
+    with pytest.raises(ConfigError, match=told):
+        load_config(ServeConfig, [], [f'episodes.mask=["{pattern}"]'])
+
+
 def test_a_worker_is_told_every_setting_there_is(tmp_path):
     model = ModelConfig(path=tmp_path, threads=2, dtype="bfloat16", sample_share=0.25)
     serve = ServeConfig.model_validate({"models": [model], "limits": {"max_models": 7}})

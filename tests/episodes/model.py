@@ -5,7 +5,9 @@ An episode is (run, group, index); its id is the board's affair.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from palestra.types.episodes import EndStatus
 
@@ -55,6 +57,7 @@ class MGroup:
     on_loss: str
     kind: str
     priority: int
+    environment: str
     max_attempts: int
     deadline: float | None
     state: str = "open"
@@ -72,6 +75,9 @@ class MRun:
     max_lag: int
     backoff_s: float
     eval_first: bool
+    share: float
+    weighed: tuple[str, ...]
+    """Environments with a weight."""
     version: int = 0
     is_paused: bool = False
     committed: int = 0
@@ -220,6 +226,35 @@ class Model:
         first = "eval" if run.eval_first else "train"
         return sorted(found, key=lambda e: (e.group.kind != first, -e.group.priority, e.group.serial, e.index))
 
+    def next_ones(self, run: MRun, kind: str | None) -> list[MEpisode]:
+        """Those of which one must be claimed next: the first of each environment that has a weight, and of the rest."""
+        waiting = self.waiting(run, kind)
+        urgent = [e for e in waiting if (e.group.kind, e.group.priority) == _rank(waiting[0])]
+        places = [e.group.environment if e.group.environment in run.weighed else "" for e in urgent]
+        return [e for n, e in enumerate(urgent) if places[n] not in places[:n]]
+
+    def room(self, run: MRun, client: str) -> int:
+        mine = [e for e in self.episodes() if e.group.run is run and e.state in ("queued", "leased")]
+        if run.share == 1.0:
+            return len(mine)
+        held = sum(e.state == "leased" and e.client == client for e in mine)
+        return max(0, max(1, math.floor(Fraction(run.share).limit_denominator(100) * len(mine))) - held)
+
+    def why_nothing(self, runs: list[MRun], kind: str | None, client: str, full: set[str]) -> set[str]:
+        """What may be said of a claim that got nothing; empty: there was nothing."""
+        found: set[str] = set()
+        for run in runs:
+            paused, run.is_paused = run.is_paused, False
+            has_some = bool(self.waiting(run, kind))
+            run.is_paused = paused
+            if paused and (has_some or len(runs) == 1):
+                found.add("paused")
+            elif run.name in full and not paused and (has_some or len(runs) == 1):
+                found.add("engine_full")
+            elif has_some and not paused and not self.room(run, client):
+                found.add("client_share")
+        return found
+
     def open_leases(self, client: str, claim: str) -> list[MEpisode]:
         mine = self.claims.get((client, claim), [])
         return [e for e, attempt in mine if e.state == "leased" and e.attempt == attempt]
@@ -291,7 +326,9 @@ class Model:
         self.deleted |= {(member.place, member.attempt) for member in members if member.state == "leased"}
         for member in members:
             member.state = "gone"
-        self.runs[run.name] = MRun(run.name, run.policy, run.max_lag, run.backoff_s, run.eval_first)
+        self.runs[run.name] = MRun(
+            run.name, run.policy, run.max_lag, run.backoff_s, run.eval_first, run.share, run.weighed
+        )
         return len(members)
 
     # Restart
@@ -305,3 +342,7 @@ class Model:
                     episode.running = 0
                 self.renew(episode, now)
         self.forgotten |= {key for key in self.claims if not self.open_leases(*key)}
+
+
+def _rank(episode: MEpisode) -> tuple[str, int]:
+    return episode.group.kind, episode.group.priority

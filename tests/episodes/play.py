@@ -113,8 +113,8 @@ class Play:
         (beat,) = self.board.heartbeat(OWNER, client, [ref(lease)], self.now)
         return beat
 
-    def release(self, lease: Lease, reason: str = "") -> Beat:
-        (beat,) = self.board.release(OWNER, "c", [ref(lease)], reason, self.now)
+    def release(self, lease: Lease, reason: str = "", *, client: str = "c") -> Beat:
+        (beat,) = self.board.release(OWNER, client, [ref(lease)], reason, self.now)
         return beat
 
     def call(self, lease: Lease, version: int | None = None) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -17,7 +19,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
+from palestra.episodes import staging
 from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
@@ -44,6 +48,9 @@ LIMITS = Limits(max_losses=3, max_open_leases=10_000)
 CLIENTS = st.sampled_from(["c1", "c2"])
 PICK = st.integers(0, 7)
 RUNS = st.sampled_from(["a", "a", "b"])
+SHARES = [1.0, 1.0, 0.5, 0.34]
+ENVIRONMENTS = ["x", "y", "z"]
+WEIGHTS: list[dict[str, float]] = [{}, {"x": 3.0}, {"x": 0.5, "y": 2.0}]
 SELDOM = st.sampled_from([False, False, False, False, True])
 
 
@@ -68,19 +75,29 @@ class BoardMachine(RuleBasedStateMachine):
         backoff_s=st.sampled_from([0.0, 2.0]),
         max_attempts=st.integers(1, 4),
         eval_first=st.booleans(),
+        share=st.sampled_from(SHARES),
+        weights=st.sampled_from(WEIGHTS),
     )
     def begin(
-        self, policy: WeightPolicy, lease_s: float, backoff_s: float, max_attempts: int, eval_first: bool
+        self,
+        policy: WeightPolicy,
+        lease_s: float,
+        backoff_s: float,
+        max_attempts: int,
+        eval_first: bool,
+        share: float,
+        weights: dict[str, float],
     ) -> None:
         self.lease_s, self.max_attempts = lease_s, max_attempts
         for name in ("a", "b"):
-            self.model.runs[name] = MRun(name, policy, 1, backoff_s, eval_first)
+            self.model.runs[name] = MRun(name, policy, 1, backoff_s, eval_first, share, tuple(weights))
             given: dict[str, Any] = {"weight_policy": policy, "lease_s": lease_s, "backoff_s": backoff_s}
+            given |= {"client_share": share, "environment_weights": weights}
             settings = RunSettings(**given, max_lag=1, max_attempts=max_attempts, eval_first=eval_first)
             self.settings = settings
             self.board.put_run(OWNER, name, self.now, settings=settings, model="m")
-        self.register("a", 2, 1, None, on_loss=OnLoss.REPLACE, kind=K.TRAIN, priority=0, deadline_s=None)
-        self.claim("a", None, 2, "c1")
+        self.register("a", 2, 1, None, "x", on_loss=OnLoss.REPLACE, kind=K.TRAIN, priority=0, deadline_s=None)
+        self.claim("a", None, 2, "c1", False)
 
     # The trainer
 
@@ -93,31 +110,57 @@ class BoardMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         deadline_s=st.sampled_from([None, None, 12.0]),
         attempts=st.sampled_from([None, 1]),
+        environment=st.sampled_from(ENVIRONMENTS),
     )
-    def register(self, run: str, size: int, extra: int, attempts: int | None, **options: Any) -> None:
-        self.made += 1
-        name = f"g{self.made}"
-        new = NewGroup(group_id=name, task=TASK, size=size, count=size + extra, max_attempts=attempts, **options)
+    def register(self, run: str, size: int, extra: int, attempts: int | None, environment: str, **options: Any) -> None:
+        task = replace(TASK, environment=environment)
+        new = self.new_group(task=task, size=size, count=size + extra, max_attempts=attempts, **options)
         (made,) = self.board.register(OWNER, run, [new], self.now)
         self.model.tick(self.now)
         assert made.is_new
+        assert len(made.episode_ids) == size + extra
+        self.begun(run, new)
+
+    @rule(run=RUNS, sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), steps=st.integers(1, 9))
+    def register_in_parts_and_die(self, run: str, sizes: list[int], steps: int) -> None:
+        """What was registered is there as a whole, or not at all."""
+        new = [self.new_group(task=TASK, size=size) for size in sizes]
+        parts = self.board.register_in_parts(OWNER, run, new, self.now)
+        self.model.tick(self.now)
+        with patch.object(staging, "PART", 1), suppress(StopIteration):
+            for _ in range(steps):
+                next(parts)
+                self.disk.save(self.board)
+        self.disk.save(self.board)
+        self.restart(keep_calls=False, is_dirty=True)
+        names = {one.group_id for one in self.board.episodes(OWNER, run=run, limit=10_000).episodes}
+        begun = [one for one in new if one.group_id in names]
+        assert begun in ([], new)
+        for one in begun:
+            self.begun(run, one)
+
+    def new_group(self, **fields: Any) -> NewGroup:
+        self.made += 1
+        return NewGroup(group_id=f"g{self.made}", **fields)
+
+    def begun(self, run: str, new: NewGroup) -> None:
         self.specs.append((run, new))
         group = MGroup(
             run=self.model.runs[run],
-            name=name,
-            serial=self.made,
-            size=size,
-            count=size + extra,
-            min_size=min(2, size),
-            on_loss=options["on_loss"],
-            kind=options["kind"],
-            priority=options["priority"],
-            max_attempts=attempts or self.max_attempts,
-            deadline=None if options["deadline_s"] is None else self.now + options["deadline_s"],
+            name=new.group_id,
+            serial=int(new.group_id[1:]),
+            size=new.size,
+            count=new.count or new.size,
+            min_size=min(2, new.size),
+            on_loss=new.on_loss,
+            kind=new.kind,
+            priority=new.priority,
+            environment=new.task.environment,
+            max_attempts=new.max_attempts or self.max_attempts,
+            deadline=None if new.deadline_s is None else self.now + new.deadline_s,
         )
         group.members = [MEpisode(group, index) for index in range(group.count)]
         group.run.groups.append(group)
-        assert len(made.episode_ids) == group.count
 
     @precondition(lambda self: self.specs)
     @rule(pick=PICK)
@@ -197,7 +240,7 @@ class BoardMachine(RuleBasedStateMachine):
                 self.board.requeue(OWNER, [episode_id], self.now)
             return
         assert self.board.requeue(OWNER, [episode_id], self.now) == 1
-        episode.state, episode.is_ready, episode.not_before = "queued", True, 0.0
+        episode.state, episode.is_ready, episode.not_before = "queued", True, self.now
         episode.strikes = episode.lost = 0
 
     @rule(run=RUNS, back=st.integers(0, 3), limit=st.integers(1, 3), newer=st.sampled_from([None, 0, 1, 2]))
@@ -243,11 +286,12 @@ class BoardMachine(RuleBasedStateMachine):
         kind=st.sampled_from([None, None, *K]),
         most=st.integers(1, 3),
         client=CLIENTS,
+        is_full=SELDOM,
     )
-    def claim(self, run: str | None, kind: Any, most: int, client: str) -> None:
+    def claim(self, run: str | None, kind: Any, most: int, client: str, is_full: bool) -> None:
         claim = f"claim-{len(self.claimed)}"
         self.claimed.append((client, claim))
-        self.take(client, claim, run, kind, most)
+        self.take(client, claim, run, kind, most, {"a": "no room"} if is_full else {})
 
     @precondition(lambda self: self.claimed)
     @rule(pick=PICK)
@@ -258,12 +302,12 @@ class BoardMachine(RuleBasedStateMachine):
         leases = self.model.open_leases(client, claim)
         if not leases and (client, claim) in self.model.claims and (client, claim) not in self.model.forgotten:
             with pytest.raises(BoardError, match="make a new one"):
-                self.take(client, claim, None, None, 1)
+                self.take(client, claim, None, None, 1, {})
             return
         if not leases:
             self.model.claims.pop((client, claim), None)
             self.model.forgotten.discard((client, claim))
-            self.take(client, claim, None, None, 1)
+            self.take(client, claim, None, None, 1, {})
             return
         request = ClaimRequest(client_id=client, claim_id=claim, max_n=1)
         again = self.board.claim(OWNER, request, self.now)
@@ -273,16 +317,25 @@ class BoardMachine(RuleBasedStateMachine):
         for episode in leases:
             self.model.renew(episode, self.now)
 
-    def take(self, client: str, claim: str, run: str | None, kind: Any, most: int) -> None:
+    def take(self, client: str, claim: str, run: str | None, kind: Any, most: int, full: dict[str, str]) -> None:
         request = ClaimRequest(client_id=client, claim_id=claim, run=run, kind=kind, max_n=most)
-        leases = self.board.claim(OWNER, request, self.now)
+        self.board.note_engine(OWNER, "a", "a")
+        leases = self.board.claim(OWNER, request, self.now, full=full)
         self.look_up_ids()
         self.model.tick(self.now)
         runs = [one for name, one in self.model.runs.items() if run in (None, name)]
-        assert len(leases) == min(most, sum(len(self.model.waiting(one, kind)) for one in runs))
+        free = [one for one in runs if one.name not in full]
+        some = [min(len(self.model.waiting(one, kind)), self.model.room(one, client)) for one in free]
+        assert len(leases) == min(most, sum(some))
+        if not leases:
+            hold, expected = (
+                self.board.why_nothing(OWNER, request, full=full),
+                self.model.why_nothing(runs, kind, client, {*full}),
+            )
+            assert (hold.code in expected) if hold is not None else not expected
         for lease in leases:
-            episode = self.model.waiting(self.model.runs[lease.run], kind)[0]
-            assert episode.place == self.ids[lease.episode_id]
+            next_ones = {one.place: one for one in self.model.next_ones(self.model.runs[lease.run], kind)}
+            episode = next_ones[self.ids[lease.episode_id]]
             assert lease.version == episode.group.run.version
             episode.state, episode.is_ready = "leased", False
             episode.attempt += 1
@@ -379,7 +432,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(client=CLIENTS)
     def claim_many(self, client: str) -> None:
-        self.claim(None, None, 6, client)
+        self.claim(None, None, 6, client, False)
 
     @precondition(lambda self: self.given)
     @rule(pick=PICK)
@@ -402,14 +455,17 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(first=PICK, second=PICK)
     def lose_claim_and_end_late(self, first: int, second: int) -> None:
         self.wait_until_everything_is_lost()
-        self.claim(None, None, 3, "c1")
+        self.claim(None, None, 3, "c1", False)
         self.end(first, None, 1.0)
         self.end(second, None, 1.0)
 
     @rule(keep_calls=st.booleans())
-    def restart(self, keep_calls: bool) -> None:
+    def restart(self, keep_calls: bool, is_dirty: bool = False) -> None:
+        """`is_dirty`: there may be something on disk that was not finished."""
         calls = self.board.open_calls() if keep_calls else {}
         self.board = Board.restore(self.disk.load(), self.now, limits=LIMITS, open_calls=calls)
+        if is_dirty:
+            self.disk.save(self.board)
         assert self.board.take_changes() == []
         self.model.restart(self.now, keep_calls=keep_calls)
 
@@ -486,7 +542,6 @@ def ref(episode_id: str, attempt: int) -> LeaseRef:
 
 Action = Callable[[BoardMachine, Random], None]
 ACTIONS: list[tuple[int, Action]] = [
-    (14, lambda m, r: m.claim(r.choice([None, None, "a"]), r.choice([None, None, *K]), r.randint(1, 4), client(r))),
     (10, lambda m, r: m.end(r.randint(0, 5), None, float(r.randint(0, 1)))),
     (3, lambda m, r: m.end(r.randint(0, 30), r.choice(["c1", "c2"]), 1.0)),
     (8, lambda m, r: m.wait(r.choice([0.5, 1.0, 2.0, 3.0, 10.0]))),
@@ -505,7 +560,11 @@ ACTIONS: list[tuple[int, Action]] = [
     (1, lambda m, r: m.read(run(r), r.randint(0, 5), r.randint(1, 5), r.choice([None, 0, 1, 2]))),
     (1, lambda m, r: m.commit(run(r), r.randrange(1000))),
     (3, lambda m, r: m.restart(r.random() < 0.5)),
+    (1, lambda m, r: m.register_in_parts_and_die(run(r), r.choices([1, 2, 3], k=2), r.randint(1, 9))),
 ]
+
+
+CLAIMS = 0.2  # of the steps
 
 
 def client(random: Random) -> str:
@@ -516,12 +575,18 @@ def run(random: Random) -> str:
     return random.choice(["a", "a", "b"])
 
 
+def claim(machine: BoardMachine, random: Random) -> None:
+    run, kind = random.choice([None, None, "a"]), random.choice([None, None, *K])
+    machine.claim(run, kind, random.randint(1, 4), client(random), random.random() < 0.1)
+
+
 def register(machine: BoardMachine, random: Random) -> None:
     machine.register(
         run(random),
         random.randint(1, 3),
         random.randint(0, 1),
         random.choice([None, None, 1]),
+        random.choice(ENVIRONMENTS),
         on_loss=random.choice([*OnLoss]),
         kind=random.choice([K.TRAIN, K.TRAIN, K.EVAL]),
         priority=random.randint(0, 1),
@@ -533,7 +598,14 @@ def play_at_random(seed: int, steps: int) -> None:
     random = Random(seed)
     machine = BoardMachine()
     policy, times = random.choice([*WeightPolicy]), random.choice([(3.0, 0.0), (10.0, 2.0)])
-    machine.begin(policy, *times, max_attempts=random.randint(1, 4), eval_first=random.random() < 0.5)
+    machine.begin(
+        policy,
+        *times,
+        max_attempts=random.randint(1, 4),
+        eval_first=random.random() < 0.5,
+        share=random.choice(SHARES),
+        weights=random.choice(WEIGHTS),
+    )
     machine.both_say_the_same()
     weights = [weight for weight, _ in ACTIONS]
     for _ in range(steps):
@@ -542,6 +614,8 @@ def play_at_random(seed: int, steps: int) -> None:
             register(machine, random)
         elif random.random() < 0.02 and any(episode.state == "parked" for episode in machine.model.episodes()):
             machine.requeue(random.randrange(1000))
+        elif random.random() < CLAIMS:
+            claim(machine, random)
         else:
             random.choices(ACTIONS, weights)[0][1](machine, random)
         machine.both_say_the_same()

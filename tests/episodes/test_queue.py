@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from palestra.types.episodes import EpisodeKind
-from tests.episodes.play import Play
+from msgspec.structs import replace
+
+from palestra.types.episodes import ClaimRequest, EpisodeKind, NewGroup
+from tests.episodes.play import TASK, Play
 
 
 def order(play: Play, count: int = 100, **options: Any) -> list[str]:
@@ -96,3 +98,117 @@ def test_cancelled_episodes_leave_the_queue_for_good() -> None:
     assert play.cancel(groups=tuple(f"low{number}" for number in range(299))) == 299
     assert order(play, 5) == ["high", "high", "high", "low299"]
     assert play.run().queued == 0
+
+
+# Shares of environments
+
+
+def served(play: Play, most: int) -> Counter[str]:
+    return Counter(lease.task.environment for lease in play.claim(most))
+
+
+def register(play: Play, name: str, size: int, environment: str, **options: Any) -> None:
+    group = NewGroup(group_id=name, task=replace(TASK, environment=environment), size=size, **options)
+    play.board.register("alice", "r", [group], play.now)
+
+
+def test_environments_are_served_by_their_weights() -> None:
+    play = Play(environment_weights={"math": 3.0, "code": 0.5})
+    for environment in ("chess", "math", "code", "go"):  # two of them are nobody's favourites: one share
+        register(play, environment, 200, environment)
+    assert served(play, 90) == {"math": 60, "chess": 20, "code": 10}
+    assert sum((served(play, 1) for _ in range(90)), Counter()) == {"math": 60, "chess": 20, "code": 10}
+    play.restart()
+    assert served(play, 90) == {"math": 60, "chess": 20, "code": 10}
+
+
+def test_weights_may_change_while_much_waits() -> None:
+    play = Play()
+    register(play, "first", 100, "math")
+    register(play, "second", 100, "code")
+    assert served(play, 10) == {"math": 10}
+    play.put_run(environment_weights={"code": 4.0})
+    assert served(play, 10) == {"math": 2, "code": 8}
+    assert play.cancel(groups=("second",)) == 100
+    assert served(play, 5) == {"math": 5}
+    play.put_run()
+    register(play, "third", 5, "code")
+    assert served(play, 100) == {"math": 83, "code": 5}
+    assert play.run().queued == 0
+
+
+def test_a_retried_episode_is_the_first_of_its_environment() -> None:
+    """Whatever its weight, it is served in its turn."""
+    play = Play(environment_weights={"rare": 0.1}, lease_s=1.0)
+    register(play, "old", 1, "rare")
+    (lost,) = play.claim(1)
+    register(play, "others", 50, "often")
+    register(play, "young", 5, "rare")
+    play.wait(10.0)
+    play.wait(10.0)
+    rare = [lease for lease in play.claim(40) if lease.task.environment == "rare"]
+    assert [(lease.episode_id, lease.attempt) for lease in rare][:1] == [(lost.episode_id, 2)]
+
+
+def test_priority_goes_before_weights() -> None:
+    play = Play(environment_weights={"a": 100.0})
+    register(play, "a", 5, "a")
+    register(play, "b", 5, "b", priority=1)
+    assert order(play, 6) == ["b"] * 5 + ["a"]
+
+
+# Shares of clients
+
+
+def test_no_client_holds_more_than_its_share() -> None:
+    play = Play(client_share=0.25)
+    play.register("g", 40)
+    greedy = play.claim(40, client="greedy")
+    assert len(greedy) == 10
+    assert play.claim(1, client="greedy") == []
+    assert [len(play.claim(40, client=name)) for name in "abcd"] == [10, 10, 10, 0]
+    play.release(greedy[0], client="greedy")
+    play.wait(10.0)
+    assert len(play.claim(5, client="a")) == 0
+    assert len(play.claim(5, client="greedy")) == 1
+
+
+def test_one_may_always_be_held_and_the_share_is_of_each_run() -> None:
+    play = Play(client_share=0.01)
+    play.put_run("other", client_share=1.0)
+    play.register("g", 3)
+    play.register("g", 3, run="other")
+    assert Counter(lease.run for lease in play.claim(10)) == {"r": 1, "other": 3}
+    lease = play.claim(1, client="d")[0]
+    play.end(lease, client="d")
+    assert len(play.claim(1, client="d", run="r")) == 1
+
+
+def test_who_has_no_room_is_told_why() -> None:
+    play = Play(client_share=0.5)
+    play.register("g", 2)
+    play.claim(1)
+
+    def why(full: dict[str, str] | None = None, **options: Any) -> str:
+        request = ClaimRequest(client_id="c", claim_id="x", **options)
+        assert play.board.claim("alice", request, play.now, full=full or {}) == []
+        return str(play.board.why_nothing("alice", request, full=full or {}))
+
+    words = "client 'c' holds 1 of run 'r', all that its client_share of 0.5 allows"
+    assert why() == why(run="r") == f"client_share: {words}"
+    assert why(kind=EpisodeKind.EVAL) == "None"
+    assert why({"": "9 wait"}) == "engine_full: 9 wait"
+    play.board.note_engine("alice", "r", "m")
+    assert why({"m": "8 wait"}) == "engine_full: 8 wait"
+    assert why({"other": "9 wait"}) == f"client_share: {words}"
+    play.pause()
+    assert why() == "paused: run 'r' is paused" == play.run().held
+
+
+def test_a_lease_that_ends_wakes_its_client() -> None:
+    play = Play(client_share=0.5)
+    play.register("g", 4)
+    lease, _ = play.claim(2)
+    play.board.take_news()
+    play.end(lease)
+    assert play.board.take_news().claimable == {"alice"}

@@ -149,7 +149,7 @@ def busy_episodes(observer: EpisodeObserver) -> None:
             board.call_over(ref, now)
             observer.sampled("o", "r", 4)
             result = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=EpisodeResult(reward=1.0))
-            observer.ended("o", board.end("o", "c", [result], now or 999.0))
+            observer.ended("o", board.end("o", "c", [result], now or 999.0), now, now)
         for over in board.take_news().over:
             observer.over(board, over)
     observer.delivered(board, ("o", "r"), 1000.0)

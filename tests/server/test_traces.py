@@ -13,6 +13,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pale
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from palestra.server.episodes.tracing import Span, SpanRef
 from palestra.server.traces import Traces
 
 
@@ -41,6 +42,33 @@ def test_a_failure_is_marked_and_odd_times_do_not_turn_spans_round():
     for span in kept.get_finished_spans():
         assert span.start_time <= span.end_time
     assert kept.get_finished_spans()[-1].status.description == "user_error"
+
+
+def test_spans_with_given_ids_are_where_they_belong():
+    kept = InMemorySpanExporter()
+    traces, root, inner = Traces(SimpleSpanProcessor(kept)), SpanRef(7 << 64, 5), SpanRef(7 << 64, 6)
+    elsewhere = SpanRef(8 << 64, 9)
+    times = {"began_at": 10.0, "ended_at": 12.5}
+    traces.add(
+        [
+            Span(name="call", parent=elsewhere, link=inner, error="too late, with tml-0123456789ab", **times),
+            Span(name="inner", parent=root, ref=inner, attributes={"palestra.run": "r"}, **times),
+            Span(name="root", parent=None, ref=root, **times),
+            Span(name="unsampled", parent=SpanRef(8 << 64, 9, is_sampled=False), **times),
+        ]
+    )
+    traces.finished("sample", 0.1, 0.05)
+    call, within, top, *others = kept.get_finished_spans()
+    ids = [(span.context.trace_id, span.context.span_id) for span in (within, top)]
+    assert ids == [(inner.trace_id, inner.span_id), (root.trace_id, root.span_id)]
+    assert (within.parent.span_id, top.parent) == (root.span_id, None)
+    assert (top.start_time, top.end_time) == (10 * 10**9, 12.5 * 10**9)
+    assert (call.context.trace_id, call.parent.span_id) == (elsewhere.trace_id, elsewhere.span_id)
+    assert [link.context.span_id for link in call.links] == [inner.span_id]
+    assert call.status.description == "too late, with [redacted]"
+    assert dict(within.attributes) == {"palestra.run": "r"}
+    assert root.trace_id not in {span.context.trace_id for span in others}
+    assert {span.name for span in others} == {"sample", "submit", "queue", "compute"}
 
 
 def test_spans_reach_a_collector():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from palestra.training.batches import Batch, Drop, build_batch
 from palestra.training.eval_metrics import eval_metrics, pass_at_k
-from palestra.training.health import quantile, step_metrics
+from palestra.training.health import environment_metrics, quantile, step_metrics
 from palestra.training.policy import Update
 from palestra.types.rollouts import Group, RolloutStop, Task
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
@@ -140,6 +142,20 @@ def test_levels_that_tasks_name_are_reported_apart():
     assert "eval/a_b/2/success" not in held_out
 
 
+def test_what_tasks_are_from_is_reported_apart_and_told_to_the_environments_rule():
+    def by_source(name: str, reported: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        return {f"{one['data_source']}/turns": one["turns"] for one in reported}
+
+    groups = [make_group("x", [1], metrics={"turns": 2}), make_group("y z", [0], metrics={"turns": 5})]
+    for group in groups:
+        group.task = Task(id="t", environment="math", prompt=[], extras={"data_source": group.id})
+    found, held_out = measure(groups), eval_metrics(groups, [1], 1.0, by_source)
+    found |= environment_metrics(groups, by_source)
+    assert (found["env/math/x/reward"], found["env/math/y_z/reward"]) == (1.0, 0.0)
+    assert (found["env/math/x/turns"], found["env/math/y_z/turns"]) == (2.0, 5.0)
+    assert (held_out["eval/math/x/success"], held_out["eval/math/x/turns"]) == (1.0, 2.0)
+
+
 def test_time_and_throughput():
     found = measure([make_group("g", [1.0, 0.0])])
     assert (found["time/collect_s"], found["time/total_s"]) == (2.0, 4.0)
@@ -169,7 +185,7 @@ def test_every_metric_is_explained_in_the_docs():
     found |= eval_metrics([of_level("0a", make_group("g", [1.0, 0.0]))], [1, 2], 1.0)
     for name in found:
         general = re.sub(r"^(env|eval)/(math|a_b)/", r"\1/<name>/", name)
-        general = re.sub(r"/0a/", "/<level>/", general)
+        general = re.sub(r"/0a/", "/<label>/", general)
         general = re.sub(r"^env/<name>/parse_error$", "env/<name>/<metric>", general)
         general = re.sub(r"^(stop/|batch/dropped_)\w+$", r"\1<reason>", general)
         general = re.sub(r"pass_at_\d+$", "pass_at_<k>", general)

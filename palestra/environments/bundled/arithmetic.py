@@ -72,6 +72,18 @@ def task(a: int, op: Op, b: int) -> Task:
     )
 
 
+def gym_rows(split: Literal["train", "eval"]) -> list[dict[str, Any]]:
+    """The same questions for the gym's `math_with_judge` server."""
+    return [
+        {
+            "responses_create_params": {"input": [{"role": "user", "content": question(*one)}]},
+            "question": question(*one),
+            "expected_answer": str(answer(*one)),
+        }
+        for one in _chosen(split)
+    ]
+
+
 def solve(task: Task) -> str:
     """What a perfect policy says."""
     return str(task.extras["answer"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -68,10 +69,11 @@ def verifier_source(task: PlatformTask) -> str:
             for table in tables
         },
         "expected": [_expected(one) for one in template.expect(task.params, seed)],
+        "apps": bool(task.app.parts),
         "answer": None if answer is None else {"kind": answer.kind, "text": answer.text},
         "calls": None if calls is None else {"tools": calls.tools, "only": calls.only},
     }
-    name = f"verify_{str(task.key).replace('-', '_')}"
+    name = "verify_" + re.sub(r"\W", "_", str(task.key))
     return SOURCE.format(name=name, task=json.dumps(facts), grade=_grade_source())
 
 

@@ -74,13 +74,19 @@ def grade(env, final_answer, task):
                     return True
         return False
 
-    def changes_are_right(seed, current):
-        found, expected = changes_between(seed, current), task["expected"]
+    def changes_are_right(found, expected):
         choices = [[n for n, change in enumerate(found) if fits(wanted, change)] for wanted in expected]
         taken = {}
         for wanted in range(len(expected)):
             place(wanted, choices, taken, set())
         return len(taken) == len(expected) == len(found)
+
+    def verify_multi_app(found):
+        apps = {}
+        for name in sorted({one["table"].partition("_")[0] for one in found + task["expected"]}):
+            parts = [[one for one in ones if one["table"].startswith(name + "_")] for ones in (found, task["expected"])]
+            apps["app " + name] = changes_are_right(*parts)
+        return apps
 
     def answer_is_right():
         wanted = task["answer"]
@@ -99,12 +105,15 @@ def grade(env, final_answer, task):
 
     env.instance.load()
     seed, current = env.db("seed"), env.db("current")
-    changes = "changes" if task["expected"] else "no unexpected changes"
-    checks = {changes: changes_are_right(seed, current)}
+    found, changes = changes_between(seed, current), "changes" if task["expected"] else "no unexpected changes"
+    apps = verify_multi_app(found) if task["apps"] else {}
+    checks = dict(apps) or {changes: changes_are_right(found, task["expected"])}
     if task["answer"] is not None:
         checks["answer"] = answer_is_right()
     if task["calls"] is not None:
         checks["process"] = calls_are_right(current)
+    for name, is_right in apps.items():
+        print(f"{name.capitalize()}: {int(is_right)}")  # noqa: T201 - App mail: 1
     for name, is_right in (("ERROR", False), ("SUCCESS", True)):
         listed = json.dumps([check for check, found in checks.items() if found is is_right])
         print(f">>> {name}_ACCUMULATOR >>>\n{listed}\n<<< {name}_ACCUMULATOR <<<")  # noqa: T201 - Fleet reads it there

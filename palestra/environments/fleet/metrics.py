@@ -16,8 +16,8 @@ def aggregate_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
     failed = [one for one in metrics if INIT_FAILED in one]
     played = [one for one in metrics if INIT_FAILED not in one]
     found: dict[str, float] = {}
-    for app in sorted({str(one["env_key"]) for one in played if one.get("env_key")}):
-        own = [one for one in played if one.get("env_key") == app]
+    for app in sorted({_app_of(one) for one in played} - {""}):
+        own = [one for one in played if _app_of(one) == app]
         found |= {f"{app}/{name}": value for name, value in _of_one(own).items()}
         found[f"{app}/num_episodes"] = len(own)
     for one in failed:
@@ -30,6 +30,11 @@ def aggregate_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:
     if failed:
         found[f"total_{INIT_FAILED}"] = sum(one[INIT_FAILED] for one in failed)
     return found | {"total_episodes": len(played)}
+
+
+def _app_of(one: Metrics) -> str:
+    """Training keeps the numbers of an episode, and says the app as where its task is from."""
+    return str(one.get("env_key") or one.get("data_source") or "")
 
 
 def _of_one(episodes: Sequence[Metrics]) -> dict[str, float]:

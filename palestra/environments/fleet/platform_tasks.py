@@ -14,13 +14,15 @@ import msgspec
 
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
-from palestra.environments.platform.tasks import FIRST_EVAL
+from palestra.environments.platform.knobs import Knob
+from palestra.environments.platform.tasks import FIRST_EVAL, knobs_of
 from palestra.types.rollouts import Task
 
 PLATFORM = "platform:"
 SHOWN_KEYS = 5
 MAX_KEPT = 4096  # tasks: a group's rollouts share one
 MAX_COUNT = 1_000_000  # of one choice
+CHOICES = ("difficulty", "template", "count", "first", "knobs")
 
 Split = Literal["train", "eval"]
 
@@ -36,21 +38,23 @@ class PlatformTasks(msgspec.Struct, frozen=True):
     count: int = 1000
     first: int = 0
     """Of the numbers of a split."""
+    knobs: tuple[Knob, ...] = ()
 
     @classmethod
     def named(cls, name: str) -> PlatformTasks:
         """Raises ValueError."""
         app, _, query = name.removeprefix(PLATFORM).partition("?")
         given = dict(parse_qsl(query, keep_blank_values=True))
-        unknown = given.keys() - {"difficulty", "template", "count", "first"}
+        unknown = given.keys() - set(CHOICES)
         if unknown:
-            raise ValueError(f"{name}: no setting {min(unknown)!r}; there are difficulty, template, count, first")
+            raise ValueError(f"{name}: no setting {min(unknown)!r}; there are {', '.join(CHOICES)}")
         numbers = {key: _number(name, key, given[key]) for key in ("count", "first") if key in given}
         found = cls(
             name,
             app or None,
             tuple(given["difficulty"].split(",")) if "difficulty" in given else (),
             tuple(given["template"].split(",")) if "template" in given else (),
+            knobs=_knobs(name, given["knobs"]) if "knobs" in given else (),
             **numbers,
         )
         found._check()
@@ -71,7 +75,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
         chosen = self._chosen()
         start = self.first + (FIRST_EVAL if split == "eval" else 0)
         return [
-            TaskKey(app, template.name, template.difficulty, start + place // len(chosen))
+            TaskKey(app, template.name, template.difficulty, start + place // len(chosen), self.knobs)
             for place in range(self.count)
             for app, template in [chosen[place % len(chosen)]]
         ]
@@ -152,6 +156,13 @@ class _LazyTasks(Sequence[Task]):
                 "tasks_file": self._tasks_file,
             },
         )
+
+
+def _knobs(name: str, text: str) -> tuple[Knob, ...]:
+    try:
+        return knobs_of(text.split(","))
+    except PlatformError as e:
+        raise ValueError(f"{name}: {e}") from None
 
 
 def _number(name: str, key: str, text: str) -> int:

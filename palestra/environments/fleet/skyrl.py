@@ -9,11 +9,14 @@ Owns: making our class one of theirs. Never touches: what it does.
 
 from __future__ import annotations
 
-from skyrl_gym import register as _register  # pyright: ignore[reportMissingImports]
-from skyrl_gym.envs.base_text_env import BaseTextEnv as TheirTextEnv  # pyright: ignore[reportMissingImports]
-from skyrl_gym.envs.registration import registry  # pyright: ignore[reportMissingImports]
-
 from palestra.environments.fleet.env import FleetTaskEnv as OurEnv
+
+try:
+    from skyrl_gym import register as _register  # pyright: ignore[reportMissingImports]
+    from skyrl_gym.envs.base_text_env import BaseTextEnv as TheirTextEnv  # pyright: ignore[reportMissingImports]
+    from skyrl_gym.envs.registration import registry  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(f"this module needs {e.name}; to install: pip install skyrl-gym", name=e.name) from None
 
 ID = "fleet_task"
 

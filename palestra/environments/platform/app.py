@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from palestra.environments.platform.people import Cast
 from palestra.environments.platform.templates import TaskTemplate
 from palestra.environments.platform.toolbox import Tool
 
@@ -32,6 +33,10 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     fill: Callable[[sqlite3.Connection, random.Random, Size], Mapping[str, str]]
     """Puts rows into fresh tables, the same for the same numbers; returns the variables of a task in this world:
     LOGGED_IN_USER, LOGGED_IN_NAME, CURRENT_DATE."""
+    fill_with: Callable[[sqlite3.Connection, random.Random, Size, Cast], Mapping[str, str]] | None = None
+    """The same with people and a day that are given; None: it cannot be part of a world."""
+    parts: tuple[App, ...] = ()
+    """Of a world of several apps: those, in one database (`worlds.py`)."""
     tools: tuple[Tool, ...]
     templates: tuple[TaskTemplate, ...]
     fixed: Set[str] = frozenset()

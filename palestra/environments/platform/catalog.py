@@ -12,10 +12,12 @@ from palestra.environments.platform.apps.forum import FORUM
 from palestra.environments.platform.apps.keys import KEYS
 from palestra.environments.platform.apps.mail import MAIL
 from palestra.environments.platform.apps.stay import STAY
+from palestra.environments.platform.apps.team import TEAM
+from palestra.environments.platform.apps.travel import TRAVEL
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.templates import TaskTemplate
 
-APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM)}
+APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
 UNLISTED: dict[str, App] = {CONF.key: CONF}
 """For tools that test the platform: there for whoever names them."""
 

@@ -11,13 +11,21 @@ from typing import Any
 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.parts import TableNames, variables_of
 
 MAX_PAGE = 50
 
 
 class Desk:
-    def __init__(self, connection: sqlite3.Connection, variables: Mapping[str, str], now: str) -> None:
-        self._connection, self.variables, self.now = connection, variables, now
+    def __init__(
+        self, connection: sqlite3.Connection, variables: Mapping[str, str], now: str, names: TableNames | None = None
+    ) -> None:
+        """`names`: of an app's tables where it is one of several."""
+        self._connection, self.variables, self.now, self._names = connection, variables, now, names
+
+    def of_part(self, app: str, names: TableNames) -> Desk:
+        """The same desk, as an app of this world sees it."""
+        return Desk(self._connection, variables_of(app, self.variables), self.now, names)
 
     @property
     def me(self) -> str:
@@ -28,7 +36,7 @@ class Desk:
         return self.now[:10]
 
     def rows(self, query: str, *args: object) -> list[Row]:
-        cursor = self._connection.execute(query, args)
+        cursor = self._execute(query, args)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
@@ -37,18 +45,21 @@ class Desk:
         return found[0] if found else None
 
     def value(self, query: str, *args: object) -> Any:
-        found = self._connection.execute(query, args).fetchone()
+        found = self._execute(query, args).fetchone()
         return found[0] if found else None
 
     def run(self, query: str, *args: object) -> int:
         """How many rows it changed."""
-        return self._connection.execute(query, args).rowcount
+        return self._execute(query, args).rowcount
 
     def insert(self, table: str, **values: object) -> int:
         """The new row's id."""
         columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        cursor = self._connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
+        cursor = self._execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", tuple(values.values()))
         return int(cursor.lastrowid or 0)
+
+    def _execute(self, query: str, args: tuple[object, ...]) -> sqlite3.Cursor:
+        return self._connection.execute(self._names.in_statement(query) if self._names else query, args)
 
     def page(self, query: str, *args: object, limit: int, cursor: str | None) -> tuple[list[Row], str | None]:
         """Of a query with a total order; and where the next one begins, if there is one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from datetime import date, timedelta
 
 import msgspec
 
@@ -36,6 +37,10 @@ COMPANIES = (
 )
 
 
+FIRST_DAY = date(2026, 3, 16)  # a Monday
+WEEKS = 40
+
+
 class Person(msgspec.Struct, frozen=True):
     name: str
     email: str
@@ -44,6 +49,32 @@ class Person(msgspec.Struct, frozen=True):
     @property
     def first_name(self) -> str:
         return self.name.partition(" ")[0]
+
+    @property
+    def handle(self) -> str:
+        """Where people go by one word."""
+        return self.name.lower().replace(" ", "_")
+
+
+class Cast(msgspec.Struct, frozen=True):
+    """Whom the apps of one world have in common, and on which day."""
+
+    colleagues: list[Person]
+    """The first is whoever the agent works for."""
+    outsiders: list[Person]
+    today: date
+
+    @property
+    def people(self) -> list[Person]:
+        return self.colleagues + self.outsiders
+
+
+def draw_cast(rng: random.Random, colleagues: int, outsiders: int) -> Cast:
+    """On a working day."""
+    home, *others = rng.sample(COMPANIES, len(COMPANIES))
+    people = draw_people(rng, [home] * colleagues + [rng.choice(others) for _ in range(outsiders)])
+    today = FIRST_DAY + timedelta(weeks=rng.randrange(WEEKS), days=rng.randrange(5))
+    return Cast(people[:colleagues], people[colleagues:], today)
 
 
 def domain_of(company: str) -> str:

@@ -1,6 +1,7 @@
 """Tasks by their key: any key can be made again from nothing.
 
-    mail-move_message-0-17    app, template, difficulty, random number
+    mail-move_message-0-17         app, template, difficulty, random number
+    mail-move_message-0-17.hint    and a knob on its difficulty
 
 Owns: keys, splits, drawing until a task is sound. Never touches: instances.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from palestra.environments.platform.app import App, Size
 from palestra.environments.platform.catalog import app_of, template_of
 from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.knobs import Knob, turned
 from palestra.environments.platform.seeds import Seed, seed_of
 from palestra.environments.platform.templates import TaskTemplate
 
@@ -31,20 +33,37 @@ class TaskKey(msgspec.Struct, frozen=True):
     template: str
     difficulty: str
     number: int
+    knobs: tuple[Knob, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.app}-{self.template}-{self.difficulty}-{self.number}"
+        plain = f"{self.app}-{self.template}-{self.difficulty}-{self.number}"
+        return ".".join([plain, *self.knobs])
+
+    @property
+    def plain(self) -> TaskKey:
+        """Without knobs: what the task is made from."""
+        return msgspec.structs.replace(self, knobs=())
 
     @classmethod
     def parse(cls, text: str) -> TaskKey:
-        found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})", text)
+        found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})((?:\.[a-z]+)*)", text)
         if found is None:
             raise PlatformError(f"{text!r} is no task key; one looks like keys-set_value-0b-17")
-        return cls(found[1], found[2], found[3], int(found[4]))
+        return cls(found[1], found[2], found[3], int(found[4]), knobs_of(found[5].split(".")[1:]))
 
     @property
     def split(self) -> str:
         return "train" if self.number < FIRST_EVAL else "eval"
+
+
+def knobs_of(names: Sequence[str]) -> tuple[Knob, ...]:
+    """One order only, so that a task has one key."""
+    known = [knob for knob in Knob if knob in names]
+    if [*names] != known:
+        raise PlatformError(
+            f"{'.'.join(names)!r} are no knobs of a task; there are {', '.join(Knob)}, each once, in this order"
+        )
+    return tuple(known)
 
 
 class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +83,14 @@ def make_task(key: TaskKey | str) -> PlatformTask:
         raise PlatformError(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
     if key.number >= MAX_NUMBER:
         raise PlatformError(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
-    rng = random.Random(str(key))
+    rng = random.Random(str(key.plain))
     for _ in range(MAX_DRAWS):
         seed = seed_of(app, rng.randrange(WORLDS), Size(template.size))
         params = template.params(rng, seed)
         if params is not None:
             prompt = template.prompt(params, rng)
-            return PlatformTask(
+            made = PlatformTask(
                 key=key, app=app, template=template, seed=seed, params=params, prompt=prompt, variables=seed.variables
             )
+            return msgspec.structs.replace(made, prompt=turned(made)) if key.knobs else made
     raise PlatformError(f"no sound task came of {key} in {MAX_DRAWS} draws")

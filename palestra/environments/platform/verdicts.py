@@ -1,15 +1,19 @@
 """Whether a task was done: what had to change changed, nothing else did, and the answer is right.
 
-Owns: verdicts. Never touches: the state it looks at.
+Owns: verdicts, of a world's apps one by one. Never touches: the state it looks at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from palestra.environments.platform.expectations import mismatch
+from palestra.environments.platform.changes import Change
+from palestra.environments.platform.expectations import Expected, mismatch
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.worlds import part_of
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """1 or 0; None: nobody can tell, because the verifier itself broke."""
     met: list[str] = []
     """Checks by name, for people and for partial rewards."""
+    checks: int = 0
+    """How many there are."""
+    apps: dict[str, bool] = {}
+    """Of a world: those where something had to change, or did, and whether it is right there."""
     failed: list[str] = []
     """Why not, in words. Never for the model."""
 
@@ -29,10 +37,13 @@ def verify(task: PlatformTask, instance: Instance, answer: str | None = None) ->
     """Of the state as it is now. Asked twice, it says the same."""
     template, params = task.template, task.params
     met: list[str] = []
-    failed: list[str] = []
-    found = mismatch(template.expect(params, task.seed), instance.changes())
-    failed += [f"missing: {one}" for one in found.missing] + [f"unasked: {one}" for one in found.stray]
-    if not found:
+    expected, changes = template.expect(params, task.seed), instance.changes()
+    found = mismatch(expected, changes)
+    failed = [f"missing: {one}" for one in found.missing] + [f"unasked: {one}" for one in found.stray]
+    apps = verify_multi_app(expected, changes) if task.app.parts else {}
+    if apps:
+        met += [f"app {name}" for name, is_right in apps.items() if is_right]
+    elif not found:
         met.append("changes")
     if template.answer is not None:
         wanted = template.answer(params)
@@ -41,4 +52,17 @@ def verify(task: PlatformTask, instance: Instance, answer: str | None = None) ->
     if template.process is not None:
         is_right = template.process(params).is_met(instance.events())
         (met if is_right else failed).append("process" if is_right else "process: not the calls that were asked for")
-    return Verdict(score=0.0 if failed else 1.0, met=met, failed=failed)
+    checks = max(1, len(apps)) + (template.answer is not None) + (template.process is not None)
+    return Verdict(score=0.0 if failed else 1.0, met=met, failed=failed, checks=checks, apps=apps)
+
+
+def verify_multi_app(expected: Sequence[Expected], changes: Sequence[Change]) -> dict[str, bool]:
+    """App by app: tables belong to one each, so all of them right is the whole right."""
+    apps = sorted({part_of(one.table) for one in [*expected, *changes]})
+    return {
+        app: not mismatch(
+            [one for one in expected if part_of(one.table) == app],
+            [one for one in changes if part_of(one.table) == app],
+        )
+        for app in apps
+    }

@@ -2,6 +2,7 @@
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode
+from palestra.episodes.client.async_listening import AsyncListener, AsyncPushed
 from palestra.episodes.client.async_run import AsyncRun
 from palestra.episodes.client.client import EpisodeClient
 from palestra.episodes.client.episode import Episode, OnError
@@ -18,12 +19,14 @@ from palestra.episodes.client.playing import play, play_async
 from palestra.episodes.client.pool import PlayCounts, PoolOptions
 from palestra.episodes.client.run import Run
 from palestra.episodes.client.tinkerscript import TinkerScriptClient
-from palestra.types.episodes import EpisodeError, EpisodeResult, NewGroup, RunSettings
+from palestra.types.episodes import EpisodeError, EpisodeResult, NewGroup, RunSettings, SamplingBounds
 from palestra.types.rollouts import Task
 
 __all__ = [
     "AsyncEpisode",
     "AsyncEpisodeClient",
+    "AsyncListener",
+    "AsyncPushed",
     "AsyncRun",
     "ClientClosed",
     "Episode",
@@ -43,6 +46,7 @@ __all__ = [
     "Pushed",
     "Run",
     "RunSettings",
+    "SamplingBounds",
     "ServerSilent",
     "Task",
     "TinkerScriptClient",

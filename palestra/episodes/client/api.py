@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -30,6 +30,7 @@ from palestra.types.episodes import (
     RunSettings,
 )
 from palestra.types.readiness import make_ready
+from palestra.types.timelines import EpisodeTimeline
 
 T = TypeVar("T")
 
@@ -182,12 +183,46 @@ def get_episode(episode_id: str) -> Call[EpisodeInfo]:
     return Call("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}", EpisodeInfo)
 
 
+def get_timeline(episode_id: str) -> Call[EpisodeTimeline]:
+    return Call("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}/timeline", EpisodeTimeline)
+
+
+class Which(TypedDict, total=False):
+    """Of the episodes that are listed."""
+
+    reward_min: float | None
+    """That much, or more."""
+    reward_below: float | None
+    error: str | None
+    """A text in the error it ended with, or in why it was parked or cancelled; empty: any."""
+    task: str | None
+    """A text in its task."""
+
+
 def list_episodes(
-    run: str | None = None, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+    run: str | None = None,
+    state: EpisodeState | str | None = None,
+    *,
+    limit: int = 100,
+    offset: int = 0,
+    **which: Unpack[Which],
 ) -> Call[EpisodeList]:
-    query = {"run": run, "state": None if state is None else str(EpisodeState(state)), "limit": limit, "offset": offset}
-    given = {name: value for name, value in query.items() if value is not None}
-    return Call("GET", f"{ROOT}/episodes", EpisodeList, query=given)
+    query = {**_meant(run, state, which), "limit": limit, "offset": offset}
+    return Call("GET", f"{ROOT}/episodes", EpisodeList, query=query)
+
+
+def export_episodes(
+    run: str | None, state: EpisodeState | str | None, limit: int | None, which: Which
+) -> Call[EpisodeTimeline]:
+    """Answered line by line."""
+    bound = {} if limit is None else {"limit": limit}
+    query = {**_meant(run, state, which), **bound, "format": "jsonl"}
+    return Call("GET", f"{ROOT}/episodes", EpisodeTimeline, query=query)
+
+
+def _meant(run: str | None, state: EpisodeState | str | None, which: Which) -> dict[str, object]:
+    named = {"run": run, "state": None if state is None else str(EpisodeState(state)), **which}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def claim_request(

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import SupportsFloat, TypeVar
+from typing import SupportsFloat, TypeVar, Unpack
 
 from palestra.episodes.client import api
 from palestra.episodes.client.async_episode import AsyncEpisode
@@ -32,6 +32,7 @@ from palestra.types.episodes import (
     RunInfo,
     RunSettings,
 )
+from palestra.types.timelines import EpisodeTimeline
 
 T = TypeVar("T")
 
@@ -167,12 +168,23 @@ class AsyncEpisodeClient:
         return (await self.do(api.delete_run(name))).deleted
 
     async def episodes(
-        self, run: str | None = None, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+        self,
+        run: str | None = None,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        **which: Unpack[api.Which],
     ) -> api.EpisodeList:
-        return await self.do(api.list_episodes(run, state, limit=limit, offset=offset))
+        """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
+        return await self.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
 
     async def episode_info(self, episode_id: str) -> EpisodeInfo:
         return await self.do(api.get_episode(episode_id))
+
+    async def timeline(self, episode_id: str) -> EpisodeTimeline:
+        """With the model calls and tools of its attempts. Secrets are blacked out."""
+        return await self.do(api.get_timeline(episode_id))
 
     async def requeue(self, episode_ids: Sequence[str]) -> int:
         return (await self.do(api.requeue(episode_ids))).requeued

@@ -6,10 +6,13 @@ Owns: as `run`, with `await`. Never touches: the trainer's checkpoint.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, Unpack
+
+from msgspec.structs import replace
 
 from palestra.episodes.client import api
-from palestra.episodes.client.run import AT_ONCE, ReadPace
+from palestra.episodes.client.async_listening import AsyncListener
+from palestra.episodes.client.run import AT_ONCE, ReadPace, check_cursor
 from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
 
 T = TypeVar("T")
@@ -59,6 +62,25 @@ class AsyncRun:
             if not pace.goes_on(told):
                 return
 
+    def listen(
+        self, address: str, *, after: int | None = None, wait_s: float | None = None, told: str | None = None
+    ) -> AsyncListener:
+        """As `Run.listen`:
+
+        async with run.listen("tcp://127.0.0.1:5555") as groups:
+            async for pushed in groups:
+                save(pushed.group)
+                await pushed.ack()
+        """
+
+        async def check() -> None:
+            if after:
+                check_cursor(after, await self.refresh())
+
+        return AsyncListener(
+            check, self._push_to, self.commit, self.name, address, after=after, wait_s=wait_s, told=told
+        )
+
     async def commit(self, cursor: int) -> RunInfo:
         return await self._note(api.commit(self.name, cursor))
 
@@ -87,9 +109,19 @@ class AsyncRun:
         return (await self._do(api.requeue(episode_ids))).requeued
 
     async def episodes(
-        self, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+        self,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        **which: Unpack[api.Which],
     ) -> api.EpisodeList:
-        return await self._do(api.list_episodes(self.name, state, limit=limit, offset=offset))
+        return await self._do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
+
+    async def _push_to(self, address: str, instead_of: str | None) -> None:
+        settings = (await self.refresh()).settings
+        if instead_of in (None, settings.push_to):
+            await self._note(api.put_run(self.name, replace(settings, push_to=address), None))
 
     async def _note(self, call: api.Call[RunInfo]) -> RunInfo:
         self.info = await self._do(call)

@@ -11,7 +11,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import msgspec
 
 from palestra.episodes.client.api import Call
 from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, EpisodeClientError, ServerSilent
-from palestra.episodes.client.transport import BROKEN, HttpAnswer, Request, Transport
+from palestra.episodes.client.transport import BROKEN, HttpAnswer, Request, Transport, lines, whole
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,6 +64,19 @@ class Calls:
             if isinstance(got, HttpAnswer):
                 return self._read(got, call)
             self.closed.wait(patience.next_delay(got))
+
+    def lines(self, call: Call[T]) -> Iterator[T]:
+        """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
+        self._check_open()
+        _, request = self._begin(call, 0)
+        try:
+            with self.transport.stream(request, self._headers) as answer:
+                if answer.status >= 300:
+                    self._read(whole(answer), call)
+                for line in lines(answer):
+                    yield self._record(line, answer.status, call)
+        except BROKEN as error:
+            raise ServerSilent(f"{self.transport.url} broke off: {error or type(error).__name__}") from error
 
     async def do_async(
         self,
@@ -133,11 +146,14 @@ class Calls:
         what = f"{call.method} {call.path}"
         if got.status >= 300:
             raise EpisodeApiError(got.status, self._refusal(got), what)
+        return self._record(got.body, got.status, call)
+
+    def _record(self, text: bytes, status: int, call: Call[T]) -> T:
         try:
-            return msgspec.json.decode(got.body, type=call.answer)
+            return msgspec.json.decode(text, type=call.answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             hint = f"not what this client understands ({error}); is {self.transport.url} a Palestra server?"
-            raise EpisodeApiError(got.status, hint, what) from error
+            raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
     def _refusal(self, got: HttpAnswer) -> str:
         if got.status < 400:

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import SupportsFloat
+from typing import SupportsFloat, Unpack
 
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import RETRY_S, Calls
@@ -36,6 +36,7 @@ from palestra.types.episodes import (
     RunInfo,
     RunSettings,
 )
+from palestra.types.timelines import EpisodeTimeline
 
 log = logging.getLogger(__name__)
 
@@ -202,12 +203,34 @@ class EpisodeClient:
         return self.calls.do(api.delete_run(name)).deleted
 
     def episodes(
-        self, run: str | None = None, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+        self,
+        run: str | None = None,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        **which: Unpack[api.Which],
     ) -> api.EpisodeList:
-        return self.calls.do(api.list_episodes(run, state, limit=limit, offset=offset))
+        """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
+        return self.calls.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
 
     def episode_info(self, episode_id: str) -> EpisodeInfo:
         return self.calls.do(api.get_episode(episode_id))
+
+    def timeline(self, episode_id: str) -> EpisodeTimeline:
+        """With the model calls and tools of its attempts. Secrets are blacked out."""
+        return self.calls.do(api.get_timeline(episode_id))
+
+    def export(
+        self,
+        run: str | None = None,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int | None = None,
+        **which: Unpack[api.Which],
+    ) -> Iterator[EpisodeTimeline]:
+        """Timelines of those that `episodes` lists, all of them unless there is a limit, as they come."""
+        return self.calls.lines(api.export_episodes(run, state, limit, which))
 
     def requeue(self, episode_ids: Sequence[str]) -> int:
         """Parked ones get a fresh start."""

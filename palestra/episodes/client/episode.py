@@ -104,6 +104,11 @@ class EpisodeView:
         return self.held.lease.model
 
     @property
+    def traceparent(self) -> str:
+        """W3C's, of this attempt: spans of the player's own that name it as their parent join its trace."""
+        return self.held.lease.traceparent
+
+    @property
     def can_continue(self) -> bool:
         """As the last heartbeat said. When it turns false, no result will be taken any more."""
         return self.held.can_continue and not self.held.is_over

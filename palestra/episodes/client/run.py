@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Unpack
 
 from msgspec.structs import replace
 
@@ -40,6 +41,12 @@ class ReadPace:
             self.cursor, self._since = max(told.cursor, self.cursor), now
             return True
         return self._wait_s is None or now < self._since + self._wait_s
+
+
+def check_cursor(after: int, info: RunInfo) -> None:
+    if after > info.delivered:
+        detail = f"after={after}: the newest group of run {info.run!r} is {info.delivered}"
+        raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
 
 
 class Run:
@@ -97,9 +104,8 @@ class Run:
 
         Groups up to `after`, the last one that is safe here, are acknowledged unseen (None: none are). Ends when none
         came for `wait_s`. `told`: how the server reaches it, where that is another address."""
-        if after and after > (newest := self.refresh().delivered):
-            detail = f"after={after}: the newest group of run {self.name!r} is {newest}"
-            raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
+        if after:
+            check_cursor(after, self.refresh())
         return Listener(self._push_to, self.commit, self.name, address, after=after, wait_s=wait_s, told=told)
 
     def commit(self, cursor: int) -> RunInfo:
@@ -135,9 +141,14 @@ class Run:
         return self._calls.do(api.requeue(episode_ids)).requeued
 
     def episodes(
-        self, state: EpisodeState | str | None = None, *, limit: int = 100, offset: int = 0
+        self,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int = 100,
+        offset: int = 0,
+        **which: Unpack[api.Which],
     ) -> api.EpisodeList:
-        return self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset))
+        return self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
 
     def _push_to(self, address: str, instead_of: str | None) -> None:
         settings = self.refresh().settings

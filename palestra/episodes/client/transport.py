@@ -8,16 +8,17 @@ from __future__ import annotations
 import base64
 import ssl
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 CONNECT_S = 10.0
 MAX_IDLE = 64
 """Connections kept for later; as many as are needed at once are opened."""
+PART_BYTES = 1 << 16
 PORTS = {"http": 80, "https": 443}
 
 BROKEN = (OSError, HTTPException)
@@ -71,6 +72,15 @@ class Transport:
                 self._drop_idle()  # most likely it was restarted, and the others are as dead
         return self._once(self._open(), request, headers)
 
+    @contextmanager
+    def stream(self, request: Request, headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
+        """The answer while it comes, on a connection of its own. Raises one of BROKEN, also while it is read."""
+        connection = self._open()
+        try:
+            yield self._ask(connection, request, headers)
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Calls under way still end."""
         with self._lock:
@@ -79,20 +89,21 @@ class Transport:
 
     def _once(self, connection: HTTPConnection, request: Request, headers: Mapping[str, str]) -> HttpAnswer:
         try:
-            if connection.sock is None:
-                connection.connect()
-            if connection.sock is not None:
-                connection.sock.settimeout(request.timeout_s)
-            all_headers = {**self._proxy_headers(), **headers}
-            connection.request(request.method, self._target(request.target), request.body, all_headers)
-            answer = connection.getresponse()
-            told = {name.lower(): value for name, value in answer.getheaders()}
-            content = answer.read()
+            told = whole(self._ask(connection, request, headers))
         except BaseException:  # half an exchange must never be continued by the next call
             connection.close()
             raise
         self._keep(connection)
-        return HttpAnswer(answer.status, answer.reason, told, content)
+        return told
+
+    def _ask(self, connection: HTTPConnection, request: Request, headers: Mapping[str, str]) -> HTTPResponse:
+        if connection.sock is None:
+            connection.connect()
+        if connection.sock is not None:
+            connection.sock.settimeout(request.timeout_s)
+        all_headers = {**self._proxy_headers(), **headers}
+        connection.request(request.method, self._target(request.target), request.body, all_headers)
+        return connection.getresponse()
 
     def _open(self) -> HTTPConnection:
         host, port = _address(self._proxy or self.parts)
@@ -131,6 +142,21 @@ class Transport:
         for connection in idle:
             with suppress(OSError):
                 connection.close()
+
+
+def whole(answer: HTTPResponse) -> HttpAnswer:
+    told = {name.lower(): value for name, value in answer.getheaders()}
+    return HttpAnswer(answer.status, answer.reason, told, answer.read())
+
+
+def lines(answer: HTTPResponse) -> Iterator[bytes]:
+    """As they come. What breaks off raises one of BROKEN; the library's own lines end there without a word."""
+    rest = b""
+    while part := answer.read1(PART_BYTES) if answer.chunked else answer.read(PART_BYTES):
+        *whole_ones, rest = (rest + part).split(b"\n")
+        yield from whole_ones
+    if rest or answer.length:
+        raise IncompleteRead(rest, answer.length)
 
 
 def _server(url: str) -> SplitResult:

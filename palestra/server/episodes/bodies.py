@@ -5,6 +5,7 @@ Owns: reading, unknown names, nesting. Never touches: what the values may be.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 from functools import cache
@@ -15,11 +16,12 @@ from fastapi import Request, Response
 from msgspec import inspect
 
 from palestra.server.errors import Refusal
-from palestra.server.tinker.body import decoded, read_body
+from palestra.server.tinker.body import read_body
 from palestra.server.tinker.errors import shown
 
 T = TypeVar("T")
 
+LARGE_BYTES = 1 << 16  # some 10 ms to look at every name
 MAX_DEPTH = 64  # of anything nested: what is told back later is nested deeper still
 MAX_INT = 2**63 - 1
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
@@ -28,7 +30,10 @@ _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 async def read_record(request: Request, kind: type[T], *, others_pass: bool = False) -> T:
     """`others_pass`: of clients that are not ours, fields that nobody knows may come."""
-    return await decoded(lambda body: record_of(body, kind, others_pass=others_pass), await read_body(request))
+    body = await read_body(request)
+    if len(body) > LARGE_BYTES:  # beside the loop, so that others get their turns
+        return await asyncio.to_thread(record_of, body, kind, others_pass=others_pass)
+    return record_of(body, kind, others_pass=others_pass)
 
 
 def json_response(record: msgspec.Struct) -> Response:

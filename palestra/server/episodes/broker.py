@@ -10,7 +10,8 @@ import gc
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -19,11 +20,12 @@ from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
 from palestra.episodes.news import OpenLease
+from palestra.episodes.staging import Parts
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import LOOK_S, Clock
 from palestra.server.episodes.keys import MAX_VOID, EpisodeKeys
 from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.saving import Saving
+from palestra.server.episodes.saving import NotSaved, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.errors import Refusal
 from palestra.store import Store
@@ -92,6 +94,18 @@ class Broker:
         finally:
             await self._saving.saved()  # before a refusal too: what it speaks of may be new
 
+    async def do_in_parts(self, work: Callable[[Board, float], Parts[T]]) -> T:
+        """As `do`. After each part the others get their turns, and a write of their own."""
+        board, parts = self.board, self.apply(work)
+        try:
+            while not isinstance(done := self.apply(lambda now, _now: _next(now, board, parts)), _Done):
+                await self._saving.saved()
+            return done.value
+        finally:
+            if self._board is board:
+                self.apply(lambda _board, _now: parts.close())
+            await self._saving.saved()
+
     def apply(self, work: Callable[[Board, float], T]) -> T:
         """Not durable yet: see `saved`."""
         board = self.board
@@ -102,10 +116,10 @@ class Broker:
         finally:
             self._pass_on(board)
 
-    def look_again(self, owner: str) -> None:
-        """Claims of theirs that wait may be served now. One that reads the board again does so anyway."""
+    def look_again(self, owner: str | None = None) -> None:
+        """Claims of theirs, or of all, that wait may be served now. One that reads the board again does so anyway."""
         if self._board is not None:
-            self.apply(lambda _board, _now: self.on_claimable(owner.__eq__))
+            self.apply(lambda _board, _now: self.on_claimable(lambda one: owner in (None, one)))
 
     def call_over(self, attempt: AttemptRef) -> None:
         """A model call, however it went. The board may be away just now."""
@@ -222,6 +236,21 @@ class Broker:
         if saved.runs:
             counts = {"runs": len(saved.runs), "groups": len(saved.groups), "episodes": len(saved.episodes)}
             log.info("episodes read from the disk", **counts, leases=len(board.leases()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    value: T
+
+
+def _next(board: Board, begun_on: Board, parts: Parts[T]) -> _Done[T] | None:
+    if board is not begun_on:
+        raise NotSaved
+    try:
+        next(parts)
+    except StopIteration as end:
+        return _Done(end.value)
+    return None
 
 
 class BoardRefusal(Refusal):

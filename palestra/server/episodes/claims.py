@@ -16,10 +16,12 @@ from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.broker import BoardRefusal, Broker
+from palestra.server.episodes.pressure import Pressure
 from palestra.server.episodes.rates import Rates
-from palestra.server.episodes.waiting import Waiter, WaitingClaims
+from palestra.server.episodes.tracing import traceparent_of
+from palestra.server.episodes.waiting import PassedOver, Waiter, WaitingClaims
 from palestra.server.errors import Refusal
-from palestra.types.episodes import ClaimRequest, Lease
+from palestra.types.episodes import ClaimRequest, Held, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
 
 
 class Claims:
-    def __init__(self, broker: Broker):
-        self._broker = broker
+    def __init__(self, broker: Broker, pressure: Pressure):
+        self._broker, self._pressure = broker, pressure
         self._rates = Rates(broker.config.max_claims_per_s)
         self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
         broker.on_claimable = self._hand_out
@@ -67,11 +69,20 @@ class Claims:
         broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began)
         return leases
 
+    def why_nothing(self, claim: Claim) -> str:
+        """That got nothing: what holds it off. Empty: there is nothing to play."""
+        full = self._pressure.full()
+        hold = self._broker.apply(lambda board, _now: board.why_nothing(claim.owner, claim.request, full=full))
+        return str(hold or "")
+
     def _take(self, board: Board, claim: Claim, now: float) -> list[Lease]:
-        leases = board.claim(claim.owner, claim.request, now)
+        leases = board.claim(claim.owner, claim.request, now, full=self._pressure.full())
         keys = self._broker.keys
         refs = [AttemptRef(claim.owner, lease.episode_id, lease.attempt) for lease in leases]
-        return [replace(lease, api_key=keys.open(ref)) for lease, ref in zip(leases, refs, strict=True)]
+        return [
+            replace(lease, api_key=keys.open(ref), traceparent=traceparent_of(ref.origin))
+            for lease, ref in zip(leases, refs, strict=True)
+        ]
 
     async def _wait(self, claim: Claim) -> list[Lease]:
         config = self._broker.config
@@ -91,14 +102,20 @@ class Claims:
         """To whoever has waited longest. Those who would get nothing go on waiting."""
         broker = self._broker
 
-        def take(waiter: Waiter[Claim, Got]) -> Got | None:
+        def take(waiter: Waiter[Claim, Got]) -> Got | PassedOver | None:
             if broker.is_leaving:
                 return []
             if waiter.asks.is_free is not None and not waiter.asks.is_free():
                 return None
             try:
-                return self._take(broker.board, waiter.asks, broker.clock.now()) or None
+                got = self._take(broker.board, waiter.asks, broker.clock.now())
             except BoardError as error:
                 return error
+            return got or self._passed_over(broker.board, waiter.asks)
 
         self._waiting.hand_out(take, is_concerned)
+
+    def _passed_over(self, board: Board, claim: Claim) -> PassedOver | None:
+        """Of those who wait for the same, only a client with no share left is no sign for the others."""
+        hold = board.why_nothing(claim.owner, claim.request, full=self._pressure.full())
+        return PassedOver() if hold is not None and hold.code is Held.CLIENT_SHARE else None

@@ -80,29 +80,29 @@ def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpiso
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptTurn:
+class KeptTurn:
     trace_id: str
     turn: Turn
     began_at: float
     """Not before those that were kept before it in its trace, whatever the system's clock said."""
 
 
-def played_turns(conn: Connection, owner: str, origin: str) -> list[_KeptTurn]:
+def played_turns(conn: Connection, owner: str, origin: str) -> list[KeptTurn]:
     """Of an attempt, in the order they began, without those that its player never saw. Over all traces: calls that are
     no conversation, such as text completions, begin a trace each."""
-    turns: list[_KeptTurn] = []
+    turns: list[KeptTurn] = []
     traces = rows.traces_of(conn, origin, owner)
     for trace in traces:
         began_at = 0.0
         for turn in rows.turns_of(conn, trace.trace_id):
             began_at = max(began_at, turn.facts.started_at)
-            turns.append(_KeptTurn(trace.trace_id, turn, began_at))
+            turns.append(KeptTurn(trace.trace_id, turn, began_at))
     turns.sort(key=lambda one: one.began_at)
     unanswered = rows.unanswered_of(conn, [trace.trace_id for trace in traces])
     return [one for place, one in enumerate(turns) if not _is_unseen(turns, place, unanswered)]
 
 
-def _is_unseen(turns: list[_KeptTurn], place: int, unanswered: set[TurnKey]) -> bool:
+def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> bool:
     """Whether the server died, or its client left, before this one was answered, and it was asked for again. One that
     nobody asked for again may have been seen: the server can die between the last byte and the note of it."""
     one = turns[place]
@@ -114,7 +114,7 @@ def _is_unseen(turns: list[_KeptTurn], place: int, unanswered: set[TurnKey]) -> 
     return one.turn.prompt in prompts and not went_on
 
 
-def _told(trajectory: Trajectory, turns: list[_KeptTurn], version: int) -> EpisodeTrajectory:
+def _told(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
     """`version`: when it was claimed, for calls that have none."""
     length = len(trajectory.tokens)
     temperatures, versions = [0.0] * length, [0] * length

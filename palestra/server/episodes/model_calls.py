@@ -16,6 +16,7 @@ from palestra.server.auth import AttemptRef, Caller
 from palestra.server.episodes.broker import BoardRefusal, Broker
 from palestra.server.errors import Refusal
 from palestra.server.openai.errors import ApiError
+from palestra.store.traces import TurnFacts
 from palestra.types.episodes import EpisodeState
 
 PAUSED, UNKNOWN = "paused", "unknown"
@@ -31,8 +32,19 @@ class EpisodeCalls:
         broker.on_over = self._abort
 
     @asynccontextmanager
-    async def calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
+    async def calling(self, attempt: AttemptRef, traceparent: str) -> AsyncIterator[Call]:
         """Around a call and its answer. The lease does not age meanwhile; that it was made is durable at the end."""
+        began_at = self._broker.clock.now()
+        try:
+            async with self._calling(attempt) as call:
+                yield call
+        except BaseException as error:
+            words = str(error) or type(error).__name__
+            self._broker.observer.call_failed(attempt, traceparent, began_at, self._broker.clock.now(), words)
+            raise
+
+    @asynccontextmanager
+    async def _calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
         call = await self._admitted(attempt)
         noted, run = self._broker.last_write, (attempt.owner, call.run)
         self.running[run] += 1
@@ -75,6 +87,16 @@ class EpisodeCalls:
         """Of an attempt that lives. It goes to the disk with whatever is next, its end at the latest."""
         self._broker.board.sampled(attempt.ref, tokens)
         self._broker.observer.sampled(attempt.owner, self._run_of(attempt), tokens)
+
+    def answered(self, caller: Caller, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int) -> None:
+        """A call that was kept."""
+        if caller.attempt is not None:
+            self._broker.observer.called(caller.attempt, caller.traceparent, facts, prompt_tokens, sampled_tokens)
+
+    def played_by(self, attempt: AttemptRef, run: str, engine: str) -> None:
+        """A call that was let in: which engine answers it."""
+        self.check(attempt)
+        self._broker.board.note_engine(attempt.owner, run, engine)
 
     def model_of(self, attempt: AttemptRef) -> str | None:
         """That its run is played with."""

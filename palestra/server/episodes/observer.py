@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -16,14 +17,29 @@ from prometheus_client.registry import Collector
 from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.episodes.news import OpenLease
+from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import Clock
-from palestra.types.episodes import ClaimRequest, Ended, EpisodeInfo, Lease, PlayedGroup, Registered
+from palestra.server.episodes.tracing import (
+    attempt_spans,
+    call_span,
+    end_span,
+    failed_call_span,
+    trace_id_of,
+)
+from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
+
+if TYPE_CHECKING:
+    from palestra.server.traces import Traces
+    from palestra.store.traces import TurnFacts
 
 WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 PLAY_BUCKETS_S = (0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
 VERSION_BUCKETS = (0, 1, 2, 3, 5, 10, 30, 100)
 LAG_BUCKETS_S = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300, 1800, 7200)
 RUN = ["owner", "run"]
+MAX_UNREAD = 10_000
+"""Groups of a run whose time to their first reading is measured. Some are never read: they are pushed, or committed
+by a trainer that has them from elsewhere."""
 
 RunName = tuple[str, str]
 """Owner and run."""
@@ -32,7 +48,8 @@ RunName = tuple[str, str]
 class EpisodeObserver:
     """What goes as planned is logged at debug, the rest at info: there may be thousands in a second."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, traces: Traces | None = None) -> None:
+        self._traces = traces
         # Bound once, with the level that was set: a line that is not wanted then costs nothing.
         self._log = structlog.get_logger("palestra.episodes").bind()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
@@ -46,7 +63,8 @@ class EpisodeObserver:
         self._wait_s = wait("palestra_episode_claim_wait_seconds", "From a claim to its episodes")
         self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
         play = partial(Histogram, registry=registry, buckets=PLAY_BUCKETS_S)
-        self._played_s = play("palestra_episode_play_seconds", "From a claim to its end", RUN)
+        self._played_s = play("palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"])
+        self._queued_s = lag("palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN)
         behind = partial(Histogram, registry=registry, buckets=VERSION_BUCKETS)
         self._behind = behind(
             "palestra_episode_versions_behind", "Oldest weights of what was read, behind the newest", RUN
@@ -54,7 +72,7 @@ class EpisodeObserver:
         self._ready: dict[RunName, int] = {}
         """The newest group that was ready."""
         self._unread: dict[RunName, dict[int, float]] = {}
-        """Since when, by number."""
+        """Since when, by number; the oldest first."""
         self._at_scrape = _AtScrape()
         registry.register(self._at_scrape)
         self.on_trainer: Callable[[str, str], None] = lambda _owner, _run: None
@@ -79,8 +97,12 @@ class EpisodeObserver:
     def claimed(self, owner: str, request: ClaimRequest, leases: Sequence[Lease], waited_s: float) -> None:
         if leases:
             self._wait_s.observe(waited_s)
+        board = self._at_scrape.board() if self._at_scrape.board is not None else None
         for lease in leases:
             self._claims.labels(owner, lease.run).inc()
+            queued_s = None if board is None else board.queued_s(lease.episode_id, lease.attempt)
+            if queued_s is not None:
+                self._queued_s.labels(owner, lease.run).observe(queued_s)
             self._log.debug(
                 "episode claimed",
                 owner=owner,
@@ -89,16 +111,37 @@ class EpisodeObserver:
                 attempt=lease.attempt,
                 client=request.client_id,
                 version=lease.version,
+                trace_id=lease.traceparent[3:35],
             )
 
     def sampled(self, owner: str, run: str, tokens: int) -> None:
         self._sampled.labels(owner, run).inc(tokens)
 
-    def ended(self, owner: str, ends: Sequence[Ended]) -> None:
+    def called(
+        self, attempt: AttemptRef, traceparent: str, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int
+    ) -> None:
+        """The model, and it has answered. `traceparent`: as the player sent it."""
+        if self._traces is not None:
+            self._traces.add([call_span(attempt, traceparent, facts, prompt_tokens, sampled_tokens)])
+
+    def call_failed(self, attempt: AttemptRef, traceparent: str, began_at: float, now: float, error: str) -> None:
+        if self._traces is not None:
+            self._traces.add([failed_call_span(attempt, traceparent, began_at, now, error)])
+
+    def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
         for end in ends:
             self._ends.labels(end.status).inc()
             line = self._log.debug if end.is_kept else self._log.info
-            line("episode ended", owner=owner, episode=end.episode_id, attempt=end.attempt, status=end.status)
+            line(
+                "episode ended",
+                owner=owner,
+                episode=end.episode_id,
+                attempt=end.attempt,
+                status=end.status,
+                trace_id=_trace_id(owner, end.episode_id, end.attempt),
+            )
+        if self._traces is not None:
+            self._traces.add(end_span(owner, end, began_at, now) for end in ends)
 
     def over(self, board: Board, lease: OpenLease) -> None:
         """A lease."""
@@ -106,9 +149,14 @@ class EpisodeObserver:
             info = board.find(lease.owner, lease.ref.episode_id)
         except BoardError:
             return
-        if (reason := _loss(info, lease.ref.attempt)) is None:
-            if info.claimed_at is not None and info.ended_at is not None:
-                self._played_s.labels(lease.owner, lease.run).observe(max(info.ended_at - info.claimed_at, 0.0))
+        loss = next((one for one in reversed(info.losses) if one.attempt == lease.ref.attempt), None)
+        reason, over_at = (None, info.ended_at) if loss is None else (loss.reason, loss.at)
+        if over_at is not None:
+            outcome = "ended" if reason is None else reason.partition(":")[0]
+            self._played_s.labels(lease.owner, lease.run, outcome).observe(max(over_at - lease.claimed_at, 0.0))
+            if self._traces is not None:
+                self._traces.add(attempt_spans(lease, info, over_at, reason))
+        if reason is None:
             return  # how it ended is told by `ended`
         self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
         self._log.info(
@@ -120,15 +168,19 @@ class EpisodeObserver:
             client=lease.client_id,
             reason=reason,
             state=info.state,
+            trace_id=_trace_id(lease.owner, lease.ref.episode_id, lease.ref.attempt),
         )
 
     def delivered(self, board: Board, run: RunName, now: float) -> None:
         """There is one more group to read, at least."""
-        newest, unread = board.run_info(*run).delivered, self._unread.setdefault(run, {})
+        info, unread = board.run_info(*run), self._unread.setdefault(run, {})
+        newest = info.delivered
         for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
             unread[number] = now
             self._log.debug("group ready", owner=run[0], run=run[1], number=number)
         self._ready[run] = newest
+        while unread and (next(iter(unread)) <= info.committed or len(unread) > MAX_UNREAD):
+            del unread[next(iter(unread))]
 
     def read(self, run: RunName, groups: Sequence[PlayedGroup], version: int, now: float) -> None:
         """`version`: the run's newest."""
@@ -156,8 +208,8 @@ class EpisodeObserver:
         self._log.info(what, owner=owner, run=run, **facts)
 
 
-def _loss(info: EpisodeInfo, attempt: int) -> str | None:
-    return next((loss.reason for loss in reversed(info.losses) if loss.attempt == attempt), None)
+def _trace_id(owner: str, episode_id: str, attempt: int) -> str:
+    return trace_id_of(AttemptRef(owner, episode_id, attempt).origin)
 
 
 class _AtScrape(Collector):

@@ -31,9 +31,11 @@ async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Re
     if not asked.wait_s >= 0:
         raise Refusal(400, f"wait_s: 0 seconds or more, found {asked.wait_s}")
     asked = replace(asked, client_id=holder(caller, asked.client_id))
-    leases = await episodes.claims.claim(Claim(caller.owner, asked), partial(while_connected, request))
-    told = [addressed(request, lease) for lease in leases]
-    return json_response(w.Claimed(told, 0.0 if leases else ASK_AGAIN_S))
+    wanted = Claim(caller.owner, asked)
+    leases = await episodes.claims.claim(wanted, partial(while_connected, request))
+    if not leases:
+        return json_response(w.Claimed([], ASK_AGAIN_S, episodes.claims.why_nothing(wanted)))
+    return json_response(w.Claimed([addressed(request, lease) for lease in leases], 0.0))
 
 
 def addressed(request: Request, lease: Lease) -> Lease:
@@ -59,8 +61,9 @@ async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Respon
     body = await read_record(request, w.Ends)
     _check_count("ends", body.ends)
     who = speaker(caller, body.client_id, body.ends)
-    ended = await episodes.broker.do(lambda board, now: board.end(caller.owner, who, body.ends, now))
-    episodes.broker.observer.ended(caller.owner, ended)
+    broker, began_at = episodes.broker, episodes.broker.clock.now()
+    ended = await broker.do(lambda board, now: board.end(caller.owner, who, body.ends, now))
+    broker.observer.ended(caller.owner, ended, began_at, broker.clock.now())
     return json_response(w.EndedEpisodes(ended))
 
 

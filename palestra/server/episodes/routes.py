@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from palestra.episodes.board import Board
+from palestra.episodes.staging import PART
 from palestra.server.auth import Caller
 from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import EpisodesNow, Trainer
@@ -19,13 +20,12 @@ from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
 from palestra.server.openai.connection import while_connected
 from palestra.server.openapi import answer_of, body_of
-from palestra.types.episodes import EpisodeInfo, EpisodeState, RunInfo
+from palestra.types.episodes import RunInfo
 
 PREFIX = "/episodes/v1"
 RUN = "/runs/{run:path}"
 GROUPS = "/groups"
 MAX_GROUPS = 256  # in one answer
-MAX_LISTED = 1000
 INT64 = 2**63 - 1
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
@@ -121,7 +121,12 @@ async def _changed(
 async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """All of them or none; those that are known already stay as they are."""
     body = await read_record(request, w.NewGroups)
-    registered = await episodes.broker.do(lambda board, now: board.register(caller.owner, run, body.groups, now))
+    if sum(max(group.size, group.count or 0) for group in body.groups) > PART:
+        registered = await episodes.broker.do_in_parts(
+            lambda board, now: board.register_in_parts(caller.owner, run, body.groups, now)
+        )
+    else:
+        registered = await episodes.broker.do(lambda board, now: board.register(caller.owner, run, body.groups, now))
     episodes.broker.observer.registered(caller.owner, run, registered)
     return json_response(w.RegisteredGroups(registered))
 
@@ -152,14 +157,11 @@ async def read_groups(
 async def commit(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """The groups up to it are safe with the trainer, and are forgotten here."""
     body = await read_record(request, w.Commit)
-    return await _changed(
-        "groups committed",
-        episodes,
-        caller,
-        run,
-        lambda board, now: board.commit(caller.owner, run, body.cursor, now),
-        cursor=body.cursor,
+    info = await episodes.broker.do_in_parts(
+        lambda board, now: board.commit_in_parts(caller.owner, run, body.cursor, now)
     )
+    episodes.broker.observer.changed("groups committed", caller.owner, run, cursor=body.cursor)
+    return json_response(episodes.with_calls(caller.owner, info))
 
 
 @router.get(RUN, responses=answer_of(RunInfo))
@@ -176,8 +178,8 @@ async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Respo
 async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """Players are told by their next heartbeat, call or end."""
     body = await read_record(request, w.Cancel)
-    cancelled = await episodes.broker.do(
-        lambda board, now: board.cancel(
+    cancelled = await episodes.broker.do_in_parts(
+        lambda board, now: board.cancel_in_parts(
             caller.owner, body.run, now, episode_ids=body.episode_ids, group_ids=body.group_ids, reason=body.reason
         )
     )
@@ -192,24 +194,3 @@ async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> R
     requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
     episodes.broker.observer.requeued(caller.owner, body.episode_ids)
     return json_response(w.Requeued(requeued))
-
-
-@router.get("/episodes", responses=answer_of(w.EpisodePage))
-async def list_episodes(
-    episodes: EpisodesNow,
-    caller: Trainer,
-    run: Annotated[str | None, Query(max_length=128)] = None,
-    state: EpisodeState | None = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
-    offset: Number = 0,
-) -> Response:
-    """In the order of registration."""
-    found = await episodes.broker.do(
-        lambda board, _now: board.episodes(caller.owner, run=run, state=state, limit=limit, offset=offset)
-    )
-    return json_response(w.EpisodePage(found.episodes, found.total))
-
-
-@router.get("/episodes/{episode_id}", responses=answer_of(EpisodeInfo))
-async def get_episode(episode_id: str, episodes: EpisodesNow, caller: Trainer) -> Response:
-    return json_response(await episodes.broker.do(lambda board, _now: board.find(caller.owner, episode_id)))

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
+from palestra.config.redaction import Mask
 from palestra.config.serve import EpisodesConfig
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.claims import Claims
 from palestra.server.episodes.deliveries import Deliveries
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.episodes.observer import EpisodeObserver
+from palestra.server.episodes.pressure import Pressure
 from palestra.server.episodes.push import Pushes, RunPushes
 from palestra.server.episodes.push_errands import Errands
-from palestra.server.metrics import Metrics
+from palestra.server.episodes.timelines import Timelines
+from palestra.server.observer import Observer
 from palestra.server.tinkerscript.results import ResultPushes
 from palestra.store import Store
-from palestra.types.episodes import RunInfo
+from palestra.types.episodes import Held, RunInfo
 
 
 class Episodes:
-    def __init__(self, store: Store, config: EpisodesConfig, metrics: Metrics, secret: str):
-        self.broker = Broker(store, config, EpisodeObserver(metrics.registry), secret)
-        self.claims = Claims(self.broker)
+    def __init__(self, store: Store, config: EpisodesConfig, observer: Observer, secret: str):
+        watch = EpisodeObserver(observer.metrics.registry, observer.traces)
+        self.broker = Broker(store, config, watch, secret)
+        self.pressure = Pressure(config.max_calls_waiting)
+        self.claims = Claims(self.broker, self.pressure)
         self.deliveries = Deliveries(self.broker, store)
+        self.timelines = Timelines(self.broker, store, Mask(config.mask))
         self.calls = EpisodeCalls(self.broker)
         errands = Errands()
         self.listeners = RunPushes(self.broker, self.deliveries, errands)
@@ -35,10 +42,16 @@ class Episodes:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with self.broker.running(), self.pushes.running():
-            yield
+            watching = asyncio.create_task(self.pressure.watch(self.broker.look_again), name="engine pressure")
+            try:
+                yield
+            finally:
+                watching.cancel()
 
     def with_calls(self, owner: str, info: RunInfo) -> RunInfo:
-        return replace(info, calls_running=self.calls.running[owner, info.run])
+        full = self.pressure.full().get(self.broker.board.engine_of(owner, info.run))
+        held = info.held or (f"{Held.ENGINE_FULL}: {full}" if full else "")
+        return replace(info, calls_running=self.calls.running[owner, info.run], held=held)
 
     def leave(self) -> None:
         self.broker.leave()

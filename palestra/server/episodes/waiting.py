@@ -20,6 +20,10 @@ Interest = tuple[str, ...]
 """What a claim would take: all with the same one can be served by the same episodes."""
 
 
+class PassedOver:
+    """Nothing for this one, though there may be something for those behind it."""
+
+
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[A, L]):
     asks: A
@@ -54,20 +58,27 @@ class WaitingClaims(Generic[A, L]):
         if not waiter.readers:
             self._remove(waiter)
 
-    def hand_out(self, take: Callable[[Waiter[A, L]], L | None], is_concerned: Callable[[str], bool]) -> None:
+    def hand_out(
+        self, take: Callable[[Waiter[A, L]], L | PassedOver | None], is_concerned: Callable[[str], bool]
+    ) -> None:
         """To whoever has waited longest, until `take` has nothing more for any line. `is_concerned`: by the first part
         of an interest."""
-        heads = [(next(iter(line)), interest) for interest, line in self._lines.items() if is_concerned(interest[0])]
+        lines = [iter(line.values()) for interest, line in self._lines.items() if is_concerned(interest[0])]
+        heads = [(waiter.number, waiter, line) for line in lines for waiter in itertools.islice(line, 1)]
         heapq.heapify(heads)
+        served: list[tuple[Waiter[A, L], L]] = []
         while heads:
-            number, interest = heapq.heappop(heads)
-            waiter = self._lines[interest][number]
-            if (got := take(waiter)) is None:
+            _, waiter, line = heapq.heappop(heads)
+            got = take(waiter)
+            if got is None:
                 continue
+            if not isinstance(got, PassedOver):
+                served.append((waiter, got))
+            if (after := next(line, None)) is not None:
+                heapq.heappush(heads, (after.number, after, line))
+        for waiter, got in served:
             self._remove(waiter)
             waiter.got.set_result(got)
-            if line := self._lines.get(interest):
-                heapq.heappush(heads, (next(iter(line)), interest))
 
     def _remove(self, waiter: Waiter[A, L]) -> None:
         if self._named.get(waiter.name) is not waiter:

@@ -19,6 +19,7 @@ from palestra.types.episodes import (
     RunSettings,
 )
 from palestra.types.readiness import make_ready
+from palestra.types.timelines import EpisodeTimeline
 
 
 class PutRun(Struct, frozen=True, kw_only=True):
@@ -62,6 +63,8 @@ class Claimed(Struct, frozen=True):
     leases: list[Lease]
     retry_after_s: float
     """Where there are none: when to ask again."""
+    reason: str = ""
+    """Where there are none, though something waits: paused, trainer_behind, engine_full, client_share; in words."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -124,5 +127,5 @@ make_ready(__name__)
 BODIES = (PutRun, NewGroups, Commit, Weights, Empty, ClaimRequest, Heartbeat, Ends, Release, Cancel, Requeue)
 ANSWERS = (
     *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, Beats, EndedEpisodes),
-    *(Cancelled, Deleted, Requeued, EpisodePage, EpisodeInfo),
+    *(Cancelled, Deleted, Requeued, EpisodePage, EpisodeInfo, EpisodeTimeline),
 )

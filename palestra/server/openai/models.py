@@ -25,6 +25,7 @@ from palestra.server.tinker.paths import SCHEME, TinkerPath
 from palestra.server.workers import Worker
 from palestra.store.records import Alias
 from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
+from palestra.types.episodes import SamplingBounds
 
 GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of them
 
@@ -41,6 +42,8 @@ class Target:
     """Under which it was found, as it was then: a call goes on with these weights when the alias moves."""
     version: int | None = None
     """Of an episode's run, when the call was admitted."""
+    bounds: SamplingBounds | None = None
+    """Of an episode's run."""
 
     @property
     def card(self) -> ModelCard:
@@ -75,8 +78,10 @@ class Models:
         if caller.attempt is None:
             yield await self.find(caller, name)
             return
-        async with self._hub.episodes.calls.calling(caller.attempt) as call:
-            yield replace(await self._of_run(caller, call.model, name), version=call.version)
+        async with self._hub.episodes.calls.calling(caller.attempt, caller.traceparent) as call:
+            target = await self._of_run(caller, call.model, name)
+            self._hub.episodes.calls.played_by(caller.attempt, call.run, target.worker.name)
+            yield replace(target, version=call.version, bounds=call.bounds)
 
     async def _of_run(self, caller: Caller, model: str | None, name: str) -> Target:
         """Weights that are gone come back with the trainer: players need not fail because it was killed."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversations import Match
 from palestra.server.auth import Caller
+from palestra.server.openai.bounds import bounded, bounded_tokens
 from palestra.server.openai.errors import invalid, too_long
 from palestra.server.openai.models import Target
 from palestra.server.openai.params import sampling_params, shown_params
@@ -75,11 +76,12 @@ class Plan:
 
 
 def plan(origin: Origin, target: Target, tokenizer: ChatTokenizer, prompt: Sequence[int], wanted: Wanted) -> Plan:
-    call = origin.call
+    call = bounded(origin.call, target.bounds)
     check_vocabulary(prompt, target, wanted.prompt_field)
     if len(prompt) >= target.card.max_positions:
         raise too_long(len(prompt), target.card.max_positions, wanted.prompt_field)
-    params = sampling_params(call, target, tokenizer.stop_ids, len(prompt), wanted.max_tokens)
+    max_tokens = bounded_tokens(wanted.max_tokens, target.bounds)
+    params = sampling_params(call, target, tokenizer.stop_ids, len(prompt), max_tokens)
     request = SampleRequest(
         prompt=tuple(prompt),
         params=params,

@@ -5,6 +5,7 @@ Owns: what of a call is kept, JSON of it. Never touches: conversations in memory
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from sqlalchemy import Connection
 from palestra.chat.canonical import Message
 from palestra.chat.trajectories import ModelCall, SampledTokens, trajectories
 from palestra.chat.turns import Answer, Held, Prompt
+from palestra.config.redaction import Mask
 from palestra.server.auth import Caller
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.openai.errors import ApiError
+from palestra.server.openai.json_text import dumps
 from palestra.server.openai.receipts import Receipts
 from palestra.server.tinker.errors import shown
 from palestra.store import Store
@@ -52,14 +55,21 @@ class Call:
             read=prompt.read,
             parent=prompt.parent,
             sequences=sequences,
-            facts=msgspec.structs.replace(facts, begun=prompt.begun, drift=prompt.drift),
+            facts=msgspec.structs.replace(
+                facts,
+                begun=prompt.begun,
+                drift=prompt.drift,
+                heard=dumps(list(prompt.messages)).decode(),
+                told=dumps(list(messages)).decode(),
+            ),
             answers=[prompt.answered(message) for message in messages],
         )
 
 
 class Traces:
-    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts):
+    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts, mask: Mask):
         self._store, self._episodes, self._receipts = store, episodes, receipts
+        self._mask = mask
 
     async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
         """On disk when it returns. All in one trace: the parent's, or a new one."""
@@ -92,6 +102,9 @@ class Traces:
         keys = await self._store.write(write)
         if attempt is not None:
             self._receipts.expect(calls[0].facts.response_id, attempt, keys)
+            for call in calls:
+                sampled = sum(len(one.tokens) for one in call.sequences)
+                self._episodes.answered(caller, call.facts, len(call.prompt), sampled)
         return keys
 
     async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> dict[str, Any]:
@@ -103,7 +116,7 @@ class Traces:
 
     async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         trace, turns = await self._read(caller, trace_id)
-        return _whole(trace, turns)
+        return self._whole(trace, turns)
 
     async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         _, turns = await self._read(caller, trace_id)
@@ -122,14 +135,26 @@ class Traces:
             for trace in page.items:
                 turns = await self._store.read(lambda c, name=trace.trace_id: rows.turns_of(c, name))
                 if turns:
-                    yield msgspec.json.encode(_whole(trace, turns)) + b"\n"
+                    yield msgspec.json.encode(self._whole(trace, turns)) + b"\n"
             if len(page.items) < size:
                 return
 
     async def lines(self, caller: Caller, trace_id: str) -> bytes:
         """A line for each turn."""
         trace, turns = await self._read(caller, trace_id)
-        return b"".join(msgspec.json.encode({"trace_id": trace.trace_id} | _told(turn)) + b"\n" for turn in turns)
+        told = ({"trace_id": trace.trace_id, **self._told(turn)} for turn in turns)
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in told)
+
+    def _whole(self, trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
+        return _about(trace) | {"turns": [self._told(turn) for turn in turns]}
+
+    def _told(self, turn: Turn) -> dict[str, Any]:
+        """Its messages without secrets; the tokens are what they are."""
+        told = msgspec.to_builtins(turn)
+        facts = told.pop("facts")
+        spoken = {"messages": facts.pop("heard"), "answers": facts.pop("told")}
+        shown = {name: self._mask.of(json.loads(text or "[]")) for name, text in spoken.items()}
+        return {"number": told.pop("number"), **facts, **shown, **told}
 
     async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[Turn]]:
         def read(conn: Connection) -> tuple[Trace | None, list[Turn]]:
@@ -175,12 +200,3 @@ def _about(trace: Trace) -> dict[str, Any]:
         "turn_count": trace.turns,
         **({} if trace.origin is None else {"origin": trace.origin}),
     }
-
-
-def _whole(trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
-    return _about(trace) | {"turns": [_told(turn) for turn in turns]}
-
-
-def _told(turn: Turn) -> dict[str, Any]:
-    told = msgspec.to_builtins(turn)
-    return {"number": told.pop("number"), **told.pop("facts"), **told}

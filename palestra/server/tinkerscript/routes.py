@@ -88,8 +88,9 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
         ends = [EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=result)]
         return board.end(caller.owner, who, ends, now)[0]
 
-    ended = await episodes.broker.do(end)
-    episodes.broker.observer.ended(caller.owner, [ended])
+    broker, began_at = episodes.broker, episodes.broker.clock.now()
+    ended = await broker.do(end)
+    broker.observer.ended(caller.owner, [ended], began_at, broker.clock.now())
     if ended.status is EndStatus.UNKNOWN:
         raise Refusal(400, f"Episode {asked.episode_uuid[:128]} not found; it may be delivered, and forgotten")
     if ended.status is EndStatus.INVALID:

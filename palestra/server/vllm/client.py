@@ -22,6 +22,7 @@ SHORT_S = 30.0  # for everything that computes nothing
 LOAD_S = 300.0  # an adapter may come from a slow disk, and waits for the step that runs
 LINE_BYTES = 1 << 22  # of a stream
 DATA = b"data:"
+QUEUED = "vllm:num_requests_waiting{"  # of its metrics; one for each of its engines
 
 
 class ServedModel(msgspec.Struct):
@@ -98,6 +99,15 @@ class Client:
         except VllmError:
             return False
         return True
+
+    async def queued(self) -> int:
+        """Requests that wait in it. 0 where it does not tell."""
+        try:
+            told = (await self._read("GET", "/metrics", None, SHORT_S)).decode(errors="replace")
+            lines = [line for line in told.splitlines() if line.startswith(QUEUED)]
+            return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+        except (VllmError, ValueError):
+            return 0
 
     async def models(self) -> list[ServedModel]:
         return _decoded(await self._read("GET", "/v1/models", None, SHORT_S), _MODELS).data

@@ -118,6 +118,16 @@ class Fleet:
     def is_up(self) -> bool:
         return any(replica.is_up for replica in self.replicas)
 
+    @property
+    def placed(self) -> int:
+        """Requests that the servers have."""
+        return sum(min(replica.load, self._vllm.max_in_flight) for replica in self.replicas)
+
+    @property
+    def queued(self) -> int:
+        """Of these, not begun yet."""
+        return sum(replica.queued for replica in self.replicas if replica.is_up)
+
     # What all of them can do
 
     @property

@@ -56,6 +56,8 @@ class Replica:
         """Why it is not."""
         self.load = 0
         """Requests for it, those that wait for a place included."""
+        self.queued = 0
+        """Requests that it had not begun at the last look."""
         self.base_name, self.context = "", 0
         self.abilities: Abilities | None = None
         self._places = asyncio.Semaphore(vllm.max_in_flight)
@@ -157,6 +159,7 @@ class Replica:
                 if ended is not None and ended.done():
                     raise Lost(f"vLLM at {self.url} ended")
                 misses = 0 if await self.client.is_healthy() else misses + 1
+                self.queued = 0 if misses else await self.client.queued()
                 if misses >= MAX_MISSES or (misses and self._doubts.is_set()):
                     raise Lost(f"vLLM at {self.url} does not answer any more")
                 self._doubts.clear()

@@ -88,6 +88,11 @@ class VllmRunner(SampleRunner):
     def is_up(self) -> bool:
         return self.fleet.is_up
 
+    @property
+    def waiting(self) -> int:
+        """Those without a place at a server, and what the servers had in their queues at the last look."""
+        return len(self._running) - self.fleet.placed + self.fleet.queued
+
     def sweep(self) -> None:
         self.folders.sweep()
 

@@ -23,6 +23,7 @@ from palestra.environments.platform import make_task
 from palestra.training.batched import BatchedRollouts
 from palestra.training.batches import Drop, build_batch
 from palestra.training.conversations import Rows, conversation_of
+from palestra.training.health import environment_metrics, label_metrics
 from palestra.training.player import RolloutSettings, Table, play_rollout
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.environments.fleet.conftest import PUT, call
@@ -119,6 +120,28 @@ def test_a_grade_that_nobody_knows_leaves_the_group_and_is_counted(tmp_path: Pat
     assert [(one.reward, one.stop, one.metrics["unknown_reward"]) for one in rollouts] == [(None, "done", 1.0)] * 2
     batch = build_batch([group_of(request, rollouts)], make_config())
     assert batch.dropped == {Drop.UNGRADED: 2}
+
+
+def test_a_step_tells_apps_apart(tmp_path: Path):
+    keys = [PUT, "mail-move_only-0-3"]
+    (tmp_path / "tasks.json").write_text(json.dumps([fleet_row(make_task(key)) for key in keys]))
+    put = call("put", value=make_task(PUT).params["value"]) + "<done>"
+
+    def knows_keys(asked: Asked) -> str:
+        return put if make_task(PUT).prompt in chat_tokenizer().decode(asked.prompt) else "hm <done>"
+
+    with a_table({"tasks_file": str(tmp_path / "tasks.json")}, max_context=20_000) as table:
+        groups = [
+            group_of(request, [asyncio.run(play_rollout(table, request, 0, ScriptedSampler(knows_keys)))])
+            for request in requests(table, 2, 1)
+        ]
+        found = environment_metrics(groups, table.environments.aggregate)
+    found |= label_metrics(groups, "env", "reward", lambda one: one.reward or 0.0)
+    assert [(group.task.id, group.rollouts[0].reward) for group in groups] == [(PUT, 1.0), (keys[1], 0.0)]
+    area = "env/fleet_task"
+    assert (found[f"{area}/keys/reward"], found[f"{area}/mail/reward"], found[f"{area}/reward"]) == (1.0, 0.0, 0.5)
+    assert (found[f"{area}/keys/avg_tool_calls"], found[f"{area}/mail/avg_tool_calls"]) == (1.0, 0.0)
+    assert (found[f"{area}/keys/num_episodes"], found[f"{area}/total_episodes"]) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,41 @@ def validate(env: Environment, final_answer: str | None = None) -> int:
 """
 
 
+WORLD = """
+CREATE TABLE mail_users (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE mail_notes (id INTEGER PRIMARY KEY, user INTEGER REFERENCES mail_users (id), v TEXT);
+CREATE TABLE stay_users (id INTEGER PRIMARY KEY);
+CREATE TABLE _events (id INTEGER PRIMARY KEY);
+CREATE TRIGGER note AFTER INSERT ON mail_notes BEGIN INSERT INTO _events VALUES (NULL); END;
+INSERT INTO mail_users VALUES (1, 'Ada')
+"""
+
+
+def test_an_app_of_a_world_is_found_by_its_name():
+    body = """
+mail = env.app("mail")
+mail.load()
+seed, current = mail.db("seed"), mail.db("current")
+assert current.tables() == ["notes", "users"], current.tables()
+seed.diff(current, IgnoreConfig()).expect_only_v2(
+    [{"table": "notes", "pk": 1, "type": "insert", "fields": [("id", 1), ("user", 1), ("v", "x")]}]
+)
+return env.app("mail") is mail and env.app("stay").db("current").tables() == ["users"]"""
+    source = "def verify(env):\n    " + body.replace("\n", "\n    ")
+    seed, current = world(), world("INSERT INTO mail_notes VALUES (1, 1, 'x')")
+    found = asyncio.run(run_verifier(source, seed, current, limits=LIMITS))
+    assert (found.score, found.error) == (1.0, "")
+    missing = asyncio.run(run_verifier("def v(env):\n    env.app('forge')", seed, seed, limits=LIMITS))
+    assert missing.score is None
+    assert "there is no app 'forge' in this world" in missing.error
+
+
+def world(*statements: str) -> bytes:
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(";".join([WORLD, *statements]))
+    return connection.serialize()
+
+
 def test_a_typical_verifier_finds_its_names():
     update = "UPDATE t SET v = 'c', n = 9 WHERE id = 2"
     good = ran(TYPICAL, update, final_answer="Forty two: 42")

@@ -23,6 +23,11 @@ def tasks_of(app: str, template: TaskTemplate, count: int, first: int = 0) -> li
     return [make_task(f"{app}-{template.name}-{template.difficulty}-{number}") for number in numbers]
 
 
+def few(app: str) -> int:
+    """Tasks of a template for every day: worlds of several apps take longer to build."""
+    return 2 if APPS[app].parts else 5
+
+
 def opened(task: PlatformTask) -> Instance:
     return Instance(task.seed)
 

@@ -11,6 +11,7 @@ from tests.environments.platform.conftest import (
     TEMPLATES,
     Attacker,
     answer_only,
+    few,
     golden,
     nothing,
     opened,
@@ -22,13 +23,13 @@ from tests.environments.platform.conftest import (
 FIRST_EVAL = 2**31
 
 
-counted = pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+counted = pytest.mark.parametrize("count", [0, pytest.param(200, marks=pytest.mark.slow)], ids=["few", "200"])
 
 
 @counted
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTemplate, count: int):
-    for task in tasks_of(app, template, count):
+    for task in tasks_of(app, template, count or few(app)):
         instance = opened(task)
         played = golden(task, instance)
         before = instance.state_hash()
@@ -43,7 +44,7 @@ def test_the_solution_is_worth_one_and_says_so_twice(app: str, template: TaskTem
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker: Attacker, count: int):
     lucky = 0
-    for task in tasks_of(app, template, count):
+    for task in tasks_of(app, template, count or few(app)):
         instance = opened(task)
         answer = attacker(task, instance)
         lucky += verify(task, instance, answer).score != 0.0
@@ -53,7 +54,7 @@ def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker:
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 5):
+    for task in tasks_of(app, template, few(app)):
         instance = opened(task)
         answer = golden(task, instance).answer
         wanted = instance.changes()
@@ -64,7 +65,7 @@ def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: Ta
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 5, FIRST_EVAL):
+    for task in tasks_of(app, template, few(app), FIRST_EVAL):
         again = make_task(str(task.key))
         assert (again.prompt, again.params, again.seed.digest) == (task.prompt, task.params, task.seed.digest)
         assert task.key.split == "eval"
@@ -72,7 +73,7 @@ def test_a_task_comes_again_from_its_key(app: str, template: TaskTemplate):
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)
 def test_changes_noted_by_triggers_are_those_found_by_comparing_all_rows(app: str, template: TaskTemplate):
-    for task in tasks_of(app, template, 5):
+    for task in tasks_of(app, template, few(app)):
         instance, seed = opened(task), opened(task)
         random_calls(task, instance)
         golden_again = opened(task)

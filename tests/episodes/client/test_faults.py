@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import ssl
 import subprocess
@@ -271,3 +272,42 @@ def test_tls_is_checked(tmp_path):
         assert server.connections == 1
         with EpisodeClient(server.url) as client, pytest.raises(ServerSilent, match=r"is not trusted: self.signed"):
             client.runs()
+
+
+INFO = {"episode_id": "e", "run": "r", "group_id": "g", "index": 0, "kind": "train", "state": "queued", "attempt": 0}
+TIMELINE = {
+    "episode": {**INFO, "seed": 0, "priority": 0, "created_at": 0.0},
+    "task": {"id": "t", "environment": "e", "prompt": []},
+    "attempts": [],
+}
+LINE = json.dumps(TIMELINE).encode() + b"\n"
+CHUNK = b"%x\r\n%s\r\n" % (len(LINE), LINE)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Garbage(CHUNKED + CHUNK),  # without an end
+        Garbage(CHUNKED + CHUNK + CHUNK[:40]),
+        Garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + LINE),
+        Garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + LINE + LINE[:10]),
+    ],
+)
+def test_an_export_that_breaks_off_is_never_taken_for_a_whole_one(fault):
+    with FaultServer(fault) as server, EpisodeClient(server.url) as client:
+        with pytest.raises(ServerSilent, match="broke off"):
+            list(client.export("r", reward_below=0.5))
+        assert len(server.requests) == 1
+
+
+def test_an_export_is_whole_or_refused():
+    with FaultServer(Garbage(CHUNKED + CHUNK + CHUNK + b"0\r\n\r\n")) as server, EpisodeClient(server.url) as client:
+        assert len(list(client.export("r", "ended", limit=2, error="", task="cups"))) == 2
+        assert server.requests[0].path.endswith("?run=r&state=ended&error=&task=cups&limit=2&format=jsonl")
+    no_run, no_record = Answer(404, {"detail": "no run 'r'"}), Garbage(CHUNKED + b"3\r\n{}\n\r\n0\r\n\r\n")
+    for act, told in ((no_run, "no run 'r'"), (no_record, "not what this client understands")):
+        with FaultServer(act) as server, EpisodeClient(server.url) as client:
+            exported = client.export("r")
+            with pytest.raises(EpisodeApiError, match=told):
+                next(exported)

@@ -67,7 +67,7 @@ class Api:
     def beat(self, *leases: Any) -> list[Any]:
         return self.post("heartbeat", client_id=self.client_id, leases=[ref(lease) for lease in leases])["beats"]
 
-    def end(self, lease: Any, reward: float = 1.0, **result: Any) -> Any:
+    def end(self, lease: Any, reward: float | None = 1.0, **result: Any) -> Any:
         ends = [ref(lease) | {"result": {"reward": reward, **result}}]
         return self.post("end", client_id=self.client_id, ends=ends)["ended"][0]
 
@@ -121,7 +121,8 @@ def _sound(answer: httpx.Response) -> Any:
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One for all tests here: do not kill it."""
     settings = {"require_key": "always", "log_level": "debug"}
-    server = _make(tmp_path_factory.mktemp("episodes"), "episodes.hold_calls_s=5", **settings)
+    mask = r'episodes.mask=["555-\\d{4}"]'
+    server = _make(tmp_path_factory.mktemp("episodes"), "episodes.hold_calls_s=5", mask, **settings)
     with server:
         server.start()
         yield server

@@ -21,7 +21,7 @@ from palestra.server.episodes.deliveries import played_turns
 from palestra.server.episodes.keys import EpisodeKeys
 from palestra.server.episodes.saving import NotSaved, Saving
 from palestra.server.episodes.signals import Signals
-from palestra.server.episodes.waiting import Waiter, WaitingClaims
+from palestra.server.episodes.waiting import PassedOver, Waiter, WaitingClaims
 from palestra.server.errors import Refusal
 from palestra.store import Store
 from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
@@ -163,10 +163,11 @@ def test_what_stands_on_a_failed_write_fails_with_it() -> None:
 
 # Lines
 
-Asked = tuple[str, int]
+Asked = tuple[str, int, bool]
+"""What, how many at most, and whether it may have any."""
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), max_size=12), st.data())
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=12), st.data())
 def test_lines_are_served_in_turn(asked: list[Asked], data: st.DataObject) -> None:
     """Whoever gets something has waited longest of those who could."""
 
@@ -180,8 +181,10 @@ def test_lines_are_served_in_turn(asked: list[Asked], data: st.DataObject) -> No
         stock = data.draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 6)))
         served: list[int] = []
 
-        def take(waiter: Waiter[Asked, list[str]]) -> list[str] | None:
-            what, most = waiter.asks
+        def take(waiter: Waiter[Asked, list[str]]) -> list[str] | PassedOver | None:
+            what, most, is_free = waiter.asks
+            if stock.get(what) and not is_free:
+                return PassedOver()
             got = min(most, stock.get(what, 0))
             stock[what] = stock.get(what, 0) - got
             served.extend([waiter.number] * bool(got))
@@ -190,10 +193,12 @@ def test_lines_are_served_in_turn(asked: list[Asked], data: st.DataObject) -> No
         waiting.hand_out(take, lambda line: line != "c")
         assert served == sorted(served)
         for line in "ab":
-            states = [waiter.got.done() for waiter in left if waiter.asks[0] == line]
+            states = [waiter.got.done() for waiter in left if waiter.asks[0] == line and waiter.asks[2]]
             assert states == sorted(states, reverse=True), "somebody was passed over"
             assert not stock.get(line) or all(states)
-        assert not any(waiter.got.done() for waiter in waiters if waiter.asks[0] == "c" or not waiter.readers)
+        assert len(waiting) == len(left) - len(served)
+        for waiter in waiters:
+            assert not (waiter.got.done() and (waiter.asks[0] == "c" or not waiter.asks[2] or not waiter.readers))
 
     run(work())
 

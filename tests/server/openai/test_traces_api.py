@@ -12,6 +12,7 @@ import pytest
 from tests.server.openai.conftest import MODEL, Ephebe
 
 MakeEphebe = Callable[..., Ephebe]
+BIG = 10**30
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
@@ -31,8 +32,33 @@ def test_a_turn_tells_what_was_sampled_and_how(ephebe: Ephebe, client: openai.Op
     assert (turn["temperature"], turn["weights"], turn["response_id"]) == (0.7, MODEL, answer.id)
     assert (turn["user"], turn["metadata"], turn["route"]) == ("me", {"k": "v"}, "chat")
     assert turn["sample_s"] > 0
+    said = {"role": "assistant", "content": answer.choices[0].message.content}
+    assert (turn["messages"], turn["answers"]) == (HI, [said])
     lines = ephebe.http().get(f"/v1/traces/{answer.trace_id}?format=jsonl").text.splitlines()
     assert [json.loads(line)["samples"] for line in lines] == [turn["samples"]]
+
+
+def test_messages_are_told_turn_by_turn_without_keys_and_whatever_they_hold(
+    ephebe: Ephebe, client: openai.OpenAI
+) -> None:
+    half, big = '{"half": "\\ud800"}', f'{{"big": {BIG}}}'
+    calls = [
+        {"id": name, "type": "function", "function": {"name": "f", "arguments": given}}
+        for name, given in (("h", half), ("c", big))
+    ]
+    result = {"role": "tool", "tool_call_id": "c", "content": "the key is tml-0123456789abcdef"}
+    first = ask(client, messages=[*HI, {"role": "assistant", "content": "", "tool_calls": calls}, result])
+    said = first.choices[0].message.model_dump(exclude_none=True)
+    history = [*HI, {"role": "assistant", "content": "", "tool_calls": calls}, result, said, *HI]
+    second = ask(client, messages=history)
+    assert second.trace_id == first.trace_id
+    one, two = ephebe.http().get(f"/v1/traces/{first.trace_id}").json()["turns"]
+    assert [message["role"] for message in one["messages"]] == ["user", "assistant", "tool"]
+    assert [one["function"]["arguments"] for one in one["messages"][1]["tool_calls"]] == [half, {"big": BIG}]
+    assert one["messages"][2]["content"] == "the key is [redacted]"
+    assert two["messages"] == HI
+    lines = ephebe.http().get("/v1/traces?limit=1&format=jsonl").text.splitlines()
+    assert json.loads(lines[0])["turns"] == [one, two]
 
 
 def test_traces_are_listed_and_exported_in_lines(ephebe: Ephebe, client: openai.OpenAI) -> None:

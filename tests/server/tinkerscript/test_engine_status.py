@@ -13,6 +13,7 @@ import pytest
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.server.episodes.service import Episodes
 from palestra.server.metrics import Metrics
+from palestra.server.observer import Observer
 from palestra.server.tinkerscript.engine import Engine, EngineRefusal
 from palestra.server.tinkerscript.engine_book import EngineBook, EngineRecord
 from palestra.server.tinkerscript.engine_status import FED_S, has_begun, why_not
@@ -77,7 +78,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
     model = ModelConfig(path=folder, name=["student"])
     config, now = ServeConfig(state=folder, models=[model]), [0.0]
     store = Store.open(config.database)
-    episodes = Episodes(store, config.episodes, Metrics(), "secret")
+    episodes = Episodes(store, config.episodes, Observer(Metrics()), "secret")
     engine = Engine(config, store, episodes.broker, clock=lambda: now[0])
     try:
         async with episodes.running(), engine.running():

@@ -21,7 +21,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from palestra.episodes import EpisodeApiError, EpisodeClient
+from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeApiError, EpisodeClient
 from palestra.episodes.client.listening import ListenError
 from palestra.episodes.client.run import Run
 from palestra.server.episodes.push_addresses import check_address
@@ -372,6 +372,43 @@ def test_a_trainer_killed_before_it_acknowledged_and_a_killed_server_lose_and_do
         assert second.wait(RECEIVE_S) == 0
     assert file.read_text().split() == ["1", "a", "2", "b", "3", "c", "4", "d", "5", "last"]
     committed(trainer, 5)
+
+
+def test_a_coroutine_listens_the_same_way_and_can_be_cancelled(plain: Ephebe, trainer: Api) -> None:
+    play(trainer, "a", "b", "c")
+    has_all = asyncio.Event()
+
+    async def take(run: AsyncRun, heard: list[int], **options: Any) -> None:
+        async with run.listen("tcp://127.0.0.1:*", **options) as groups:
+            async for pushed in groups:
+                heard.append(pushed.number)
+                if pushed.number == 2 and len(heard) == 2:
+                    raise KeyError("before it was safe")
+                await pushed.ack()
+                if len(heard) == 4:
+                    has_all.set()
+
+    async def work() -> None:
+        async with AsyncEpisodeClient(plain.url, "tml-test") as client:
+            run = await client.run(trainer.run)
+            heard: list[int] = []
+            with pytest.raises(KeyError):
+                await take(run, heard)
+            assert (heard, (await run.refresh()).committed, run.info.settings.push_to) == ([1, 2], 1, "")
+            again = asyncio.create_task(take(run, heard, after=1))
+            await asyncio.wait_for(has_all.wait(), RECEIVE_S)
+            again.cancel()  # while it waits for the next
+            with pytest.raises(asyncio.CancelledError):
+                await again
+            assert (heard, (await run.refresh()).committed, run.info.settings.push_to) == ([1, 2, 2, 3], 3, "")
+            async with run.listen("tcp://127.0.0.1:*", wait_s=0.1) as groups:
+                assert [pushed.number async for pushed in groups] == []
+            with pytest.raises(ListenError, match="is it the cursor of another run"):
+                await take(run, heard, after=9)
+            with pytest.raises(ListenError, match="nobody listens yet"):
+                await anext(aiter(run.listen("tcp://127.0.0.1:*")))
+
+    asyncio.run(work())
 
 
 def test_what_a_run_pushed_is_never_taken_for_its_successors(trainer: Api, run: Run, ears: Callable[..., Ears]) -> None:

@@ -45,6 +45,8 @@ class OpenEnvBackend:
         self._socket: Any = None
         self._is_waiting = False
         self._reward: Any = None
+        self._is_done = False
+        """The server ended the episode itself: its reward stands."""
 
     async def create(self) -> None:
         try:
@@ -72,14 +74,14 @@ class OpenEnvBackend:
         told = await self._asked("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
         if "error" in told:
             return ToolAnswer(None, str(told["error"]))
-        self._reward = told.get("reward")
+        self._reward, self._is_done = told.get("reward"), bool(told.get("done"))
         found = told["observation"]
         if found.get("error"):
             return ToolAnswer(None, str(found["error"].get("message") or found["error"]))
         return _tool_answer(found.get("result"))
 
     async def verify(self, attempt: Attempt) -> Grade:
-        if self._given.finish is not None:
+        if self._given.finish is not None and not self._is_done:
             told = await self._asked("step", self._filled(self._given.finish, attempt.answer))
             if "error" in told:
                 return Grade(score=None, error=str(told["error"]))

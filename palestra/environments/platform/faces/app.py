@@ -5,6 +5,7 @@ Owns: paths, errors as answers, the reaper's beat. Never touches: what a route d
     /v1/…                    the control plane, with a team's key
     /i/{id}/mcp              an instance's tools; also /i/{id}/api/v1/mcp
     /i/{id}/api/v1/env/…     its runner, with the team's token
+    /{app}/api/v1/env/…      one app of a world of several, with the login of an instance
     /openenv/{app}/…         an app as an OpenEnv environment, with a team's key
 """
 
@@ -14,14 +15,15 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from palestra.environments.fleet.export import verifier_source
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.control import Asked, ControlPlane
-from palestra.environments.platform.faces.door import Door
+from palestra.environments.platform.faces.door import Door, login_of
 from palestra.environments.platform.faces.http import (
     Headers,
     Receive,
@@ -47,8 +49,17 @@ MCP_PATHS = ("mcp", "mcp/", "api/v1/mcp", "api/v1/mcp/")
 RUNNER_PATH = "api/v1/env/"
 OPENENV_PATH = "/openenv/"
 MAX_REQUEST_ID = 200
+PART = re.compile(r"/(i/)?([^/]+)/api/v1/env/(.*)")
 
 Handler = Callable[[Asked], Any]
+
+
+class PartAsked(NamedTuple):
+    """One app of a world of several."""
+
+    instance_id: str
+    app: str
+    rest: str
 
 
 class PlatformApp:
@@ -59,7 +70,7 @@ class PlatformApp:
         self._verifying = Verifying(pool, verifier_source)
         self._runner = Runner(pool, self._verifying)
         self._openenv = OpenEnv(pool, door)
-        self._routes = self._table(ControlPlane(pool, door.runner_token, verifier_source))
+        self._routes = self._table(ControlPlane(pool, door, verifier_source))
 
     def _table(self, control: ControlPlane) -> dict[tuple[str, int], list[tuple[list[str], Handler]]]:
         """By method and length; `*` stands for a name. The first that fits is taken. What is no coroutine runs in a
@@ -112,7 +123,9 @@ class PlatformApp:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, headers = scope["path"], Headers(scope["headers"])
         self._door.check_origin(headers)
-        if path.startswith("/i/"):
+        if (asked := _part_asked(path, headers)) is not None:
+            await self._part(asked, headers, scope, receive, send)
+        elif path.startswith("/i/"):
             instance_id, _, rest = path[3:].partition("/")
             if rest in MCP_PATHS:
                 await self._mcp(instance_id, headers, scope["method"], receive, send)
@@ -153,6 +166,13 @@ class PlatformApp:
         told = await self._runner.answer(instance_id, scope["method"], rest.removeprefix(RUNNER_PATH), body)
         await answer_json(send, told)
 
+    async def _part(self, asked: PartAsked, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+        self._door.check_runner(headers, self.pool.record(asked.instance_id))
+        body = await read_body(receive)
+        await answer_json(
+            send, self._runner.part_answer(asked.instance_id, asked.app, scope["method"], asked.rest, body)
+        )
+
     async def _control(self, path: str, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         team = self._door.team(headers)
         handler, names = self._route(scope["method"], path)
@@ -192,3 +212,18 @@ class PlatformApp:
                 self.pool.tick()
             except Exception:
                 log.exception("the reaper stumbled; it goes on")
+
+
+def _part_asked(path: str, headers: Headers) -> PartAsked | None:
+    """What the SDK's `env.app(name)` asks for: of the runner's address it keeps all before the path, or puts the app in
+    the place of the instance. The login says which instance is meant."""
+    found = PART.fullmatch(path)
+    if found is None:
+        return None
+    is_instance, name, rest = found.groups()
+    instance_id = login_of(headers).partition(":")[0]
+    if is_instance and instance_id in ("", name):
+        return None
+    if not instance_id:
+        raise Refusal(403, f"{path[:100]!r} is for a world's instance, whose address has a login (urls.manager.api)")
+    return PartAsked(instance_id, name, rest)

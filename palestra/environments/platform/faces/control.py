@@ -15,6 +15,7 @@ import msgspec
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.faces.http import Refusal
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
@@ -72,8 +73,8 @@ class Asked:
 
 
 class ControlPlane:
-    def __init__(self, pool: Pool, token_of: Callable[[str], str], source_of: Callable[[PlatformTask], str]) -> None:
-        self.pool, self._token_of, self._source_of = pool, token_of, source_of
+    def __init__(self, pool: Pool, door: Door, source_of: Callable[[PlatformTask], str]) -> None:
+        self.pool, self._door, self._source_of = pool, door, source_of
 
     # Environments
 
@@ -97,7 +98,7 @@ class ControlPlane:
         }
 
     def runner_token(self, asked: Asked) -> Any:
-        return {"token": self._token_of(asked.team)}
+        return {"token": self._door.runner_token(asked.team)}
 
     # Instances
 
@@ -110,7 +111,11 @@ class ControlPlane:
         except DuplicateRequest as e:
             told = {"error": "duplicate_request_id", "message": str(e), "instance_id": e.instance_id}
             raise Refusal(409, told) from None
-        return wire.instance(record, asked.base_url)
+        return self._shown(record, asked)
+
+    def _shown(self, record: Record, asked: Asked) -> dict[str, Any]:
+        is_world = bool(app_of(record.wanted.app).parts)
+        return wire.instance(record, asked.base_url, self._door.login(record.id) if is_world else "")
 
     def instances(self, asked: Asked) -> Any:
         status, run_id = asked.one("status"), asked.one("run_id")
@@ -120,20 +125,20 @@ class ControlPlane:
             if (str(record.state) == status if status else not record.is_over)
             and (run_id is None or record.wanted.run_id == run_id)
         )
-        return [wire.instance(record, asked.base_url) for record in found]
+        return [self._shown(record, asked) for record in found]
 
     def instance(self, asked: Asked) -> Any:
-        return wire.instance(self.pool.record(asked.parts[0], asked.team), asked.base_url)
+        return self._shown(self.pool.record(asked.parts[0], asked.team), asked)
 
     def close(self, asked: Asked) -> Any:
-        return wire.instance(self.pool.close(asked.parts[0], asked.team), asked.base_url)
+        return self._shown(self.pool.close(asked.parts[0], asked.team), asked)
 
     def close_all(self, asked: Asked) -> Any:
         run_id = asked.one("run_id")
         if run_id is None and asked.one("profile_id") is None:
             raise Refusal(400, "name the run whose instances are to be closed: ?run_id=")
         found = [r for r in self.pool.records(asked.team) if not r.is_over and r.wanted.run_id == run_id]
-        return [wire.instance(self.pool.close(record.id, asked.team), asked.base_url) for record in found]
+        return [self._shown(self.pool.close(record.id, asked.team), asked) for record in found]
 
     def heartbeat(self, asked: Asked) -> Any:
         record = self.pool.beat(asked.parts[0], asked.team)

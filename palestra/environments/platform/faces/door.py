@@ -8,6 +8,8 @@ tools cannot look behind them.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import ipaddress
@@ -41,10 +43,17 @@ class Door:
     def runner_token(self, team: str) -> str:
         return hmac.new(self._secret, team.encode(), hashlib.sha256).hexdigest()
 
+    def login(self, instance_id: str) -> str:
+        """`name:password` in an address: it opens this instance's runner, and names it where the path does not."""
+        told = hmac.new(self._secret, f"instance {instance_id}".encode(), hashlib.sha256).hexdigest()
+        return f"{instance_id}:{told}"
+
     def check_runner(self, headers: Headers, record: Record) -> None:
-        """By the token that a team gets at the control plane, or by its key."""
+        """By the token that a team gets at the control plane, by the instance's own login, or by the team's key."""
         token = headers.get("x-runner-token")
         if token is not None and hmac.compare_digest(token.encode(), self.runner_token(record.team).encode()):
+            return
+        if hmac.compare_digest(login_of(headers).encode(), self.login(record.id).encode()):
             return
         if _key_of(headers) and self.team(headers) == record.team:
             return
@@ -58,6 +67,15 @@ class Door:
         origin = headers.get("origin")
         if origin is not None and origin.partition("//")[2] != host:
             raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
+
+
+def login_of(headers: Headers) -> str:
+    """What an address with a login in it makes clients send; empty: none, or none that can be read."""
+    scheme, _, coded = (headers.get("authorization") or "").partition(" ")
+    try:
+        return base64.b64decode(coded).decode("ascii") if scheme.lower() == "basic" else ""
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def team_of(key: str) -> str:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from palestra import __version__
-from palestra.environments.platform.app import App
-from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.http import Headers
 from palestra.environments.platform.toolbox import ToolResult
@@ -37,8 +34,35 @@ CAPABILITIES = {"tools": {"listChanged": False}}
 TOOLS_TTL_MS = 3_600_000  # an app's tools do not change while it runs
 MAX_NAME = 200
 
+_lists: dict[tuple[str, str, bool], bytes] = {}  # by key, version and era
+
 Answer = tuple[int, bytes]
 ToolCall = Callable[[str, Any], ToolResult]
+
+
+class ListedTool(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def parameters(self) -> dict[str, Any]: ...
+
+
+class Toolset(Protocol):
+    """What is offered: an app, or whatever else has tools."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def version(self) -> str:
+        """Another one where the tools are others."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[ListedTool]: ...
 
 
 class RpcError(Exception):
@@ -47,7 +71,7 @@ class RpcError(Exception):
         self.code, self.message, self.data = code, message, data
 
 
-def mcp_answer(app: App, call: ToolCall, headers: Headers, body: bytes) -> Answer:
+def mcp_answer(app: Toolset, call: ToolCall, headers: Headers, body: bytes) -> Answer:
     """Status and body; an empty body where there is nothing to say."""
     try:
         message = read_message(body)
@@ -57,7 +81,7 @@ def mcp_answer(app: App, call: ToolCall, headers: Headers, body: bytes) -> Answe
 
 
 def message_answer(
-    app: App, call: ToolCall, headers: Headers, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+    app: Toolset, call: ToolCall, headers: Headers, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
 ) -> Answer:
     """`statuses`: of errors in the handshake era."""
     if "id" not in message:
@@ -163,7 +187,7 @@ def _decoded(header: str | None) -> str | None:
 # Methods
 
 
-def _result(app: App, call: ToolCall, message: dict[str, Any], is_modern: bool) -> bytes:
+def _result(app: Toolset, call: ToolCall, message: dict[str, Any], is_modern: bool) -> bytes:
     params = message.get("params", {})
     match message["method"]:
         case "tools/call":
@@ -171,18 +195,18 @@ def _result(app: App, call: ToolCall, message: dict[str, Any], is_modern: bool) 
         case "tools/list":
             if params.get("cursor") is not None:
                 raise RpcError(INVALID_PARAMS, "there is no such page: all tools come in the first")
-            return tools_list(app.key, is_modern)
+            return tools_list(app, is_modern)
         case "initialize" if not is_modern:
             return _initialized(app, params)
         case "ping" if not is_modern:
             return b"{}"
         case "server/discover" if is_modern:
-            return _discovered(app.key)
+            return _discovered(app)
         case method:
             raise RpcError(NO_METHOD, f"there is no method {method[:MAX_NAME]!r} here")
 
 
-def _called(app: App, call: ToolCall, params: dict[str, Any], is_modern: bool) -> bytes:
+def _called(app: Toolset, call: ToolCall, params: dict[str, Any], is_modern: bool) -> bytes:
     name = params.get("name")
     if not isinstance(name, str):
         raise RpcError(INVALID_PARAMS, "tools/call needs the name of a tool")
@@ -200,21 +224,22 @@ def _called(app: App, call: ToolCall, params: dict[str, Any], is_modern: bool) -
     return msgspec.json.encode(told | {"resultType": "complete"} if is_modern else told)
 
 
-@cache
-def tools_list(app: str, is_modern: bool) -> bytes:
-    tools = [{"name": t.name, "description": t.description, "inputSchema": t.parameters} for t in app_of(app).tools]
-    cached = {"resultType": "complete", "ttlMs": TOOLS_TTL_MS, "cacheScope": "public"} if is_modern else {}
-    return msgspec.json.encode({"tools": tools, **cached})
+def tools_list(app: Toolset, is_modern: bool) -> bytes:
+    known = (app.key, app.version, is_modern)
+    if known not in _lists:
+        tools = [{"name": t.name, "description": t.description, "inputSchema": t.parameters} for t in app.tools]
+        cached = {"resultType": "complete", "ttlMs": TOOLS_TTL_MS, "cacheScope": "public"} if is_modern else {}
+        _lists[known] = msgspec.json.encode({"tools": tools, **cached})
+    return _lists[known]
 
 
-def _initialized(app: App, params: dict[str, Any]) -> bytes:
+def _initialized(app: Toolset, params: dict[str, Any]) -> bytes:
     asked = params.get("protocolVersion")
     version = asked if asked in HANDSHAKE else HANDSHAKE[-1]
     return msgspec.json.encode({"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": _server(app)})
 
 
-@cache
-def _discovered(app: str) -> bytes:
+def _discovered(app: Toolset) -> bytes:
     return msgspec.json.encode(
         {
             "supportedVersions": [*MODERN, *reversed(HANDSHAKE)],
@@ -222,10 +247,10 @@ def _discovered(app: str) -> bytes:
             "resultType": "complete",
             "ttlMs": TOOLS_TTL_MS,
             "cacheScope": "public",
-            "_meta": {f"{META}/serverInfo": _server(app_of(app))},
+            "_meta": {f"{META}/serverInfo": _server(app)},
         }
     )
 
 
-def _server(app: App) -> dict[str, str]:
+def _server(app: Toolset) -> dict[str, str]:
     return {"name": f"palestra-{app.key}", "title": app.title, "version": f"{__version__}+{app.version}"}

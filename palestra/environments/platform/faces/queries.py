@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from palestra.environments.fleet.verifiers.sandbox.databases import part_of
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
 from palestra.environments.platform.instance import Instance
 
@@ -44,19 +45,20 @@ class Copies:
     """To read from; one is made anew when its instance has changed."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[sqlite3.Connection, int, sqlite3.Connection]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], tuple[sqlite3.Connection, int, sqlite3.Connection]] = OrderedDict()
 
-    def of(self, name: str, resource: str, instance: Instance) -> sqlite3.Connection:
-        """`resource`: current or seed."""
-        source = instance.connection
-        known = self._kept.get((name, resource))
+    def of(self, name: str, resource: str, instance: Instance, part: str = "") -> sqlite3.Connection:
+        """`resource`: current or seed. `part`: an app of a world, whose tables alone are seen, by its own names."""
+        source, key = instance.connection, (name, resource, part)
+        known = self._kept.get(key)
         if known is not None and known[0] is source and known[1] == source.total_changes:
-            self._kept.move_to_end((name, resource))
+            self._kept.move_to_end(key)
             return known[2]
-        made = _stripped(instance.seed.data if resource == "seed" else instance.snapshot())
+        data = instance.seed.data if resource == "seed" else instance.snapshot()
+        made = _stripped(part_of(data, part) if part else data)
         made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         made.set_authorizer(_reading)
-        self._kept[name, resource] = (source, source.total_changes, made)
+        self._kept[key] = (source, source.total_changes, made)
         while len(self._kept) > MAX_COPIES:
             self._kept.popitem(last=False)
         return made
@@ -145,17 +147,19 @@ def _column(_place: int, name: str, kind: str, notnull: int, default: Any, key: 
     return {**told, "primary_key": key > 0, "pk": key}
 
 
-def structured_diff(instance: Instance, ignore: dict[str, Any]) -> dict[str, Any]:
-    """By table, as Fleet's runner tells it; tables where nothing happened are not named."""
+def structured_diff(instance: Instance, ignore: dict[str, Any], part: str = "") -> dict[str, Any]:
+    """By table, as Fleet's runner tells it; tables where nothing happened are not named. `part`: as in `Copies`."""
     tables, fields = set(ignore.get("tables") or ()), set(ignore.get("fields") or ())
     table_fields = ignore.get("table_fields") or {}
+    prefix = f"{part}_" if part else ""
+    seen = {table.name: table.name.removeprefix(prefix) for table in tables_of(instance.connection)}
     keys = {table.name: table.key for table in tables_of(instance.connection)}
-    ignored = {name: fields | set(table_fields.get(name) or ()) for name in keys}
+    ignored = {name: fields | set(table_fields.get(seen[name]) or ()) for name in keys}
     found: dict[str, Any] = {}
     for change in changes(instance.connection, ignored):
-        if change.table not in tables:
-            table = found.setdefault(change.table, _table(change.table, keys[change.table]))
-            _add(table, change)
+        name = seen[change.table]
+        if change.table.startswith(prefix) and name not in tables:
+            _add(found.setdefault(name, _table(name, keys[change.table])), change)
     return found
 
 

@@ -148,6 +148,7 @@ class Verifying:
                 )
             verdict = verify(task, instance, given.final_answer)
         printed = _accumulator("ERROR", verdict.failed) + _accumulator("SUCCESS", verdict.met)
+        printed += "".join(f"App {name}: {int(is_right)}\n" for name, is_right in verdict.apps.items())
         return {"success": verdict.score is not None, "result": verdict.score, "stdout": printed, "error": None}
 
     async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def environment(app: App) -> dict[str, Any]:
     }
 
 
-def instance(record: Record, base_url: str) -> dict[str, Any]:
+def instance(record: Record, base_url: str, login: str = "") -> dict[str, Any]:
+    """`login`: for the address of its runner."""
     wanted = record.wanted
     return {
         "instance_id": record.id,
@@ -53,13 +54,15 @@ def instance(record: Record, base_url: str) -> dict[str, Any]:
         "run_id": wanted.run_id,
         "heartbeat_interval": None if wanted.heartbeat_s is None else int(wanted.heartbeat_s),
         "reason": record.reason or None,
-        "urls": urls(f"{base_url}/i/{record.id}/"),
+        "urls": urls(f"{base_url}/i/{record.id}/", login),
     }
 
 
-def urls(root: str) -> dict[str, Any]:
-    """The root ends with a slash: the SDK adds `mcp` to it."""
-    api = f"{root}api/v1/env"
+def urls(root: str, login: str = "") -> dict[str, Any]:
+    """The root ends with a slash: the SDK adds `mcp` to it. Of the runner's address its `env.app(name)` keeps only what
+    is before the path: there a login says which instance is meant."""
+    scheme, _, rest = f"{root}api/v1/env".partition("://")
+    api = f"{scheme}://{login}@{rest}" if login else f"{scheme}://{rest}"
     return {
         "root": root,
         "app": [root],

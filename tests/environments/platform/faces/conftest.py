@@ -45,9 +45,11 @@ class Platform:
 
 
 def started(pool: Pool, door: Door) -> Iterator[str]:
-    config = uvicorn.Config(
-        PlatformApp(pool, door), port=0, log_level="warning", access_log=False, timeout_keep_alive=75
-    )
+    yield from serving(PlatformApp(pool, door))
+
+
+def serving(app: Any) -> Iterator[str]:
+    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_keep_alive=75)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     up = threading.Event()

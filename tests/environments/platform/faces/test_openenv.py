@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from palestra.environments.fleet import FleetTaskEnv
 from palestra.environments.platform import APPS, Instance, make_task
 from palestra.environments.platform.faces import Door
 from palestra.environments.platform.faces.door import LOCAL_TEAM
@@ -23,6 +24,7 @@ from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits, Wanted
 from palestra.environments.platform.seeds import seed_named
+from tests.environments.fleet.scripted import call
 from tests.environments.platform.faces.conftest import KEY, Platform, started
 from tests.environments.platform.faces.test_mcp import CALLS
 
@@ -109,6 +111,51 @@ def test_an_episode_ends_with_its_reward_and_leaves_nothing(platform: Platform):
         with pytest.raises(ConnectionClosed):
             player.socket.recv(timeout=30)
     wait_for(lambda: alive(platform) == before)
+
+
+def test_one_call_more_than_the_task_allows_ends_it(platform: Platform):
+    task = make_task(TASK)
+    with connected(platform) as player:
+        for value, reward in ((task.params["value"], 1.0), (task.params["value"] + 1, 0.0)):
+            assert player.reset(task_key=TASK)["metadata"]["max_turns"] == 2
+            assert player.send("step", type="list_tools")["data"]["observation"]["tools"]  # no turn
+            assert player.call("put", value=value)["done"] is False
+            assert player.call("nothing")["observation"]["error"]["error_type"] == "tool_not_found"  # one, too
+            told = player.call("put", value=5)
+            assert (told["done"], told["reward"]) == (True, reward)
+            assert told["metadata"]["done_reason"] == "max_turns"
+            assert told["observation"]["error"]["error_type"] == "execution_error"
+            assert "allows 2 tool calls" in told["observation"]["error"]["message"]
+            assert player.finish()["code"] == "EXECUTION_ERROR"
+            assert player.send("state")["data"]["done"] is True
+        rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "put", "arguments": {"value": 5}}}
+        player.reset(task_key=TASK)
+        player.call("put", value=task.params["value"])
+        player.call("list")
+        assert "allows 2 tool calls" in player.send("mcp", **rpc)["data"]["error"]["message"]
+        assert player.finish()["reward"] == 1.0  # what was refused was not done
+
+
+def test_the_last_call_that_is_allowed_may_be_followed_by_an_answer(platform: Platform):
+    wanted = make_task(ANSWERED).params["wanted"]
+    with connected(platform) as player:
+        turns = player.reset(task_key=ANSWERED)["metadata"]["max_turns"]
+        for _ in range(turns):
+            assert player.call("list")["done"] is False
+        told = player.call("submit_final_answer", answer=wanted)
+        assert (told["reward"], told["metadata"]["done_reason"]) == (1.0, "finished")
+
+
+def test_a_client_that_plays_on_keeps_the_reward_that_ended_it(platform: Platform):
+    value = make_task(TASK).params["value"]
+    given = {"url": f"{platform.url}/openenv/keys", "reset": {"task_key": "{task_key}"}, "finish": {"type": "finish"}}
+    config = {"tasks_file": "platform:keys", "backend": "openenv", "openenv": given}
+    env = FleetTaskEnv(config, {"task_key": TASK, "max_turns": 9})
+    env.init([])
+    for said in (call("put", value=value), call("list"), call("put", value=1)):
+        assert not env.step(said)["done"]
+    assert env.step("<done>")["reward"] == 1.0
+    env.close()
 
 
 def test_observations_are_the_same_bytes_as_in_process(platform: Platform):

@@ -15,7 +15,6 @@ import os
 import re
 import string
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 from palestra.environments.fleet.verifiers.sandbox import helpers, jail
@@ -38,9 +37,19 @@ MAX_STDOUT = 256 * 1024  # characters
 class Environment:
     """What a verifier gets as `env`."""
 
-    def __init__(self, seed: bytes, current: bytes) -> None:
-        self._databases = {"seed": DatabaseSnapshot(seed, "seed"), "current": DatabaseSnapshot(current, "current")}
-        self.instance = SimpleNamespace(load=lambda: None)
+    def __init__(self, seed: DatabaseSnapshot, current: DatabaseSnapshot) -> None:
+        self._databases = {"seed": seed, "current": current}
+        self._apps: dict[str, Environment] = {}
+        self.instance = self
+
+    def load(self) -> None:
+        """Verifiers say so before they ask for a database; here it is loaded already."""
+
+    def app(self, name: str) -> Environment:
+        """One app of a world of several. Raises KeyError."""
+        if name not in self._apps:
+            self._apps[name] = Environment(*(self._databases[which].part(name) for which in ("seed", "current")))
+        return self._apps[name]
 
     def db(self, name: str = "current") -> DatabaseSnapshot:
         if name not in self._databases:
@@ -65,7 +74,7 @@ def main() -> None:
     answers = os.dup(1)
     os.close(0)
     os.close(1)
-    env = Environment(seed, current)
+    env = Environment(DatabaseSnapshot(seed, "seed"), DatabaseSnapshot(current, "current"))
     sys.stdout = printed = Printed()
     is_tight = jail.enter(header["memory_bytes"], header["cpu_s"])
     found = {**_outcome(header, env), "stdout": _text(printed.getvalue()), "is_tight": is_tight}

@@ -23,6 +23,27 @@ ROLLBACK_JOURNAL = b"\x01\x01"
 """Of a database header, where a write-ahead log would be named: a copy in memory has none."""
 
 
+def part_of(data: bytes, app: str) -> bytes:
+    """A world's database with the tables of one of its apps alone, and without the app's name before theirs. Raises
+    KeyError."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(data)
+    connection.execute("PRAGMA temp_store = MEMORY")
+    made = connection.execute("SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'table')").fetchall()
+    prefix = f"{app}_"
+    found = sorted(((kind, name) for kind, name in made if not name.startswith("sqlite_")), reverse=True)
+    if not any(kind == "table" and name.startswith(prefix) for kind, name in found):
+        raise KeyError(f"there is no app {app!r} in this world")
+    for kind, name in found:  # triggers name tables: they go first
+        if kind == "trigger" or not name.startswith(prefix):
+            connection.execute(f'DROP {kind} "{name}"')
+        else:
+            connection.execute(f'ALTER TABLE "{name}" RENAME TO "{name.removeprefix(prefix)}"')
+    part = connection.serialize()
+    connection.close()
+    return part
+
+
 class DatabaseSnapshot:
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
@@ -38,6 +59,10 @@ class DatabaseSnapshot:
 
     def tables(self) -> list[str]:
         return [row["name"] for row in self.rows(NAMES)]
+
+    def part(self, app: str) -> DatabaseSnapshot:
+        """As one app of a world of several knows it. Raises KeyError."""
+        return DatabaseSnapshot(part_of(self._connection.serialize(), app), self.name)
 
     def rows(self, query: str, args: Iterable[Any] = ()) -> list[Row]:
         return [dict(row) for row in self._connection.execute(query, tuple(args))]

@@ -4,7 +4,7 @@ from palestra.environments.platform.app import App
 from palestra.environments.platform.apps.forge import code_tools as c
 from palestra.environments.platform.apps.forge import issue_tools as i
 from palestra.environments.platform.apps.forge.schema import FIXED, SCHEMA, VOLATILE
-from palestra.environments.platform.apps.forge.seed import fill
+from palestra.environments.platform.apps.forge.seed import fill, fill_with
 from palestra.environments.platform.apps.forge.tasks_code import CODE_TASKS
 from palestra.environments.platform.apps.forge.tasks_issues import ISSUE_TASKS
 
@@ -15,6 +15,7 @@ FORGE = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
+    fill_with=fill_with,
     tools=(
         i.list_repos,
         c.get_file,

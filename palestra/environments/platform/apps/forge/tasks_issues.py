@@ -57,7 +57,7 @@ def read_issues(**wanted: Any) -> Generator[Call, dict[str, Any], list[Params]]:
 # Close one, label one, open one
 
 
-def _closed(params: Params, _seed: Seed) -> list[Expected]:
+def closed(params: Params, _seed: Seed) -> list[Expected]:
     return [Updated("issues", (params["repo_id"], params["number"]), {"state": "closed"})]
 
 
@@ -71,7 +71,7 @@ CLOSE = TaskTemplate(
     solve=lambda params: solution(
         Call("update_issue", {"repo": params["repo"], "number": params["number"], "state": "closed"})
     ),
-    expect=_closed,
+    expect=closed,
 )
 
 
@@ -101,10 +101,16 @@ def _new_issue(rng: random.Random, seed: Seed) -> Params:
     return some_repo(rng, seed) | {"title": rng.choice(NEW_TITLES), "label": rng.choice(LABELS)}
 
 
-def _opened(params: Params, seed: Seed) -> list[Expected]:
-    repo = params["repo_id"]
+def next_number(seed: Seed, repo: int) -> int:
+    """Of an issue that is opened."""
     numbers = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
-    number = 1 + max(row["number"] for row in seed.rows(numbers, repo, repo))
+    return 1 + max(row["number"] for row in seed.rows(numbers, repo, repo))
+
+
+def opened(params: Params, seed: Seed) -> list[Expected]:
+    """With the label, if there is to be one."""
+    repo = params["repo_id"]
+    number = next_number(seed, repo)
     row = {
         "repo_id": repo,
         "number": number,
@@ -113,10 +119,9 @@ def _opened(params: Params, seed: Seed) -> list[Expected]:
         "state": "open",
         "milestone": None,
     }
-    return [
-        Inserted("issues", row),
-        Inserted("issue_labels", {"repo_id": repo, "number": number, "label": params["label"]}),
-    ]
+    labels = [params["label"]] if "label" in params else []
+    labelled = (Inserted("issue_labels", {"repo_id": repo, "number": number, "label": label}) for label in labels)
+    return [Inserted("issues", row), *labelled]
 
 
 CREATE = TaskTemplate(
@@ -128,7 +133,7 @@ CREATE = TaskTemplate(
     solve=lambda params: solution(
         Call("create_issue", {"repo": params["repo"], "title": params["title"], "labels": [params["label"]]})
     ),
-    expect=_opened,
+    expect=opened,
 )
 
 

@@ -4,7 +4,7 @@ from palestra.environments.platform.app import App
 from palestra.environments.platform.apps.forum import reading_tools as r
 from palestra.environments.platform.apps.forum import writing_tools as w
 from palestra.environments.platform.apps.forum.schema import FIXED, SCHEMA, VOLATILE
-from palestra.environments.platform.apps.forum.seed import fill
+from palestra.environments.platform.apps.forum.seed import fill, fill_with
 from palestra.environments.platform.apps.forum.tasks_many import MANY
 from palestra.environments.platform.apps.forum.tasks_plain import PLAIN
 
@@ -15,6 +15,7 @@ FORUM = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
+    fill_with=fill_with,
     tools=(
         r.search_posts,
         r.get_post,

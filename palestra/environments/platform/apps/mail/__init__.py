@@ -24,7 +24,7 @@ from palestra.environments.platform.apps.mail.mail_tools import (
 )
 from palestra.environments.platform.apps.mail.rules import create_rule
 from palestra.environments.platform.apps.mail.schema import SCHEMA
-from palestra.environments.platform.apps.mail.seed import fill
+from palestra.environments.platform.apps.mail.seed import fill, fill_with
 from palestra.environments.platform.apps.mail.sending import forward_message, send_message
 from palestra.environments.platform.apps.mail.tasks_calendar import CALENDAR_TASKS
 from palestra.environments.platform.apps.mail.tasks_injected import INJECTED_TASKS
@@ -38,6 +38,7 @@ MAIL = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
+    fill_with=fill_with,
     tools=(
         search_messages,
         get_message,

@@ -17,10 +17,8 @@ from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.injections import injected
 from palestra.environments.platform.apps.mail.schema import ARCHIVE, INBOX, NEWSLETTERS, SENT, TRASH
 from palestra.environments.platform.apps.mail.seed_calendar import fill_calendar
-from palestra.environments.platform.people import COMPANIES, Person, draw_people
+from palestra.environments.platform.people import Cast, Person, draw_cast
 
-FIRST_DAY = date(2026, 3, 16)  # a Monday
-WEEKS = 40
 MAIL_DAYS = 75  # how far back the mailbox goes
 FOLDERS = (INBOX, SENT, ARCHIVE, TRASH, NEWSLETTERS, *words.FOLDERS)
 
@@ -78,28 +76,25 @@ class World(msgspec.Struct, frozen=True):
 
 
 def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
-    world = _world(rng, SCALES[size])
+    scale = SCALES[size]
+    return fill_with(connection, rng, size, draw_cast(rng, scale.colleagues, scale.outsiders))
+
+
+def fill_with(connection: sqlite3.Connection, rng: random.Random, size: Size, cast: Cast) -> Mapping[str, str]:
+    world = World(rng, SCALES[size], cast.today, cast.colleagues, cast.outsiders)
     _fill_people(connection, world)
     for table, names in (("folders", FOLDERS), ("labels", words.LABELS)):
         connection.executemany(f"INSERT INTO {table} (name) VALUES (?)", [(name,) for name in names])
     mails = [*_work(world), *_invoices(world), *_newsletters(world), *_facts(world), *_sent(world)]
     rng.shuffle(mails)
     for number, (sent_at, mail) in enumerate(zip(_times(world, len(mails)), mails, strict=True), 1):
-        _fill_mail(connection, number, sent_at, mail)
+        add_mail(connection, number, sent_at, mail)
     fill_calendar(connection, rng, world.colleagues, world.today, world.scale.days)
     return {
         "LOGGED_IN_USER": world.owner.email,
         "LOGGED_IN_NAME": world.owner.name,
         "CURRENT_DATE": world.today.isoformat(),
     }
-
-
-def _world(rng: random.Random, scale: Scale) -> World:
-    home, *others = rng.sample(COMPANIES, len(COMPANIES))
-    places = [home] * scale.colleagues + [rng.choice(others) for _ in range(scale.outsiders)]
-    people = draw_people(rng, places)
-    today = FIRST_DAY + timedelta(weeks=rng.randrange(WEEKS), days=rng.randrange(5))
-    return World(rng, scale, today, people[: scale.colleagues], people[scale.colleagues :])
 
 
 def _fill_people(connection: sqlite3.Connection, world: World) -> None:
@@ -116,7 +111,7 @@ def _times(world: World, count: int) -> list[str]:
     return [f"{first + timedelta(days=m // 720)}T{7 + m % 720 // 60:02d}:{m % 60:02d}:00" for m in minutes]
 
 
-def _fill_mail(connection: sqlite3.Connection, number: int, sent_at: str, mail: Mail) -> None:
+def add_mail(connection: sqlite3.Connection, number: int, sent_at: str, mail: Mail) -> None:
     connection.execute(
         "INSERT INTO messages VALUES (?, (SELECT id FROM folders WHERE name = ?), ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
         (

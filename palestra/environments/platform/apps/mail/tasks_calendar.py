@@ -31,7 +31,7 @@ def _my_events(seed: Seed, day: str) -> list[Row]:
     )
 
 
-def _any_day(rng: random.Random, seed: Seed) -> str:
+def any_day(rng: random.Random, seed: Seed) -> str:
     """After today, with events."""
     days = seed.rows(
         "SELECT DISTINCT substr(starts_at, 1, 10) AS day FROM events WHERE starts_at > ? ORDER BY day",
@@ -40,7 +40,7 @@ def _any_day(rng: random.Random, seed: Seed) -> str:
     return rng.choice(days)["day"]
 
 
-def _slots(seed: Seed, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
+def day_slots(seed: Seed, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
     """Of working hours. `without`: an event that does not count."""
     window = Interval(f"{day}T00:00:00", (date.fromisoformat(day) + timedelta(days=1)).isoformat() + "T00:00:00")
     query = BUSY.format(marks=", ".join("?" * len(people))).replace("WHERE", f"WHERE e.id != {without} AND", 1)
@@ -52,7 +52,7 @@ def _slots(seed: Seed, people: list[str], day: str, minutes: int, without: int =
 
 
 def _invitation(rng: random.Random, seed: Seed) -> Params | None:
-    day = _any_day(rng, seed)
+    day = any_day(rng, seed)
     events = _my_events(seed, day)
     event = any_one(rng, [event for event in events if event["response"] == "needs_action"])
     if event is None or [other["title"] for other in events].count(event["title"]) != 1:
@@ -105,9 +105,9 @@ RESPOND_INVITE = TaskTemplate(
 
 def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
     first, second = rng.sample(colleagues(seed), 2)
-    day, minutes = _any_day(rng, seed), rng.choice((30, 60, 90))
+    day, minutes = any_day(rng, seed), rng.choice((30, 60, 90))
     people = [seed.variables["LOGGED_IN_USER"], first["email"], second["email"]]
-    slots = _slots(seed, people, day, minutes)
+    slots = day_slots(seed, people, day, minutes)
     if not slots or slots[0].start.endswith("T09:00:00"):
         return None  # nobody has to look for that one
     return {
@@ -187,7 +187,7 @@ FIRST_FREE_SLOT = TaskTemplate(
 
 
 def _clash(rng: random.Random, seed: Seed) -> Params | None:
-    me, day = seed.variables["LOGGED_IN_USER"], _any_day(rng, seed)
+    me, day = seed.variables["LOGGED_IN_USER"], any_day(rng, seed)
     events = _my_events(seed, day)
     pairs = [
         (one, other)
@@ -202,7 +202,7 @@ def _clash(rng: random.Random, seed: Seed) -> Params | None:
         r["email"] for r in seed.rows("SELECT email FROM attendees WHERE event_id = ? ORDER BY email", event["id"])
     ]
     minutes = between(event["starts_at"], event["ends_at"]).seconds // 60
-    slots, without = (_slots(seed, [me, *invited], day, minutes, number) for number in (0, event["id"]))
+    slots, without = (day_slots(seed, [me, *invited], day, minutes, number) for number in (0, event["id"]))
     if not slots or without[0] != slots[0]:
         return None  # one that is only free because the event leaves it: nobody could agree on that
     return {

@@ -42,7 +42,7 @@ def _talking_mail(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _read(params: Params) -> Generator[Call, dict[str, Any], dict[str, Any]]:
+def find_mail(params: Params) -> Generator[Call, dict[str, Any], dict[str, Any]]:
     """Finds the mail and reads it."""
     told = yield Call("search_messages", {"sender": params["name"], "query": params["subject"], "folder": INBOX})
     (wanted,) = (mail["id"] for mail in told["messages"] if mail["subject"] == params["subject"])
@@ -58,7 +58,7 @@ def _fact(body: str) -> str:
 
 
 def _read_and_answer(params: Params) -> Solution:
-    mail = yield from _read(params)
+    mail = yield from find_mail(params)
     yield Call("submit_final_answer", {"answer": _fact(mail["body"])})
 
 
@@ -90,7 +90,7 @@ INJECTED_QUESTION = TaskTemplate(
 
 
 def _read_and_reply(params: Params) -> Solution:
-    mail = yield from _read(params)
+    mail = yield from find_mail(params)
     yield Call("send_message", {"body": _fact(mail["body"]), "reply_to_id": mail["id"]})
 
 
@@ -123,7 +123,7 @@ INJECTED_REPLY = TaskTemplate(
 
 
 def _read_and_label(params: Params) -> Solution:
-    mail = yield from _read(params)
+    mail = yield from find_mail(params)
     yield Call("label_message", {"id": mail["id"], "label": params["label"]})
 
 

@@ -4,7 +4,7 @@ from palestra.environments.platform.app import App
 from palestra.environments.platform.apps.stay import booking_tools as b
 from palestra.environments.platform.apps.stay import search_tools as s
 from palestra.environments.platform.apps.stay.schema import FIXED, SCHEMA, VOLATILE
-from palestra.environments.platform.apps.stay.seed import fill
+from palestra.environments.platform.apps.stay.seed import fill, fill_with
 from palestra.environments.platform.apps.stay.tasks_choice import CHOICES
 from palestra.environments.platform.apps.stay.tasks_plain import PLAIN
 
@@ -15,6 +15,7 @@ STAY = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
+    fill_with=fill_with,
     tools=(
         s.search_hotels,
         s.get_hotel,

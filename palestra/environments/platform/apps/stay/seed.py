@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from palestra.environments.platform.app import Size
 from palestra.environments.platform.apps.stay.days import plus
+from palestra.environments.platform.people import Cast
 
 CITIES = (("Lisbon", "Portugal"), ("Oslo", "Norway"), ("Kyoto", "Japan"), ("Quito", "Ecuador"), ("Tunis", "Tunisia"))
 FIRST = ("Grand", "Old", "Blue", "Royal", "Garden", "Harbour", "Silver", "Little", "Northern", "Quiet")
@@ -30,8 +31,22 @@ ME = 1
 
 def fill(db: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
     today = plus("2026-01-05", rng.randrange(300))
-    for number, name in enumerate(rng.sample(NAMES, len(NAMES)), start=ME):
-        db.execute("INSERT INTO users VALUES (?, ?, ?)", (number, name, f"{name.split()[0].lower()}@example.org"))
+    names = rng.sample(NAMES, len(NAMES))
+    return _fill(db, rng, size, today, [(name, f"{name.split()[0].lower()}@example.org") for name in names])
+
+
+def fill_with(db: sqlite3.Connection, rng: random.Random, size: Size, cast: Cast) -> Mapping[str, str]:
+    """Hosts are other people: whom I work with rents no rooms."""
+    hosts = [(name, f"{name.split()[0].lower()}@example.org") for name in rng.sample(NAMES, len(NAMES) - 1)]
+    me = cast.colleagues[0]
+    return _fill(db, rng, size, cast.today.isoformat(), [(me.name, me.email), *hosts])
+
+
+def _fill(
+    db: sqlite3.Connection, rng: random.Random, size: Size, today: str, people: list[tuple[str, str]]
+) -> Mapping[str, str]:
+    for number, (name, email) in enumerate(people, start=ME):
+        db.execute("INSERT INTO users VALUES (?, ?, ?)", (number, name, email))
     cities = CITIES[: 2 if size is Size.TINY else len(CITIES)]
     db.executemany("INSERT INTO cities (name, country) VALUES (?, ?)", cities)
     db.executemany("INSERT INTO amenities (name) VALUES (?)", [(name,) for name in AMENITIES])

@@ -11,7 +11,7 @@ from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, Inserted
 from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, read_prompts
+from palestra.environments.platform.templates import Call, Params, read_prompts
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.stay")
 EDGE = 6  # days before the end of the prices in which no stay begins
@@ -74,7 +74,7 @@ def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | N
 
 
 def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Params]:
-    """As search_hotels shows it: its id, what its cheapest room costs."""
+    """As search_hotels shows it: its id, what its cheapest room costs. Raises LookupError where it is booked out."""
     cursor: str | None = None
     while True:
         told = yield Call("search_hotels", _searched(params, cursor))
@@ -82,6 +82,8 @@ def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Par
         if found is not None:
             return found
         cursor = told["next_cursor"]
+        if cursor is None:
+            raise LookupError(f"{name} has no room for these days")
 
 
 def _searched(params: Params, cursor: str | None) -> dict[str, Any]:
@@ -89,10 +91,13 @@ def _searched(params: Params, cursor: str | None) -> dict[str, Any]:
     return wanted | ({} if cursor is None else {"cursor": cursor})
 
 
-def book_cheapest(params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None) -> Solution:
+def book_cheapest(
+    params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None
+) -> Generator[Call, dict[str, Any], Params]:
+    """The booking, as it is shown."""
     guests = params["guests"] if guests is None else guests
     days = {"check_in": params["check_in"], "check_out": params["check_out"]}
     rooms = yield Call("list_rooms", {"hotel_id": hotel_id, **days, "guests": guests})
     room = {"room_id": rooms["rooms"][0]["id"], **days, "rooms": 1, "guests": guests}
     quote = yield Call("quote_booking", room if coupon is None else {**room, "coupon": coupon})
-    yield Call("confirm_booking", {"token": quote["token"], "card_last4": params["last4"]})
+    return (yield Call("confirm_booking", {"token": quote["token"], "card_last4": params["last4"]}))

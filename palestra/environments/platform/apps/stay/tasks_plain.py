@@ -58,7 +58,7 @@ def _own_booking(rng: random.Random, seed: Seed) -> Params | None:
     return {"booking": rng.choice(found)["id"]} if found else None
 
 
-def _cancelled(params: Params, seed: Seed) -> list[Expected]:
+def cancelled(params: Params, seed: Seed) -> list[Expected]:
     booking = seed.rows("SELECT * FROM bookings WHERE id = ?", params["booking"])[0]
     cost = fee(seed, booking["hotel_id"], booking["check_in"], booking["total_cents"], today(seed))
     expected: list[Expected] = [Updated("bookings", (booking["id"],), {"status": "cancelled"})]
@@ -82,7 +82,7 @@ CANCEL = TaskTemplate(
     params=_own_booking,
     prompts=PROMPTS["cancel_booking"],
     solve=lambda params: solution(Call("cancel_booking", {"id": params["booking"]})),
-    expect=_cancelled,
+    expect=cancelled,
 )
 
 

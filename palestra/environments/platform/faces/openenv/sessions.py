@@ -46,6 +46,8 @@ class Session:
     task: PlatformTask | None = None
     """None before the first reset: then tools play on a world of their own, for nothing."""
     steps: int = 0
+    calls: int = 0
+    """Of tools, in this episode: a task allows `max_turns` of them."""
     is_done: bool = False
     is_attached: bool = False
     """A WebSocket plays here."""
@@ -55,7 +57,7 @@ class Session:
     async def reset(self, asked: Reset) -> dict[str, Any]:
         task = await asyncio.to_thread(task_for, self.app, asked)
         self.pool.replace(self.instance_id, task.seed.key)
-        self.task, self.steps, self.is_done = task, 0, False
+        self.task, self.steps, self.calls, self.is_done = task, 0, 0, False
         self.episode_id = asked.episode_id or secrets.token_hex(ID_BYTES)
         return first_observation(task)
 
@@ -64,6 +66,8 @@ class Session:
             case CallTool(tool_name=name, arguments=arguments):
                 if name == ANSWER_TOOL and self._is_answered:
                     return self._finish(arguments.get("answer"))
+                if self._has_no_turn and not self.is_done:
+                    return self._run_out(name)
                 return wire.called(name, self.call(name, arguments))
             case Finish(answer=answer):
                 return self._finish(answer)
@@ -72,9 +76,12 @@ class Session:
                 return wire.observed({"tools": [*wire.tools_of(self.app), *extra]}, {})
 
     def call(self, name: str, arguments: Any) -> ToolResult:
+        """Raises Mistake where the episode is over, or the task allows no more calls."""
         self._check_running()
+        if self._has_no_turn:
+            raise Mistake(ErrorCode.EXECUTION, f"{self._turns_told}: finish")
         with self.pool.use(self.instance_id) as instance:
-            self.steps += 1
+            self.steps, self.calls = self.steps + 1, self.calls + 1
             return instance.call(name, arguments)
 
     def state(self) -> dict[str, Any]:
@@ -86,6 +93,14 @@ class Session:
         """Whether the task wants an answer: its prompt names the tool for it."""
         return self.task is not None and self.task.template.answer is not None
 
+    @property
+    def _has_no_turn(self) -> bool:
+        return self.task is not None and self.calls >= self.task.template.max_turns
+
+    @property
+    def _turns_told(self) -> str:
+        return f"the task allows {self.calls} tool calls, and they are made"
+
     def _check_running(self) -> None:
         if self.is_done:
             raise Mistake(ErrorCode.EXECUTION, "the episode is over: reset for another")
@@ -96,11 +111,20 @@ class Session:
         if self.task is None:
             raise Mistake(ErrorCode.EXECUTION, "there is no task to finish: reset first, on a WebSocket (/ws)")
         given = None if answer is None else str(answer)
+        return self._judged(self.task, given, {"answer": given}, "finished")
+
+    def _run_out(self, name: str) -> dict[str, Any]:
+        """One call too many: it is not made, and the state as it is counts, without an answer."""
+        assert self.task is not None
+        error = {"error_type": "execution_error", "message": f"{self._turns_told}: the episode is over"}
+        return self._judged(self.task, None, {"tool_name": name, "result": None, "error": error}, "max_turns")
+
+    def _judged(self, task: PlatformTask, answer: str | None, fields: dict[str, Any], reason: str) -> dict[str, Any]:
         with self.pool.use(self.instance_id) as instance:
             self.steps, self.is_done = self.steps + 1, True
-            verdict = _verdict(self.task, instance, given)
-        told = {"task_key": str(self.task.key), "is_verdict_known": not verdict.is_unknown}
-        return wire.observed({"answer": given}, told, verdict.score, done=True)
+            verdict = _verdict(task, instance, answer)
+        told = {"task_key": str(task.key), "is_verdict_known": not verdict.is_unknown, "done_reason": reason}
+        return wire.observed(fields, told, verdict.score, done=True)
 
 
 class Sessions:

@@ -1,0 +1,5 @@
+"""Where verifiers looks for an environment of this name; the work is in palestra itself."""
+
+from palestra.environments.fleet.verifiers_env import FleetEnv, FleetHarness, FleetTaskset
+
+__all__ = ["FleetEnv", "FleetHarness", "FleetTaskset"]

@@ -1,0 +1,212 @@
+"""`palestra gym`: start the servers of a gym, look at them, show a config as it was understood.
+
+Owns: arguments and printing. Never touches: how a gym runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from palestra.cli.lazy import LazyCommand, LazyGroup
+from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+from palestra.cli.run_common import json_option, print_table, safe_text
+
+if TYPE_CHECKING:
+    from palestra.gym.config import GymSources
+    from palestra.gym.supervisor import Supervisor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATUS_S = 5.0
+COMMANDS = [
+    LazyCommand("aggregate", "palestra.cli.gym_results:aggregate", "Metrics over the rollouts of several files."),
+    LazyCommand("collect", "palestra.cli.gym_collect:collect", "Play the rows of a file through a gym's agents."),
+    LazyCommand("compare", "palestra.cli.gym_results:compare", "What got better or worse between two collections."),
+    LazyCommand("datasets", "palestra.cli.gym_results:datasets", "Check and join the datasets that configs name."),
+    LazyCommand("new", "palestra.cli.gym_new:new", "Make a resources server: code, config, rows, tests."),
+    LazyCommand("profile", "palestra.cli.gym_results:profile", "How hard each task of a collection is."),
+    LazyCommand("reverify", "palestra.cli.gym_results:reverify", "Grade stored rollouts again, without a model."),
+    LazyCommand("test", "palestra.cli.gym_new:test", "Run the tests of a server's folder."),
+]
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
+def gym() -> None:
+    """Model, agent and resources servers, and rollouts through them. Reads NeMo Gym's configs."""
+
+
+def source_options(command: F) -> F:
+    """Where a gym's config comes from: `sources(**kwargs)` takes them."""
+    options = [
+        click.option(
+            *("-c", "--config", "files"),
+            multiple=True,
+            metavar="FILE",
+            help="YAML, below the current folder or a search dir; may repeat, later ones win.",
+        ),
+        click.option(
+            "--search-dir",
+            "roots",
+            multiple=True,
+            type=click.Path(path_type=Path, file_okay=False, exists=True),
+            help="Look for configs and server folders here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
+        ),
+        click.option("-m", "--model", metavar="NAME", help="The policy: policy_model_name."),
+        click.option("--model-url", metavar="URL", help="Where it is served: policy_base_url."),
+        click.option(
+            "--model-api-key", metavar="KEY", envvar="PALESTRA_POLICY_KEY", show_envvar=True, help="policy_api_key."
+        ),
+        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def sources(
+    files: tuple[str, ...],
+    roots: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    model: str | None = None,
+    model_url: str | None = None,
+    model_api_key: str | None = None,
+) -> GymSources:
+    with needs_extra("gym"):
+        from palestra.gym.config import GymSources
+    flags = {"policy_model_name": model, "policy_base_url": model_url, "policy_api_key": model_api_key}
+    policy = {key: value for key, value in flags.items() if value is not None}
+    return GymSources(files=files, roots=roots, overrides=overrides, initial=policy)
+
+
+@gym.command()
+@click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
+@source_options
+def run(with_parent: bool, **given: Any) -> None:
+    """Start every server of a config and keep them going. Ctrl-C stops them.
+
+    KEY=VALUE changes a setting, +KEY=VALUE adds one, ~KEY takes one away; KEY is dotted, as in
+    mcqa.resources_servers.mcqa.port=9001.
+    """
+    with needs_extra("gym"):
+        import uvicorn  # noqa: F401
+
+        from palestra.gym.config import Ports, load_gym
+        from palestra.gym.errors import GymError
+        from palestra.gym.supervisor import Supervisor
+    with one_line_errors(GymError), Ports() as ports:
+        config = load_gym(sources(**given), ports=ports, tell=say)
+        if config.settings["dry_run"]:
+            asyncio.run(until_told(build_all(Supervisor(config, ports, say))))
+        else:
+            asyncio.run(until_told(keep(Supervisor(config, ports, say)), with_parent=with_parent))
+    say("The gym has stopped.")
+
+
+def say(line: str) -> None:
+    """On stderr: stdout is for results. Never in the way: who reads us may be gone."""
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+async def until_told(work: Coroutine[Any, Any, None], *, with_parent: bool = False) -> None:
+    """SIGINT and SIGTERM end it, in order. A second one does not hurry it: it takes seconds. `with_parent`: so does the
+    end of stdin."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    if with_parent:
+        stdin = sys.stdin.fileno()
+        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), told.set()))  # readable means closed, for ever
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not task.done():
+        say("Stopping the servers.")
+        task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+
+
+async def keep(supervisor: Supervisor) -> None:
+    async with supervisor as running:
+        say(f"The head is at {running.head_url}; starting {len(running.config.servers)} servers.")
+        if running.made_key is not None:
+            say(f"admin key (shown this once): {running.made_key}")
+        await running.ready()
+        for one in running.instances():
+            say(f"  {one['process_name']} ({one['server_type']}/{one['name']}) at {one['url']}")
+        with suppress(OSError):  # as in `say`
+            click.echo(f"The gym is ready at {running.head_url}")
+        await running.run()
+
+
+async def build_all(supervisor: Supervisor) -> None:
+    """`dry_run=true`: the environments are built, one after another; nothing is started."""
+    await supervisor.build()
+    say("dry_run: everything is ready to be started")
+
+
+@gym.command()
+@source_options
+def resolve(**given: Any) -> None:
+    """Show the merged config with everything filled in, keys and passwords blacked out."""
+    with needs_extra("gym"):
+        from palestra.gym.config import load_gym, shown
+        from palestra.gym.errors import GymError
+    with one_line_errors(GymError):
+        config = load_gym(sources(**given), is_code_needed=False, tell=say)
+    click.echo(shown(config.settings), nl=False)
+
+
+@gym.command()
+@click.option("--head", default="http://127.0.0.1:11000", show_default=True, metavar="URL", help="Of the gym.")
+@json_option
+def status(head: str, as_json: bool) -> None:
+    """The servers of a running gym, and how they are."""
+    instances = read_instances(head)
+    if as_json:
+        print_json(instances)
+        return
+    rows = [
+        [safe_text(str(one.get(key))) for key in ("process_name", "server_type", "name", "url", "pid")]
+        + [safe_text(str(one.get("state") or one.get("status"))), uptime_text(one), str(one.get("restarts", ""))]
+        for one in instances
+    ]
+    print_table([["server", "kind", "implementation", "url", "pid", "state", "up", "restarts"], *rows])
+
+
+def read_instances(head: str) -> list[dict[str, Any]]:
+    url = f"{head.rstrip('/')}/server_instances"
+    try:
+        with urllib.request.urlopen(url, timeout=STATUS_S) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise fail(f"no gym answers at {head} ({reason}); to start one: palestra gym run -c FILE") from None
+    if not isinstance(found, list):
+        raise fail(f"what answers at {head} is not the head of a gym")
+    return found
+
+
+def uptime_text(instance: dict[str, Any]) -> str:
+    seconds = int(instance.get("uptime_seconds") or 0)
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"

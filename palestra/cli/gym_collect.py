@@ -1,0 +1,271 @@
+"""`palestra gym collect`: rollouts of a data file, through the agents of a gym.
+
+Owns: arguments, progress, what is said at the end. Never touches: how rows are played or kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from palestra.cli.gym_running import gym_options, running_gym
+from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+from palestra.cli.run_common import json_option
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from palestra.gym.collect.collection import Standing, Wanted
+    from palestra.gym.collect.directory import Directory
+
+INTERRUPTED = 130
+EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
+WRITTEN = click.Path(path_type=Path, dir_okay=False)
+
+
+class Repeats(click.ParamType):
+    """`4`, or `agent=4,_default=1`."""
+
+    name = "N or AGENT=N,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | dict[str, int]:
+        try:
+            if "=" not in str(value):
+                return _positive(value)
+            return {name: _positive(count) for name, _, count in (part.partition("=") for part in value.split(","))}
+        except ValueError:
+            self.fail(f"{value!r} is neither a number from 1 nor AGENT=NUMBER,…", param, ctx)
+
+
+class Shard(click.ParamType):
+    """`0/4`: the first of four."""
+
+    name = "I/N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        at, _, count = str(value).partition("/")
+        if not (at.isdigit() and count.isdigit() and int(at) < int(count)):
+            self.fail(f"{value!r}: say I/N with I from 0 to N-1", param, ctx)
+        return int(at), int(count)
+
+
+class JsonObject(click.ParamType):
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+        return found if isinstance(found, dict) else self.fail(f"{value!r} is no JSON object", param, ctx)
+
+
+@click.command()
+@click.option("--input", "-i", "data", type=EXISTING, required=True, help="JSON lines, a task each.")
+@click.option("--output", "-o", type=WRITTEN, required=True, help="JSON lines, a rollout each; more files beside it.")
+@click.option("--agent", "-a", metavar="NAME", help="For rows that name none.")
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")
+@click.option("--repeats", type=Repeats(), default=1, show_default=True, help="Rollouts of each task.")
+@click.option("--seeds", is_flag=True, help="Each repeat samples with its index as seed.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first rows.")
+@click.option("--shard", type=Shard(), default=(0, 1), help="Only this part of the tasks, as in 0/4.")
+@click.option("--prompt-config", type=EXISTING, help="YAML with `user` and `system`, filled from the row's fields.")
+@click.option("--temperature", type=click.FloatRange(0))
+@click.option("--top-p", type=click.FloatRange(0, 1))
+@click.option("--max-output-tokens", type=click.IntRange(1))
+@click.option("--params", type=JsonObject(), default="{}", help="More of responses_create_params, for all rows.")
+@click.option("--resume", is_flag=True, help="Go on with an output that is there: play what is open.")
+@click.option("--resume-changed", is_flag=True, help="The same, though rows or servers have changed since.")
+@click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
+@click.option(
+    "--attempts", type=click.IntRange(1), default=3, envvar="NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", show_default=True
+)
+@click.option(
+    "--row-limit", "run_limit_s", type=click.FloatRange(1), default=3600, show_default=True, metavar="SECONDS"
+)
+@click.option("--no-metrics", is_flag=True, help="Leave the metrics to `palestra gym aggregate`, as for a shard.")
+@gym_options
+@json_option
+def collect(
+    data: Path,
+    output: Path,
+    agent: str | None,
+    concurrency: int,
+    repeats: int | dict[str, int],
+    seeds: bool,
+    limit: int | None,
+    shard: tuple[int, int],
+    prompt_config: Path | None,
+    temperature: float | None,
+    top_p: float | None,
+    max_output_tokens: int | None,
+    params: dict[str, Any],
+    resume: bool,
+    resume_changed: bool,
+    overwrite: bool,
+    attempts: int,
+    run_limit_s: float,
+    no_metrics: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Play the rows of a file through a gym's agents, and keep what comes back.
+
+    The gym is the one that runs (`palestra gym run`), or with -c FILE one that is started for this and stopped after.
+    A row that fails is tried again and then a line in OUTPUT_failures.jsonl; the others go on. Stop it with ctrl-c, go
+    on with --resume."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.collection import Wanted
+        from palestra.gym.collect.errors import CollectError
+        from palestra.gym.collect.playing import Patience
+        from palestra.gym.collect.prompts import PromptFile
+        from palestra.gym.collect.rows import Expansion
+        from palestra.gym.errors import GymError
+    sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
+    with one_line_errors(GymError):
+        expansion = Expansion(
+            agent=agent,
+            limit=limit,
+            repeats=repeats,
+            seeds=seeds,
+            prompt=PromptFile.read(prompt_config) if prompt_config else None,
+            overrides=params | {name: value for name, value in sampling.items() if value is not None},
+            shard=shard[0],
+            shards=shard[1],
+        )
+        wanted = Wanted(
+            input=data,
+            output=output,
+            expansion=expansion,
+            concurrency=concurrency,
+            patience=Patience(attempts=attempts, run_limit_s=run_limit_s),
+            resume=resume or resume_changed,
+            resume_changed=resume_changed,
+            overwrite=overwrite,
+        )
+        try:
+            standing, metrics = asyncio.run(_collect(wanted, no_metrics, as_json, given))
+        except KeyboardInterrupt:
+            click.echo(f"stopped; what was played is in {output}: go on with --resume", err=True)
+            raise SystemExit(INTERRUPTED) from None
+        except CollectError as error:
+            raise fail(error) from error
+    _say(wanted, standing, metrics, as_json)
+    if standing.failed:
+        raise SystemExit(1)
+
+
+async def _collect(
+    wanted: Wanted, no_metrics: bool, quiet: bool, given: dict[str, Any]
+) -> tuple[Standing, list[dict[str, Any]]]:
+    from palestra.gym.collect.aggregating import aggregated, save_metrics
+    from palestra.gym.collect.collection import collect as run
+    from palestra.gym.collect.collection import delivered
+    from palestra.gym.collect.files import OutputFiles
+    from palestra.gym.collect.playing import RowPlayer
+
+    async with open_gym(**given) as (session, directory):
+        player = RowPlayer(session, directory, wanted.patience)
+        with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as told:
+            standing = await run(wanted, player, await directory.settings(), told)
+        if no_metrics or not standing.done:
+            return standing, []
+        metrics = await aggregated(delivered(wanted.output), directory, session)
+        save_metrics(OutputFiles(wanted.output).metrics, metrics)
+        return standing, metrics
+
+
+@asynccontextmanager
+async def open_gym(**given: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, Directory]]:
+    """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
+    import aiohttp
+
+    from palestra.gym.collect.directory import Directory
+
+    async with running_gym(**given) as url:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=15)
+        limit = aiohttp.ClientTimeout(total=None)  # each row has its own
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+            yield session, await Directory.of_head(session, url)
+
+
+@contextmanager
+def progress_shown(what: str) -> Iterator[Any]:
+    """In a terminal a bar with rate, reward and failures; elsewhere a line for each tenth."""
+    if not sys.stderr.isatty():
+        yield _Tenths(what)
+        return
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None, told="", rate="")
+
+        def told(standing: Any) -> None:
+            speed = bar.tasks[0].speed
+            rate = f"{speed:.1f}/s" if speed else ""
+            finished = standing.done + standing.failed
+            bar.update(task, total=standing.total, completed=finished, told=_figures(standing), rate=rate)
+
+        yield told
+
+
+class _Tenths:
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said = -1
+
+    def __call__(self, standing: Any) -> None:
+        finished = standing.done + standing.failed
+        tenth = 10 * finished // standing.total if standing.total else 10
+        if tenth > self._said:
+            self._said = tenth
+            click.echo(f"{self._what}: {finished}/{standing.total}  {_figures(standing)}", err=True)
+
+
+def _figures(standing: Any) -> str:
+    reward = getattr(standing, "reward", None)
+    parts = [f"reward {reward:.3f}"] if reward is not None else []
+    failed = [f"{standing.failed} failed"] if standing.failed else []
+    again = getattr(standing, "attempts_failed", 0)
+    return "  ".join(parts + failed + ([f"{again} attempts failed"] if again else []))
+
+
+def _say(wanted: Wanted, standing: Standing, metrics: list[dict[str, Any]], as_json: bool) -> None:
+    from palestra.gym.collect.files import OutputFiles
+
+    files = OutputFiles(wanted.output)
+    if as_json:
+        told = {"total": standing.total, "done": standing.done, "failed": standing.failed, "reward": standing.reward}
+        told |= {"failed_attempts": dict(standing.classes), "output": str(files.results)}
+        print_json(told | {"key_metrics": {one["agent_ref"]["name"]: one["key_metrics"] for one in metrics}})
+        return
+    click.echo(f"{standing.done} of {standing.total} rollouts in {files.results}")
+    for one in metrics:
+        click.echo(f"{one['agent_ref']['name']}: {json.dumps(one['key_metrics'])}")
+    if standing.failed:
+        reasons = ", ".join(f"{count} {name}" for name, count in standing.classes.most_common())
+        click.echo(f"{standing.failed} failed ({reasons}); see {files.failures}", err=True)
+
+
+def _positive(value: Any) -> int:
+    number = int(value)
+    if number < 1:
+        raise ValueError(number)
+    return number

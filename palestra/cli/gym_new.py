@@ -1,0 +1,100 @@
+"""`palestra gym new` and `palestra gym test`: make a resources server, and run its tests.
+
+Owns: arguments and printing. Never touches: what a server is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import rich_click as click
+
+from palestra.cli.output import needs_extra, one_line_errors
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--below",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    show_default="the current folder",
+    metavar="DIR",
+    help="Where resources_servers/NAME is made.",
+)
+def new(name: str, below: Path) -> None:
+    """Make a resources server: code, config, example rows, tests that pass."""
+    with needs_extra("gym"):
+        from palestra.gym.errors import GymError
+        from palestra.gym.making import make_server
+    with one_line_errors(GymError, OSError):
+        files = make_server(name, below)
+    for file in files:
+        click.echo(file)
+    click.echo(f"to try it: palestra gym test {name}")
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--search-dir",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Look for the server's folder here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
+)
+@click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
+def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> None:
+    """Check that a server loads and its example rows can be begun, then run its own tests. NAME is a server, or
+    KIND/SERVER.
+
+    What comes after -- goes to pytest. Servers of NeMo Gym's get its import surface from us.
+    """
+    with needs_extra("gym"):
+        from palestra.gym.checking import check_folder
+        from palestra.gym.errors import GymError
+    with one_line_errors(GymError, OSError):
+        folder = find_folder(name, roots)
+        for line in check_folder(folder):
+            click.echo(line)
+        if not (folder / "tests").is_dir():
+            click.echo("it has no tests of its own")
+            return
+        command, environment = pytest_command(folder)
+    code = subprocess.run([*command, *pytest_args], cwd=folder, env=environment, check=False).returncode
+    raise SystemExit(code)
+
+
+def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
+    from palestra.gym.errors import GymConfigError
+    from palestra.gym.records import ServerKind
+    from palestra.gym.registry import implementations
+    from palestra.gym.roots import did_you_mean, search_roots
+
+    searched = search_roots(roots)
+    kinds = [kind for kind in ServerKind if name.startswith(f"{kind}/")] or list(ServerKind)
+    plain = name.rpartition("/")[2]
+    for root in searched:
+        for kind in kinds:
+            if any((root / kind / plain).glob("*.py")):
+                return root / kind / plain
+    known = {one for kind in kinds for one in implementations(kind, searched)}
+    places = "".join(f"\n  not below {root}" for root in searched)
+    raise GymConfigError(f"there is no server {name!r}{places}{did_you_mean(plain, known)}")
+
+
+def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """With the interpreter that the server itself would have."""
+    from palestra.gym.registry import is_stock
+    from palestra.gym.supervisor.plan import STAND_IN
+    from palestra.gym.venvs import interpreter_for
+
+    interpreter = asyncio.run(interpreter_for(folder, {}, lambda line: click.echo(line, err=True)))
+    environment = dict(os.environ)
+    if any(is_stock(file) for file in folder.glob("*.py")):
+        path = [str(STAND_IN), str(folder), str(folder.parents[1]), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(one for one in path if one)
+    return [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], environment

@@ -1,0 +1,221 @@
+"""`palestra gym reverify|profile|compare|aggregate|datasets`: what is done with rollouts that are there.
+
+Owns: arguments and printing. Never touches: the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import rich_click as click
+
+from palestra.cli.gym import say, source_options, sources
+from palestra.cli.gym_collect import EXISTING, WRITTEN, open_gym, progress_shown
+from palestra.cli.gym_running import gym_options
+from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.run_common import json_option, print_table
+
+if TYPE_CHECKING:
+    from palestra.gym.collect.reverifying import Regraded, Regrading
+
+SHOWN = 10  # tasks of a comparison
+
+
+@click.command()
+@click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
+@click.option("--inputs", type=EXISTING, help="Its materialized inputs.  [those beside the rollouts]")
+@click.option("--output", "-o", type=WRITTEN, required=True)
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--limit", type=click.IntRange(1))
+@click.option("--force", is_flag=True, help="Also by verifiers that say they need more than the rollout.")
+@click.option("--judge-failed-only", is_flag=True, help="Keep results; grade those whose judge failed.")
+@click.option("--append", is_flag=True, help="With --judge-failed-only: into an output that has the results already.")
+@click.option("--resume", is_flag=True)
+@click.option("--overwrite", is_flag=True)
+@gym_options
+@json_option
+def reverify(
+    rollouts: Path,
+    inputs: Path | None,
+    output: Path,
+    concurrency: int,
+    limit: int | None,
+    force: bool,
+    judge_failed_only: bool,
+    append: bool,
+    resume: bool,
+    overwrite: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Grade stored rollouts again, by the verifiers of a gym, without a model."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.files import OutputFiles
+        from palestra.gym.collect.reverifying import Regrading
+        from palestra.gym.errors import GymError
+    if append and not judge_failed_only:
+        raise click.UsageError("--append is for --judge-failed-only")
+    wanted = Regrading(
+        rollouts=rollouts,
+        inputs=inputs or OutputFiles(rollouts).inputs,
+        output=output,
+        concurrency=concurrency,
+        limit=limit,
+        force=force,
+        judge_failed_only=judge_failed_only,
+        append=append,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    with one_line_errors(GymError):
+        found = asyncio.run(_reverify(wanted, as_json, given))
+    if as_json:
+        print_json(msgspec.to_builtins(found) | {"output": str(wanted.files.results)})
+    else:
+        kept = f", {found.kept} kept" if found.kept else ""
+        click.echo(
+            f"{found.done} of {found.total} graded, {found.changed} with another reward{kept}: {wanted.files.results}"
+        )
+    if found.failed:
+        raise SystemExit(1)
+
+
+async def _reverify(wanted: Regrading, quiet: bool, given: dict[str, Any]) -> Regraded:
+    from palestra.gym.collect.reverifying import Grader
+    from palestra.gym.collect.reverifying import reverify as run
+
+    async with open_gym(**given) as (session, directory):
+        grader = Grader(session, directory, await directory.settings())
+        with nullcontext(lambda _: None) if quiet else progress_shown("graded") as told:
+            return await run(wanted, grader, told)
+
+
+@click.command()
+@click.option("--rollouts", type=EXISTING, required=True)
+@click.option("--inputs", type=EXISTING, help="[those beside the rollouts]")
+@click.option("--partial", is_flag=True, help="Though some rows have no result.")
+@json_option
+def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -> None:
+    """How hard each task is: figures per task and per agent, from a collection with repeats."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.files import OutputFiles
+        from palestra.gym.collect.profiling import profile as made_from
+        from palestra.gym.collect.profiling import save
+        from palestra.gym.errors import GymError
+    with one_line_errors(GymError):
+        made = made_from(inputs or OutputFiles(rollouts).inputs, rollouts, partial=partial)
+        tasks, agents = save(made, rollouts)
+    if as_json:
+        print_json({"tasks": str(tasks), "agents": str(agents), "agent_metrics": made.agents})
+        return
+    for one in made.agents:
+        shares = {
+            name: value for name, value in one.items() if name.startswith(("mean/reward", "pass@")) and "_" not in name
+        }
+        print_table([[one["agent_ref"]["name"], ""], *([name, f"{value:.3f}"] for name, value in shares.items())])
+    click.echo(f"{len(made.tasks)} tasks: {tasks}")
+
+
+@click.command()
+@click.argument("before", type=EXISTING)
+@click.argument("after", type=EXISTING)
+@click.option("--field", default="reward", show_default=True, help="Any number of a result or its usage.")
+@json_option
+def compare(before: Path, after: Path, field: str, as_json: bool) -> None:
+    """Two collections of the same tasks: what got better or worse, and whether it is more than chance."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.comparing import compare as compared
+        from palestra.gym.errors import GymError
+    with one_line_errors(GymError):
+        found = compared(before, after, field)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    verdict = "clear" if found.is_clear else "within chance"
+    click.echo(
+        f"{field} over {found.tasks} tasks: {found.before:.4f} → {found.after:.4f}, "
+        f"{found.difference:+.4f} ± {found.standard_error:.4f} ({verdict}); "
+        f"{len(found.better)} better, {len(found.worse)} worse"
+    )
+    changed = [*found.worse[:SHOWN], *found.better[:SHOWN]]
+    if changed:
+        rows = [
+            [str(one.task), f"{one.before:.3f}", f"{one.after:.3f}", f"{one.after - one.before:+.3f}"]
+            for one in changed
+        ]
+        print_table([["task", "before", "after", ""], *rows])
+
+
+@click.command()
+@click.option("--input", "-i", "rollouts", multiple=True, required=True, metavar="FILE_OR_GLOB", help="May repeat.")
+@click.option("--output", "-o", type=WRITTEN, help="[x_aggregate_metrics.json beside the first]")
+@click.option("--offline", is_flag=True, help="Without the gym: the common figures only.")
+@gym_options
+@json_option
+def aggregate(
+    rollouts: tuple[str, ...],
+    output: Path | None,
+    offline: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Metrics over the rollouts of several files, as of shards."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.aggregating import aggregated, aggregated_here, save_metrics
+        from palestra.gym.collect.errors import CollectError
+        from palestra.gym.collect.files import OutputFiles
+        from palestra.gym.collect.pairing import merged
+        from palestra.gym.errors import GymError
+
+    async def asked(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        async with open_gym(**given) as (session, directory):
+            return await aggregated(results, directory, session)
+
+    with one_line_errors(GymError):
+        paths = [Path(found) for pattern in rollouts for found in sorted(glob.glob(pattern)) or [pattern]]  # noqa: PTH207 - a pattern may be absolute
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise CollectError(f"there is no {missing[0]}")
+        results = merged(paths)
+        metrics = aggregated_here(results) if offline else asyncio.run(asked(results))
+        target = output or OutputFiles(paths[0]).metrics
+        save_metrics(target, metrics)
+    if as_json:
+        print_json(metrics)
+        return
+    for one in metrics:
+        rows = [[name, f"{value:.4f}"] for name, value in (one["key_metrics"] or {}).items()]
+        print_table([[one["agent_ref"]["name"], ""], *rows])
+    click.echo(f"{len(results)} rollouts: {target}")
+
+
+@click.command()
+@click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
+@click.option("--split", "splits", multiple=True, type=click.Choice(["train", "validation", "example", "benchmark"]))
+@click.option("--overwrite-statistics", is_flag=True, help="Datasets changed since their statistics were saved.")
+@source_options
+@json_option
+def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, as_json: bool, **given: Any) -> None:
+    """Check the datasets that a gym's files name, and put them together: DIR/train.jsonl and so on."""
+    with needs_extra("gym"):
+        from palestra.gym.collect.datasets import Split, collate, datasets_of
+        from palestra.gym.config import load_gym
+        from palestra.gym.errors import GymError
+        from palestra.gym.roots import find_below, search_roots
+    if not given["files"]:
+        raise click.UsageError("datasets are named in files: -c FILE")
+    roots = search_roots(given["roots"])
+    with one_line_errors(GymError):
+        wanted = [Split(one) for one in splits] or [Split.TRAIN, Split.VALIDATION]
+        config = load_gym(sources(**given), is_code_needed=False, tell=say)
+        found = datasets_of(config, wanted, lambda path: find_below(roots, path) or Path(path))
+        made = collate(found, output, overwrite_statistics=overwrite_statistics)
+    if as_json:
+        print_json([msgspec.to_builtins(one) | {"path": str(one.path)} for one in made])
+        return
+    print_table([["split", "rows", "file"], *([one.split, str(one.rows), str(one.path)] for one in made)])

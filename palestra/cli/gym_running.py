@@ -1,0 +1,66 @@
+"""A gym for a command: the one that runs already, or one that is started for it.
+
+Owns: the options that say which, starting and stopping it. Never touches: what is done with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import rich_click as click
+
+from palestra.cli.gym import say, source_options, sources
+
+if TYPE_CHECKING:
+    from palestra.gym.supervisor import Supervisor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SOURCES = ("files", "roots", "overrides", "model", "model_url", "model_api_key")
+
+
+def gym_options(command: F) -> F:
+    """`--head`, and all that describes a gym to be started: they arrive as `**given` of `running_gym`."""
+    head = click.option("--head", metavar="URL", help="Of a gym that runs.  [http://127.0.0.1:11000]")
+    return head(source_options(command))
+
+
+@asynccontextmanager
+async def running_gym(head: str | None = None, **given: Any) -> AsyncIterator[str]:
+    """Its head's address. With files, a gym that lives as long as this block; whatever is done inside ends when a
+    server of it cannot be kept going. Raises GymError."""
+    from palestra.gym.collect.directory import HEAD
+    from palestra.gym.config import Ports, load_gym
+    from palestra.gym.supervisor import Supervisor
+
+    if not given.get("files"):
+        if given.get("overrides"):
+            raise click.UsageError(f"{given['overrides'][0]}: settings are for a gym that is started with -c FILE")
+        yield head or HEAD
+        return
+    if head:
+        raise click.UsageError("either --head, for a gym that runs, or -c, for one to be started")
+    with Ports() as ports:
+        config = load_gym(sources(**given), ports=ports, tell=say)
+        async with Supervisor(config, ports, say) as supervisor:
+            await supervisor.ready()
+            async with _watched(supervisor):
+                yield supervisor.head_url
+
+
+@asynccontextmanager
+async def _watched(supervisor: Supervisor) -> AsyncIterator[None]:
+    from palestra.gym.errors import GymError
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(supervisor.run(), name="gym-watch")
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except* GymError as errors:
+        raise errors.exceptions[0] from None

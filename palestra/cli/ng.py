@@ -1,0 +1,84 @@
+"""`ng_run` and `ng_collect_rollouts`: NeMo Gym's names for commands of ours.
+
+Owns: the names, which settings of theirs are which options of ours. Never touches: what the commands do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from typing import Any
+
+import rich_click as click
+
+from palestra.cli.app import main
+from palestra.cli.output import needs_extra, one_line_errors
+
+OPTIONS = {
+    "agent_name": "--agent",
+    "input_jsonl_fpath": "--input",
+    "output_jsonl_fpath": "--output",
+    "limit": "--limit",
+    "num_repeats": "--repeats",
+    "num_samples_in_parallel": "--concurrency",
+    "prompt_config": "--prompt-config",
+}
+FLAGS = {"num_repeats_add_seed": "--seeds", "resume_from_cache": "--resume", "disable_aggregation": "--no-metrics"}
+PARAMS = "responses_create_params"
+IGNORED = ("upload_rollouts_to_wandb",)
+
+
+def ng_run() -> None:
+    """`ng_run "+config_paths=[…]"`."""
+    main(["gym", "run", *sys.argv[1:]], prog_name="palestra")
+
+
+def ng_collect_rollouts() -> None:
+    """`ng_collect_rollouts +agent_name=… +input_jsonl_fpath=… +output_jsonl_fpath=…`."""
+    main(["gym", "collect", *collect_arguments(sys.argv[1:])], prog_name="palestra")
+
+
+def collect_arguments(overrides: list[str]) -> list[str]:
+    """Theirs as ours. Options of ours pass. As with theirs, an output that is there is lost unless it is resumed."""
+    with needs_extra("gym"):
+        from palestra.gym.config.values import GymOverride
+        from palestra.gym.errors import GymConfigError
+    made: list[str] = []
+    params: dict[str, Any] = {}
+    with one_line_errors(GymConfigError):
+        for text in overrides:
+            if text.startswith("-"):
+                made.append(text)
+                continue
+            one = GymOverride.parse(text)
+            made += _option(one.key, one.value, params)
+    if params:
+        made += ["--params", json.dumps(params)]
+    return made if "--resume" in made else [*made, "--overwrite"]
+
+
+def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:
+    if value is None or key in IGNORED:
+        return []
+    if key in FLAGS:
+        return [FLAGS[key]] if value else []
+    if key == PARAMS and isinstance(value, dict):
+        params |= value
+        return []
+    if key.startswith(f"{PARAMS}."):
+        _put(params, key.split(".")[1:], value)
+        return []
+    if key not in OPTIONS:
+        known = [*OPTIONS, *FLAGS, PARAMS]
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        raise click.UsageError(f"{key}: not a setting of a collection; {hint}")
+    text = ",".join(f"{name}={count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
+    return [OPTIONS[key], text]
+
+
+def _put(params: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        params = params.setdefault(name, {})
+    params[path[-1]] = value

@@ -1,0 +1,128 @@
+"""Fleet tasks for `verifiers` (0.4 and later), where that is installed: a taskset, its environment, a harness.
+
+    pip install ./integrations/palestra_fleet     # the package through which verifiers finds this module
+    vf-eval palestra-fleet -n 8 --env.taskset.tasks-file "platform:mail?difficulty=0"
+
+Owns: `fleet_task` as one of their environments. Never touches: what it does, who samples.
+"""
+
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from palestra.environments.fleet.env import FleetTaskEnv
+from palestra.types.rollouts import Task
+
+try:
+    import httpx
+    import verifiers.v1 as vf
+    from pydantic import Field
+    from verifiers.v1.dialects.chat import message_to_wire
+except ModuleNotFoundError as e:
+    raise ModuleNotFoundError(
+        f"this module needs {e.name}; to install: pip install 'verifiers>=0.4'", name=e.name
+    ) from None
+
+__all__ = ["FleetEnv", "FleetHarness", "FleetTaskset"]
+
+REWARD = "verifier"
+
+
+class FleetData(vf.TaskData):
+    """The prompt is the task's own; what is said before it, with the tools, is known when an instance is there."""
+
+    extras: dict[str, Any]
+    """What the environment is made with."""
+
+
+class FleetVfTask(vf.Task[FleetData, vf.State, vf.TaskConfig]):
+    @property
+    def key(self) -> str:
+        return self.data.extras["task_key"]
+
+
+class FleetConfig(vf.TasksetConfig):
+    tasks_file: str = "platform:keys"
+    """A file, or `platform:mail?difficulty=0,1&count=200`."""
+    split: Literal["train", "eval"] = "eval"
+    env_config: dict[str, Any] = Field(default_factory=dict)
+    """Of `fleet_task`: backend, prompt_style and the like. It is not written into traces."""
+    max_turns: int | None = None
+    """Without it each task's own."""
+
+
+class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
+    def load(self) -> Iterator[FleetVfTask]:
+        for task in FleetTaskEnv.tasks(self.config.split, self.env_config):
+            yield FleetVfTask(self._data(task), self.config.task)
+
+    @property
+    def env_config(self) -> dict[str, Any]:
+        if self.config.env_config.get("enable_context_tools"):
+            raise ValueError("verifiers keeps a conversation whole: leave enable_context_tools out")
+        return {**self.config.env_config, "tasks_file": self.config.tasks_file}
+
+    def _data(self, task: Task) -> FleetData:
+        turns = {} if self.config.max_turns is None else {"max_turns": self.config.max_turns}
+        asked = task.prompt[0]["content"]
+        return FleetData(id=task.id, name=task.id, prompt=str(asked), extras={**task.extras, **turns})
+
+
+class FleetHarness(vf.Harness[vf.HarnessConfig]):
+    """One message of the model at a time, asked for from here: its calls are text, so that it needs no program."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
+    ) -> vf.ProgramResult:
+        system, prompt = self.resolve_prompt(data)
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages = [*([{"role": "system", "content": system}] if system else []), *said]
+        # Their server sits between, and waits for the model as long as the run's own limits say.
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as http:
+            answer = await http.post(
+                f"{endpoint}/chat/completions",
+                json={"model": ctx.model, "messages": messages},
+                headers={"Authorization": f"Bearer {secret}"},
+            )
+        return vf.ProgramResult(exit_code=int(answer.is_error), stdout="", stderr=answer.text)
+
+
+class FleetEnvConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class FleetEnv(vf.Env[FleetEnvConfig]):
+    """One episode. However it ends, the verifier is asked once; the instance is gone at the end."""
+
+    async def run(self, task: FleetVfTask, agents: vf.Agents) -> None:
+        env = FleetTaskEnv(self.taskset.env_config, task.data.extras)
+        try:
+            history, _ = await env.init_async([])
+            told = task.with_data(system_prompt=history[0]["content"], prompt=history[1]["content"])
+            async with agents.player.interaction(told) as interaction:
+                reward = await self._played(env, interaction)
+        finally:
+            await env.close_async()
+        numbers = {name: float(value) for name, value in env.get_metrics().items() if isinstance(value, int | float)}
+        interaction.trace.record_metrics(numbers)
+        if reward is None:
+            # A failed episode is none that counts; a 0 would be a guess.
+            raise vf.EnvError(f"{task.key}: nobody knows what it is worth, because its verifier broke")
+        interaction.trace.record_reward(REWARD, reward)
+
+    async def _played(self, env: FleetTaskEnv, interaction: vf.Interaction) -> float | None:
+        segment = await interaction.turn()
+        while not segment.terminated:
+            step = await env.step_async(segment.last_reply)
+            if step["done"]:
+                return step["reward"]
+            segment = await interaction.turn(step["observations"][0]["content"])
+        return await env.grade_async()

@@ -1,0 +1,106 @@
+"""Rows for gym servers as tasks of a run.
+
+Owns: reading and checking them. Never touches: servers, who plays. A row goes to its agent as it is; it is the task's
+`row`, and the prompt is for people to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from palestra.config.gym_entries import gym_entry
+from palestra.environments.answers import shown
+from palestra.environments.calls import place_of, words
+from palestra.environments.errors import TaskFileError
+from palestra.environments.registry import spec
+from palestra.environments.tasks import Row, read_rows, tasks_of_rows
+from palestra.types.rollouts import Message, Task
+
+if TYPE_CHECKING:
+    from palestra.config.train import EnvironmentEntry
+
+ROW = "row"
+"""In a task's extras: what its agent gets."""
+PARAMS, AGENT = "responses_create_params", "agent_ref"
+EXTRA_BODY = "extra_body"
+"""In the metadata of a request: fields for the model's endpoint, as JSON text."""
+LABELS = ("data_source", "level")
+"""Of a row: metrics are told apart by them."""
+
+
+def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
+    """Raises TaskFileError, with the line."""
+    known = gym_entry(entry)
+    file = entry.tasks if split == "train" else entry.eval_tasks
+    if file is not None:
+        rows = read_rows(file.expanduser())
+    elif known.rows is not None:
+        rows = _made(known.rows, split)
+    else:
+        return []
+    return tasks_of_rows([_wrapped(row, known.agent) for row in rows], entry.name)
+
+
+def _made(name: str, split: str) -> Iterable[Row]:
+    make = spec(name).load()
+    try:
+        found = list(make(split))
+    except (Exception, SystemExit) as error:
+        raise TaskFileError(f"{name}({split!r}) raised {words(error)}{place_of(error, __file__)}") from error
+    for place, row in enumerate(found):
+        where = f"{name}({split!r})[{place}]"
+        if not isinstance(row, Mapping):
+            raise TaskFileError(f"{where}: a row is an object, this is {shown(row)}")
+        try:
+            yield Row(where, msgspec.json.decode(msgspec.json.encode(row)))
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+            raise TaskFileError(f"{where}: no JSON can be made of it ({error})") from None
+
+
+def _wrapped(row: Row, agent: str | None) -> Row:
+    content = dict(row.content)
+    params = content.get(PARAMS)
+    if not isinstance(params, Mapping) or not isinstance(params.get("input"), str | list):
+        raise TaskFileError(f"{row.where}: no {PARAMS}.input, text or a list of messages; a gym's agents begin with it")
+    _check_sampling(row.where, params)
+    named = content.get(AGENT)
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+        if agent is None:
+            raise TaskFileError(f"{row.where}: it names no agent; put agent_ref into it, or say config.agent")
+        content[AGENT] = {"name": agent}
+    labels = {name: content[name] for name in LABELS if isinstance(content.get(name), str)}
+    return Row(row.where, {"prompt": messages_of(params["input"]), ROW: content, **labels})
+
+
+def _check_sampling(where: str, params: Mapping[str, Any]) -> None:
+    """What a run changes has to be what it should be."""
+    limit = params.get("max_output_tokens")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise TaskFileError(f"{where}: {PARAMS}.max_output_tokens should be a whole number above 0, is {shown(limit)}")
+    metadata = params.get("metadata") or {}
+    extra = metadata.get(EXTRA_BODY) if isinstance(metadata, Mapping) else metadata
+    try:
+        is_right = isinstance(metadata, Mapping) and (not extra or isinstance(msgspec.json.decode(extra), dict))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        is_right = False
+    if not is_right:
+        raise TaskFileError(f"{where}: {PARAMS}.metadata.{EXTRA_BODY} should be the text of a JSON object")
+
+
+def messages_of(given: str | list[Any]) -> list[Message]:
+    """What of an input can be read as messages."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    found = [one for one in given if isinstance(one, Mapping) and isinstance(one.get("role"), str)]
+    read = [{"role": one["role"], "content": _text(one.get("content"))} for one in found]
+    return read or [{"role": "user", "content": ""}]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part)

@@ -1,0 +1,117 @@
+"""Which episodes are meant: by run, state, reward, error, and the words of their task.
+
+Owns: what matches, looking in parts. Never touches: what is done with those that do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from palestra.episodes.records import Episode, Group
+from palestra.types.episodes import EpisodeInfo, EpisodeResult, EpisodeState
+
+PART = 1000  # episodes looked at in one go: some milliseconds, where 100,000 may wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    run: str | None = None
+    state: EpisodeState | None = None
+    reward_min: float | None = None
+    reward_below: float | None = None
+    error: str | None = None
+    """Text of the error it ended with, or of why it was parked or cancelled; upper and lower case are the same. Empty:
+    any."""
+    task: str | None = None
+    """Text anywhere in its task: id, environment, prompt, extras. Upper and lower case are the same."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Counts that exist anyway tell how many there are."""
+        return all(one is None for one in (self.reward_min, self.reward_below, self.error, self.task))
+
+    def has_task(self, group: Group) -> bool:
+        if self.task is None:
+            return True
+        task, wanted = group.spec.task, self.task.lower()
+        return any(wanted in text.lower() for text in _texts([task.id, task.environment, task.prompt, task.extras]))
+
+    def fits(self, episode: Episode) -> bool:
+        if self.state is not None and episode.state is not self.state:
+            return False
+        if self.reward_min is self.reward_below is self.error is None:
+            return True
+        result = None if episode.result is None else msgspec.json.decode(episode.result, type=EpisodeResult)
+        return self._has_reward(result) and self._has_error(episode, result)
+
+    def _has_reward(self, result: EpisodeResult | None) -> bool:
+        if self.reward_min is self.reward_below is None:
+            return True
+        reward = None if result is None else result.total
+        if reward is None:
+            return False
+        is_enough = self.reward_min is None or reward >= self.reward_min
+        return is_enough and (self.reward_below is None or reward < self.reward_below)
+
+    def _has_error(self, episode: Episode, result: EpisodeResult | None) -> bool:
+        if self.error is None:
+            return True
+        told = None
+        if result is not None and result.error is not None:
+            told = f"{result.error.type}: {result.error.message}"
+        elif episode.state in (EpisodeState.PARKED, EpisodeState.CANCELLED) and episode.losses:
+            told = episode.losses[-1].reason
+        return told is not None and self.error.lower() in told.lower()
+
+
+class Searching:
+    """A search under way. Others may be served between two steps: each episode is told as it was when looked at."""
+
+    def __init__(self, groups: Sequence[Group], wanted: Search, *, limit: int | None, offset: int):
+        self._wanted, self._from, self._to = wanted, offset, math.inf if limit is None else offset + limit
+        self._left = self._members(groups)
+        self.found: list[EpisodeInfo] = []
+        self.total = 0
+
+    def step(self) -> bool:
+        """Looks at some more. False: that was the last of them."""
+        looked = 0
+        for member in islice(self._left, PART):
+            looked += 1
+            if member is None or not self._wanted.fits(member):
+                continue
+            if self._from <= self.total < self._to:
+                self.found.append(member.info())
+            self.total += 1
+        return looked == PART
+
+    def take(self) -> list[EpisodeInfo]:
+        """What was found since the last time."""
+        taken, self.found = self.found, []
+        return taken
+
+    def _members(self, groups: Sequence[Group]) -> Iterator[Episode | None]:
+        """None for a group whose task is another: to look at it takes time, too."""
+        for group in groups:
+            if self._wanted.has_task(group):
+                yield from group.members
+            else:
+                yield None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif value is not None:
+        yield str(value)

@@ -1,0 +1,107 @@
+"""Calls that are too large for one write: in parts, with turns for everybody else between them.
+
+Owns: what may be seen of a call that is under way. Never touches: rules of groups, who drives the parts.
+
+Each is a generator that stops after a part; its caller makes that durable, and goes on. A registration is saved under
+serial numbers that its run has not counted yet, and is nowhere to be seen; the last part counts them. So it is there
+as a whole or not at all: what a restart finds under a number that was not counted, it forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TypeVar
+
+from palestra.episodes import delivery, groups, interventions
+from palestra.episodes.errors import BoardError
+from palestra.episodes.records import Run
+from palestra.episodes.state import State
+from palestra.types.episodes import NewGroup, Registered
+
+T = TypeVar("T")
+
+Parts = Generator[None, None, T]
+
+PART = 1000  # episodes: some 20 ms of the loop, and 30 of the disk
+
+
+def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> Parts[list[Registered]]:
+    groups.check_not_staging(run)
+    run.is_staging = True
+    is_counted = False
+    try:
+        new: dict[str, groups.Vetted] = {}
+        for number, group in enumerate(asked, 1):
+            groups.vet(state, run, group, new)
+            if number % PART == 0:
+                yield from _stop(state, run)
+        groups.check_room(run, new.values())
+        size = 0
+        for serial, vetted in enumerate(new.values(), run.registered):
+            run.staged.append(groups.make(state, run, vetted, serial, now))
+            size += vetted.count
+            if size >= PART:
+                size = 0
+                yield from _stop(state, run)
+        run.registered += len(new)
+        state.outbox.run(run)
+        is_counted = True
+        while run.staged:
+            yield from _stop(state, run)
+            _show_some(state, run, now)
+        return groups.answers(run, asked, set(new))
+    finally:
+        run.is_staging = False
+        while is_counted and run.staged:  # given up in the middle: it is registered all the same
+            _show_some(state, run, now)
+        groups.forget_staged(state, run)
+
+
+def commit(state: State, run: Run, cursor: int, now: float) -> Parts[None]:
+    """Each part is a commit of its own, up to an earlier cursor."""
+    delivery.check_known(run, "cursor", cursor)
+    while run.committed < cursor:
+        size, upto = 0, run.committed
+        while upto < cursor and size < PART:
+            upto += 1
+            size += len(run.log[upto].members) if upto in run.log else 0
+        delivery.commit(state, run, upto, now)
+        if upto < cursor:
+            yield from _stop(state, run)
+
+
+def cancel(
+    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
+) -> Parts[int]:
+    """Groups in parts; those of a name that is unknown are refused before the first."""
+    chosen, episodes = interventions.chosen(state, run, episode_ids, group_ids)
+    count = size = 0
+    for group in chosen:
+        if size >= PART:
+            size = 0
+            yield from _stop(state, run)
+        size += len(group.members)
+        count += interventions.cancel_group(state, group, reason, now)
+    return count + interventions.cancel_episodes(state, episodes, reason, now)
+
+
+def at_once(parts: Parts[T]) -> T:
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value
+
+
+def _stop(state: State, run: Run) -> Parts[None]:
+    yield
+    if state.runs.get(run.owner, {}).get(run.name) is not run:
+        raise BoardError(404, f"run {run.name!r} was deleted meanwhile", code="unknown")
+
+
+def _show_some(state: State, run: Run, now: float) -> None:
+    size = 0
+    while run.staged and size < PART:
+        staged = run.staged.popleft()
+        groups.show(state, staged, now)
+        size += len(staged.episodes)

@@ -1,0 +1,1 @@
+"""A gym of model, agent and resources servers, and rollouts collected through them."""

@@ -1,0 +1,7 @@
+"""The agents that come with the gym, by the name of their implementation."""
+
+from palestra.gym.agents.gymnasium import GymnasiumAgent
+from palestra.gym.agents.remote import RemoteAgent
+from palestra.gym.agents.simple import SimpleAgent
+
+__all__ = ["GymnasiumAgent", "RemoteAgent", "SimpleAgent"]

@@ -1,0 +1,129 @@
+"""The agent for worlds with reset and step: the model speaks, the world answers, rewards add up.
+
+Owns: the loop over steps, closing the world. Never touches: what a step does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated, Any
+from uuid import uuid4
+
+from msgspec import Meta, Struct
+
+from palestra.gym.records import PARAMS, STEP_ID
+from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.servers.responses import (
+    PARAM_DEFAULTS,
+    Item,
+    added_usage,
+    checked_response,
+    filled_row,
+    input_items,
+    tool_output,
+    user_message,
+)
+from palestra.gym.servers.settings import Reference
+from palestra.gym.wire import NO_COOKIES
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 60.0
+
+
+class GymnasiumAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
+    model_server: Reference
+    max_steps: Annotated[int, Meta(ge=1)] = 10
+
+
+class _World(Struct):
+    """One rollout's world, and what may be asked of it."""
+
+    agent: GymnasiumAgent
+    row: dict[str, Any]
+    cookies: Cookies
+    can_close: bool = False
+    can_repeat: bool = False
+
+    async def reset(self) -> str | None:
+        answer = await self.agent.ask_resources("/reset", self.row, self.cookies)
+        self.cookies = answer.cookies
+        told = answer.value()
+        info = told.get("info") or {}
+        self.can_close = bool(info.get("supports_explicit_close"))
+        self.can_repeat = bool(info.get("supports_step_idempotency"))
+        return told.get("observation")
+
+    async def step(self, response: dict[str, Any]) -> dict[str, Any]:
+        body = {**self.row, "response": response}
+        if self.can_repeat:
+            body[STEP_ID] = uuid4().hex
+        answer = await self.agent.ask_resources("/step", body, self.cookies)
+        self.cookies = answer.cookies
+        return answer.value()
+
+    async def close(self) -> None:
+        """The rollout stands whatever comes of it."""
+        if not self.can_close:
+            return
+        name = self.agent.settings.resources_server.name
+        try:
+            await self.agent.asked(name, "/close", self.row, self.cookies, CLOSE_S)
+        except Exception as error:
+            log.warning("%s could not be closed: %s", name, error)
+
+
+class GymnasiumAgent(WorldAgentServer[GymnasiumAgentSettings]):
+    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        world = _World(self, filled_row(row), rollout.cookies)
+        observation = await world.reset()
+        try:
+            return await self._play(world, row[PARAMS], observation, rollout.prefix)
+        finally:
+            await world.close()
+
+    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+        """One turn of the model: without a world there is nothing to step."""
+        return await self._ask(params, rollout.cookies, rollout.prefix)
+
+    async def _play(self, world: _World, given: dict[str, Any], observation: str | None, prefix: str) -> dict[str, Any]:
+        first = [*input_items(given), *([user_message(observation)] if observation else [])]
+        params = {**given, "input": first}
+        produced: list[Item] = []
+        reward, usage, cookies = 0.0, None, NO_COOKIES
+        step: dict[str, Any] = {}
+        reply = Reply(response={})
+        for _ in range(self.settings.max_steps):
+            await asyncio.sleep(0)  # as in `loop.py`
+            reply = await self._ask({**params, "input": [*first, *produced]}, cookies, prefix)
+            cookies = reply.cookies
+            produced += reply.response["output"]
+            usage = added_usage(usage, reply.response.get("usage"))
+            step = await world.step(reply.response)
+            reward += step.get("reward", 0.0)
+            if step.get("terminated") or step.get("truncated"):
+                break
+            produced += _seen(step)
+        else:
+            step = {**step, "truncated": True}
+        return {
+            PARAMS: PARAM_DEFAULTS | params,
+            "response": {**reply.response, "output": produced, "usage": usage},
+            "reward": reward,
+            "terminated": bool(step.get("terminated")),
+            "truncated": bool(step.get("truncated")),
+            "info": step.get("info") or {},
+        }
+
+    async def _ask(self, body: dict[str, Any], cookies: Cookies, prefix: str) -> Reply:
+        name = self.settings.model_server.name
+        answer = await self.asked(name, f"{prefix}/v1/responses", body, cookies, self.settings.model_timeout_s)
+        return Reply(response=checked_response(answer.value(), name), cookies=dict(answer.cookies))
+
+
+def _seen(step: dict[str, Any]) -> list[Item]:
+    """What the world says to the model."""
+    outputs = (step.get("info") or {}).get("tool_outputs") or []
+    items = [tool_output(one["call_id"], one["output"]) for one in outputs]
+    return [*items, user_message(step["observation"])] if step.get("observation") else items

@@ -1,0 +1,194 @@
+"""The remote agent: somebody's own service plays, the gym has the tools and the verdict.
+
+The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
+and comes back to it in the next request's input; calls that it answered itself stay as they are.
+
+Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`loop.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from palestra.gym.agents.loop import play
+from palestra.gym.errors import GymConfigError, PeerFailed
+from palestra.gym.front import cookie_pair, cookies_of
+from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
+from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.servers.base import Peers
+from palestra.gym.servers.responses import checked_response, filled_row, unanswered_calls
+from palestra.gym.wire import Answer, encoded
+
+if TYPE_CHECKING:
+    import aiohttp
+
+log = logging.getLogger(__name__)
+
+FAILED = "remote_agent_error"
+TRIES, WAIT_S = 3, 0.5  # where no connection comes about, or it breaks
+OWN_FIELDS = ("reward", "response", "error", FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST)
+"""That a row may have from an earlier time: they must not look like this rollout's."""
+SHOWN = 500
+
+
+class RemoteError(RuntimeError):
+    """The service gave no answer that could be used; it may next time."""
+
+
+class RemoteAnswerInvalid(RemoteError):
+    """It answered something else than a Responses object: it will next time, too."""
+
+
+class RemoteAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
+    agent_base_url: str
+    rollout_timeout_s: float = 86_400.0
+    """With the waiting for its turn."""
+    concurrency: Annotated[int, Meta(ge=1)] = 32
+    remote_responses_timeout_secs: float = 1800.0
+    run_timeout_secs: float = 2100.0
+    """From when the rollout begins: waiting for its turn does not count."""
+    max_steps: int | None = None
+
+
+class RemoteAgent(WorldAgentServer[RemoteAgentSettings]):
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self._url = f"{_checked_url(self.settings.agent_base_url)}/v1/responses"
+        self._turns = asyncio.Semaphore(self.settings.concurrency)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=self.settings.remote_responses_timeout_secs)
+        self._client = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        """Always a row: what went wrong is in it, for the failures file."""
+        clean = {name: value for name, value in row.items() if name not in OWN_FIELDS}
+        limit_s = self.settings.run_timeout_secs
+        async with self._turns:
+            limit = asyncio.timeout(limit_s)
+            try:
+                async with limit:
+                    return await super().run(clean, rollout)
+            except Exception as error:
+                if isinstance(error, TimeoutError) and limit.expired():
+                    error = RemoteError(f"the rollout took longer than run_timeout_secs = {limit_s:g}")
+                log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])
+                return _failed_row(clean, error)
+
+    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+        talk = _Talk(self, rollout)
+        max_steps = self.settings.max_steps
+        response = await play(params, talk.ask, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
+        return Reply(response=response, cookies=dict(talk.resources_cookies))
+
+    async def ask_service(self, body: dict[str, Any], cookies: dict[str, str]) -> Answer:
+        """Raises RemoteError."""
+        import aiohttp
+
+        headers = {"Content-Type": "application/json"}
+        if cookies:
+            headers["Cookie"] = "; ".join(cookie_pair(name, value) for name, value in cookies.items())
+        problem: Exception | None = None
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(WAIT_S)
+            try:
+                return await self._send(encoded(body), headers)
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+                problem = error
+            except TimeoutError:
+                setting = f"remote_responses_timeout_secs = {self.settings.remote_responses_timeout_secs:g}"
+                raise RemoteError(f"{self._url} gave no answer within {setting}") from None
+            except aiohttp.ClientError as error:
+                raise RemoteError(f"{self._url}: {error!r}") from error
+        raise RemoteError(f"no connection to {self._url} in {TRIES} tries ({problem!r}). Is the service running?")
+
+    async def _send(self, data: bytes, headers: dict[str, str]) -> Answer:
+        """Redirects are not followed: they would lead where nobody pointed."""
+        if self._client is None:
+            raise RuntimeError(f"{self.name} was not opened")
+        async with self._client.post(self._url, data=data, headers=headers, allow_redirects=False) as response:
+            body = await response.read()
+            cookies: dict[str, str] = {}
+            for header in response.headers.getall("Set-Cookie", ()):
+                cookies |= cookies_of(header.partition(";")[0])
+            return Answer(status=response.status, body=body, cookies=cookies)
+
+
+class _Talk:
+    """One rollout's cookies: the service's own stay between it and us."""
+
+    __slots__ = ("_agent", "_service_cookies", "resources_cookies")
+
+    def __init__(self, agent: RemoteAgent, rollout: Rollout) -> None:
+        self._agent = agent
+        self._service_cookies: dict[str, str] = {}
+        self.resources_cookies = rollout.cookies
+
+    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._agent.ask_service(body, self._service_cookies)
+        self._service_cookies |= answer.cookies
+        shown = answer.raw()[:SHOWN].decode(errors="replace")
+        if not answer.is_ok:
+            raise RemoteError(f"the service answered {answer.status}: {shown}")
+        try:
+            return checked_response(answer.value(), "the service")
+        except (ValueError, RuntimeError):
+            raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
+
+    async def use_tool(self, name: str, arguments: Any) -> str:
+        resources = self._agent.settings.resources_server.name
+        answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)
+        self.resources_cookies = answer.cookies
+        return answer.raw().decode(errors="replace")
+
+
+def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
+    words = error.body.decode(errors="replace") if isinstance(error, PeerFailed) else str(error)
+    told = {
+        "reward": 0.0,
+        "response": _nothing(),
+        FAILURE_CLASS: FAILED,
+        "error": f"{type(error).__name__}: {words[:SHOWN]}",
+    }
+    return filled_row(row) | told | ({FAILURE_TERMINAL: True} if isinstance(error, RemoteAnswerInvalid) else {})
+
+
+def _nothing() -> dict[str, Any]:
+    text = {"type": "output_text", "text": "", "annotations": []}
+    message = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_0", "content": [text]}
+    return {
+        "id": FAILED,
+        "created_at": 0.0,
+        "model": "remote_agent",
+        "object": "response",
+        "output": [message],
+        "parallel_tool_calls": False,
+        "tools": [],
+        "tool_choice": "auto",
+        "usage": None,
+    }
+
+
+def _checked_url(url: str) -> str:
+    plain = url.strip().rstrip("/")
+    parts = urlsplit(plain)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise GymConfigError(f"agent_base_url must be an absolute http:// or https:// URL, found {url!r}")
+    if "@" in parts.netloc:  # it would be seen in every log
+        raise GymConfigError("agent_base_url must not contain a user or a password")
+    if "?" in plain or "#" in plain:
+        raise GymConfigError(f"agent_base_url must end before '?' and '#', found {url!r}")
+    return plain

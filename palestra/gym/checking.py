@@ -1,0 +1,82 @@
+"""Looking a server's folder over without a model: does it load, can its example rows be begun.
+
+Owns: what every folder of ours must stand. Never touches: a folder's own tests.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palestra.gym.errors import GymConfigError
+from palestra.gym.records import PARAMS, ServerInstance, ServerKind
+from palestra.gym.registry import is_stock, load_class
+from palestra.gym.servers.gymnasium import GymnasiumServer
+from palestra.gym.servers.resources import ResourcesServer
+from palestra.gym.testing import opened
+
+EXAMPLES = "data/example.jsonl"
+
+
+def check_folder(folder: Path) -> list[str]:
+    """What was found, in words. Raises GymConfigError."""
+    file = folder / EXAMPLES
+    rows = read_rows(file) if file.is_file() else {}
+    said = [f"{file}: {len(rows)} rows"] if rows else []
+    if folder.parent.name != ServerKind.RESOURCES or is_stock(folder / "app.py"):
+        return said
+    server_class = load_class(_instance(folder))
+    if rows and issubclass(server_class, ResourcesServer):
+        _begin_all(server_class, own_settings(folder), {f"{file}:{number}": row for number, row in rows.items()})
+        said.append("each of them can be begun")
+    return [*said, f"{server_class.__name__} loads"]
+
+
+def read_rows(file: Path) -> dict[int, dict[str, Any]]:
+    """By line. Raises GymConfigError with the first that is no row."""
+    rows: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise GymConfigError(f"{file}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get(PARAMS), dict):
+            raise GymConfigError(f"{file}:{number}: a row is an object with {PARAMS}")
+        rows[number] = row
+    return rows
+
+
+def own_settings(folder: Path) -> dict[str, Any]:
+    """What its own config says of it; a value that another file has to fill in is left out."""
+    file = folder / "configs" / f"{folder.name}.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    for server in (found or {}).values():
+        settings = server.get(folder.parent.name, {}).get(folder.name) if isinstance(server, dict) else None
+        if isinstance(settings, dict):
+            return {name: value for name, value in settings.items() if value != "???" and "${" not in str(value)}
+    return {}
+
+
+def _begin_all(server_class: type[ResourcesServer], settings: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+    path = "/reset" if issubclass(server_class, GymnasiumServer) else "/seed_session"
+    with opened(server_class, **settings) as server:
+        for where, row in rows.items():
+            answer = server.caller().post(path, row)
+            if not answer.is_ok:
+                words = answer.raw()[:500].decode(errors="replace")
+                raise GymConfigError(f"{where}: {path} answered {answer.status}: {words}")
+
+
+def _instance(folder: Path) -> ServerInstance:
+    return ServerInstance(
+        name=folder.name,
+        kind=ServerKind(folder.parent.name),
+        implementation=folder.name,
+        settings={"entrypoint": "app.py"},
+        host="127.0.0.1",
+        port=0,
+        folder=folder,
+    )

@@ -1,0 +1,1 @@
+"""Rollouts collected through running agent servers: rows in, results out, in files."""

@@ -1,0 +1,147 @@
+"""A collection: rows from a file, played side by side, each written down as it comes.
+
+Owns: the order of it all. Never touches: how a row is played, what a line is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec import Struct, field
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import Lines, OutputFiles, read_lines, write_whole
+from palestra.gym.collect.playing import Patience, Played, RowPlayer
+from palestra.gym.collect.resuming import Progress, check_same, facts_of, progress_of, save_facts
+from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
+from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """One collection."""
+
+    input: Path
+    output: Path
+    expansion: Expansion = Expansion()
+    concurrency: int = 64
+    patience: Patience = Patience()
+    resume: bool = False
+    resume_changed: bool = False
+    """Go on although rows or servers are others than at the beginning."""
+    overwrite: bool = False
+
+
+class Standing(Struct):
+    """How far it is. The same object all the way."""
+
+    total: int
+    done: int = 0
+    """With a result."""
+    failed: int = 0
+    """Given up."""
+    attempts_failed: int = 0
+    reward_sum: float = 0.0
+    classes: Counter[str] = field(default_factory=Counter)
+    """Of failed attempts."""
+    earlier: int = 0
+    """Of `done` and `failed`, those of an earlier run."""
+
+    @property
+    def reward(self) -> float | None:
+        return self.reward_sum / self.done if self.done else None
+
+    def add(self, played: Played) -> None:
+        self.attempts_failed += len(played.failures)
+        self.classes.update(str(one[FAILURE_CLASS]) for one in played.failures)
+        if played.result is None:
+            self.failed += 1
+            return
+        self.done += 1
+        reward = played.result.get("reward")
+        self.reward_sum += reward if isinstance(reward, int | float) else 0.0
+
+
+async def collect(
+    wanted: Wanted, player: RowPlayer, gym: Mapping[str, Any], told: Callable[[Standing], None] = lambda _: None
+) -> Standing:
+    """Plays what is open. Raises CollectError; what was written until then stays, and can be resumed."""
+    files = OutputFiles(wanted.output)
+    rows = expanded(read_rows(wanted.input), wanted.expansion)
+    if not rows:
+        raise CollectError(f"{wanted.input} has no rows to play")
+    player.check(rows)
+    progress = _begun(files, rows, wanted, facts_of(rows, gym))
+    open_rows = [row for row in rows if progress.is_open(row, wanted.patience.attempts)]
+    standing = _standing(rows, open_rows, progress)
+    told(standing)
+    with Lines(files.results) as results, Lines(files.failures) as failures:
+        async with aclosing(play_all(player, open_rows, wanted.concurrency, progress.failed)) as all_played:
+            async for played in all_played:
+                for failure in played.failures:
+                    failures.append(failure)
+                if played.result is not None:
+                    results.append(played.result)
+                standing.add(played)
+                told(standing)
+    return standing
+
+
+async def play_all(
+    player: RowPlayer, rows: Sequence[Row], concurrency: int, failed_before: Mapping[Key, int] | None = None
+) -> AsyncGenerator[Played]:
+    """In the order they are finished. Ends its rollouts when it is closed."""
+    before = failed_before or {}
+    left = iter(rows)
+    finished: asyncio.Queue[Played | Exception] = asyncio.Queue()
+
+    async def work() -> None:
+        for row in left:
+            try:
+                finished.put_nowait(await player.play(row, before.get(key_of(row), 0)))
+            except Exception as error:  # told to who waits, instead of nobody
+                finished.put_nowait(error)
+
+    workers = [asyncio.create_task(work(), name="row-player") for _ in range(min(concurrency, len(rows)))]
+    try:
+        for _ in rows:
+            one = await finished.get()
+            if isinstance(one, Exception):
+                raise one
+            yield one
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _begun(files: OutputFiles, rows: Sequence[Row], wanted: Wanted, facts: Mapping[str, Any]) -> Progress:
+    """Writes down what is to be played, or checks it against what was."""
+    if wanted.resume and files.are_there():
+        if not wanted.resume_changed:
+            check_same(files, facts)
+        return progress_of(files)
+    if files.results.exists() and not wanted.overwrite:
+        raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
+    files.clear()
+    write_whole(files.inputs, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    save_facts(files, facts)
+    return Progress(set(), Counter(), set())
+
+
+def _standing(rows: Sequence[Row], open_rows: Sequence[Row], progress: Progress) -> Standing:
+    closed = len(rows) - len(open_rows)
+    done = sum(key_of(row) in progress.done for row in rows)
+    return Standing(total=len(rows), done=done, failed=closed - done, reward_sum=progress.reward_sum, earlier=closed)
+
+
+def delivered(output: Path) -> list[dict[str, Any]]:
+    """All results, in the order of their tasks."""
+    rows = list(read_lines(output))
+    rows.sort(key=lambda one: (one[TASK_INDEX], one[ROLLOUT_INDEX]))
+    return rows

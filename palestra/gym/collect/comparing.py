@@ -1,0 +1,94 @@
+"""Two collections of the same tasks, side by side: what got better, what worse, and whether it is more than chance.
+
+Owns: matching tasks, the difference and its error. Never touches: servers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import read_lines
+from palestra.gym.metrics.aggregate import by_task
+from palestra.gym.metrics.numbers import deviation, numbers_of
+from palestra.gym.records import TASK_INDEX
+
+CLEAR = 1.96  # standard errors: 95 % of a normal distribution
+
+
+class TaskChange(Struct, frozen=True):
+    task: int
+    before: float
+    after: float
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    field: str
+    tasks: int
+    """In both."""
+    only_before: int
+    only_after: int
+    before: float
+    after: float
+    difference: float
+    """Of the means over common tasks, after minus before."""
+    standard_error: float
+    """Of the difference, paired task by task."""
+    is_clear: bool
+    """Further from 0 than chance explains (95 %)."""
+    better: list[TaskChange]
+    worse: list[TaskChange]
+    """The largest changes first."""
+
+
+def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
+    """Raises CollectError where they have nothing in common."""
+    first, second = _means(before, field), _means(after, field)
+    common = sorted(first.keys() & second.keys())
+    if not common:
+        raise CollectError(f"{before} and {after} have no task with {field!r} in common")
+    changes = [TaskChange(task, first[task], second[task]) for task in common]
+    differences = [one.after - one.before for one in changes]
+    mean = math.fsum(differences) / len(differences)
+    error = deviation(differences, mean) / math.sqrt(len(differences))
+    ranked = sorted(changes, key=lambda one: one.after - one.before)
+    return Comparison(
+        field=field,
+        tasks=len(common),
+        only_before=len(first) - len(common),
+        only_after=len(second) - len(common),
+        before=_mean(first, common),
+        after=_mean(second, common),
+        difference=mean,
+        standard_error=error,
+        is_clear=len(common) > 1 and abs(mean) > CLEAR * error,
+        better=[one for one in reversed(ranked) if one.after > one.before],
+        worse=[one for one in ranked if one.after < one.before],
+    )
+
+
+def _means(path: Path, field: str) -> dict[int, float]:
+    """Of each task's rollouts."""
+    if not path.exists():
+        raise CollectError(f"there is no {path}")
+    values: dict[int, list[float]] = {}
+    for task, rollouts in by_task([_light(one, field) for one in read_lines(path)]).items():
+        found = [one[field] for one in rollouts if field in one]
+        if found:
+            values[task] = found
+    return {task: math.fsum(found) / len(found) for task, found in values.items()}
+
+
+def _light(result: Mapping[str, Any], field: str) -> dict[str, Any]:
+    numbers = numbers_of(result)
+    kept = {TASK_INDEX: result.get(TASK_INDEX, 0)}
+    return kept | {field: numbers[field]} if field in numbers else kept
+
+
+def _mean(values: Mapping[int, float], tasks: list[int]) -> float:
+    return math.fsum(values[task] for task in tasks) / len(tasks)

@@ -1,0 +1,196 @@
+"""Datasets named in a gym's files, put together into one file per split.
+
+Owns: finding and checking them, their statistics, the collated files. Never touches: servers, downloads' transport.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import write_whole
+from palestra.gym.collect.prompts import PromptFile
+from palestra.gym.collect.rows import Row, read_rows
+from palestra.gym.metrics.numbers import deviation
+from palestra.gym.records import AGENT_REF, PARAMS, GymConfig, ServerKind
+
+_TOLD = 10
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    VALIDATION = "validation"
+    EXAMPLE = "example"
+    BENCHMARK = "benchmark"
+
+
+class Dataset(Struct, frozen=True, kw_only=True):
+    """One entry of an agent's `datasets`."""
+
+    agent: str
+    name: str
+    split: Split
+    path: Path
+    repeats: int = 1
+    prompt: Path | None = None
+
+
+class Collated(Struct, frozen=True):
+    split: Split
+    path: Path
+    rows: int
+    statistics: dict[str, Any]
+
+
+def datasets_of(config: GymConfig, splits: Iterable[Split], find: Callable[[str], Path]) -> list[Dataset]:
+    """Of all agents. `find` turns a path of the files into one that is there, or raises. Raises CollectError."""
+    wanted = set(splits)
+    found = []
+    for server in config.of_kind(ServerKind.AGENT):
+        for entry in server.settings.get("datasets") or ():
+            dataset = _dataset(server.name, entry, find)
+            if dataset.split in wanted:
+                found.append(dataset)
+    if not found:
+        raise CollectError(f"no agent lists a dataset of type {', '.join(sorted(wanted))}")
+    missing = [one for one in found if not one.path.exists()]
+    if missing:
+        told = "; ".join(f"{one.path} ({one.agent}, {one.name})" for one in missing)
+        raise CollectError(f"these datasets are not here: {told}. Download them to these places first")
+    return found
+
+
+def collate(datasets: Iterable[Dataset], folder: Path, *, overwrite_statistics: bool = False) -> list[Collated]:
+    """`folder/train.jsonl` and so on: every row with its agent, repeated. Raises CollectError with all bad rows; a
+    dataset's statistics that differ from those saved beside it are an error, too."""
+    by_split: dict[Split, list[Row]] = {}
+    for dataset in datasets:
+        rows = checked_rows(dataset)
+        _keep_statistics(dataset, statistics(rows), overwrite_statistics)
+        labelled = [{**row, AGENT_REF: {"type": ServerKind.AGENT, "name": dataset.agent}} for row in rows]
+        by_split.setdefault(dataset.split, []).extend(row for row in labelled for _ in range(dataset.repeats))
+    made = []
+    for split, rows in by_split.items():
+        path = folder / f"{split}.jsonl"
+        write_whole(path, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        made.append(Collated(split, path, len(rows), statistics(rows)))
+    return made
+
+
+def checked_rows(dataset: Dataset) -> list[Row]:
+    """Raises CollectError that names the rows nobody could play."""
+    prompt = PromptFile.read(dataset.prompt) if dataset.prompt else None
+    rows, bad = [], []
+    for number, (_, row) in enumerate(read_rows(dataset.path), 1):
+        row = prompt.applied(row) if prompt else row
+        reason = _fault(row)
+        if reason:
+            bad.append(f"row {number}: {reason}")
+        rows.append(row)
+    if bad:
+        more = f"; and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
+        raise CollectError(f"{dataset.path}: {'; '.join(bad[:_TOLD])}{more}")
+    return rows
+
+
+def statistics(rows: Iterable[Row]) -> dict[str, Any]:
+    """Counts and spreads, under the names that NeMo Gym's `_metrics.json` has."""
+    numbers: dict[str, list[float]] = {name: [] for name in (_TOOLS, _WORDS, _TURNS, _TEMPERATURE)}
+    texts: dict[str, Counter[str]] = {}
+    count = 0
+    for row in rows:
+        count += 1
+        _observe_params(row[PARAMS], numbers)
+        for name, value in row.items():
+            if name not in (PARAMS, "response", AGENT_REF):
+                _observe(name, value, numbers, texts)
+    told: dict[str, Any] = {"Number of examples": count}
+    told |= {name: _spread(values) for name, values in numbers.items()}
+    told |= {name: {"unique_count": len(seen), "total_count": seen.total()} for name, seen in texts.items()}
+    return told
+
+
+_TOOLS = "Number of tools"
+_WORDS = "Json-dumped number of words (proxy for token count)"
+_TURNS = "Number of turns"
+_TEMPERATURE = "Temperature"
+
+
+def _dataset(agent: str, entry: Mapping[str, Any], find: Callable[[str], Path]) -> Dataset:
+    try:
+        split = Split(entry["type"])
+        path, name = entry["jsonl_fpath"], entry["name"]
+    except (KeyError, ValueError) as error:
+        raise CollectError(f"a dataset of {agent} is wrong: {error}; it has name, type and jsonl_fpath") from error
+    prompt = entry.get("prompt_config")
+    repeats = entry.get("num_repeats") or 1
+    return Dataset(
+        agent=agent, name=name, split=split, path=find(path), repeats=repeats, prompt=find(prompt) if prompt else None
+    )
+
+
+def _fault(row: Row) -> str | None:
+    params = row.get(PARAMS)
+    if not isinstance(params, dict):
+        return f"no {PARAMS}"
+    if not isinstance(params.get("input"), str | list):
+        return f"no {PARAMS}.input"
+    tools = params.get("tools")
+    return None if tools is None or isinstance(tools, list) else f"{PARAMS}.tools is no list"
+
+
+def _observe_params(params: Mapping[str, Any], numbers: dict[str, list[float]]) -> None:
+    if params.get("tools") is not None:
+        numbers[_TOOLS].append(len(params["tools"]))
+    messages = params["input"]
+    turns = 1 if isinstance(messages, str) else sum(one.get("role") == "user" for one in messages)
+    if turns:
+        numbers[_TURNS].append(turns)
+    if params.get("temperature") is not None:
+        numbers[_TEMPERATURE].append(params["temperature"])
+    numbers[_WORDS].append(len(orjson.dumps(params).decode().replace(":", ": ").replace(",", ", ").split()))
+
+
+def _observe(name: str, value: Any, numbers: dict[str, list[float]], texts: dict[str, Counter[str]]) -> None:
+    for one in value if isinstance(value, list) else (value,):
+        if isinstance(one, int | float):
+            numbers.setdefault(name, []).append(float(one))
+        elif isinstance(one, str):
+            texts.setdefault(name, Counter())[one] += 1
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    mean = sum(values) / len(values) if values else 0.0
+    return {
+        "Total # non-null values": len(values),
+        "Average": _rounded(mean),
+        "Min": _rounded(min(values, default=0.0)),
+        "Max": _rounded(max(values, default=0.0)),
+        "Standard deviation": _rounded(deviation(values)),
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, 2) if abs(value) >= 1 else round(value, 3)
+
+
+def _keep_statistics(dataset: Dataset, found: dict[str, Any], overwrite: bool) -> None:
+    """Beside the dataset, so that a file which changed unnoticed is noticed."""
+    path = dataset.path.with_name(f"{dataset.path.stem}_metrics.json")
+    if path.exists() and not overwrite:
+        saved = orjson.loads(path.read_bytes())
+        changed = sorted(name for name in found if name in saved and saved[name] != found[name])
+        if changed:
+            raise CollectError(
+                f"{dataset.path} is not what {path.name} describes: {', '.join(changed)} differ. "
+                "If the change is meant, say --overwrite-statistics"
+            )
+        return
+    write_whole(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))

@@ -1,0 +1,131 @@
+"""The files of one collection, beside its output: what was asked for, what came back, what failed.
+
+Owns: their names, appending whole lines, reading them back after a crash. Never touches: servers, what a row means.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import orjson
+
+from palestra.gym.collect.errors import CollectError
+
+
+class OutputFiles:
+    """For `d/x.jsonl`: `d/x_failures.jsonl` and so on."""
+
+    def __init__(self, output: Path) -> None:
+        self.results = output
+        self.inputs = self._beside("_materialized_inputs.jsonl")
+        self.failures = self._beside("_failures.jsonl")
+        self.metrics = self._beside("_aggregate_metrics.json")
+        self.facts = self._beside("_collection.json")
+        """What the collection was made of, so that a resume is a resume."""
+
+    def _beside(self, ending: str) -> Path:
+        return self.results.with_name(self.results.stem + ending)
+
+    def are_there(self) -> bool:
+        return self.inputs.exists() and self.results.exists()
+
+    def clear(self) -> None:
+        for path in (self.results, self.inputs, self.failures, self.metrics, self.facts):
+            path.unlink(missing_ok=True)
+
+
+class Lines:
+    """A file of JSON lines that only grows, by whole lines. One writer: a second one is refused."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise CollectError(
+                f"{path} is being written by another collection; wait for it, or choose another"
+            ) from error
+        self._end = whole_length(path)
+        self._file.truncate(self._end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """On return the line is the system's to keep, whole. Raises CollectError, and then the file is as before."""
+        data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._file.truncate(self._end)
+            raise CollectError(
+                f"cannot write {self._path}: {os.strerror(error.errno or 0)}. All rows before are kept; "
+                "make room and go on with --resume"
+            ) from error
+        self._end += len(data)
+
+
+def whole_length(path: Path) -> int:
+    """Up to the last line's end: what a crash left half-written does not count."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        end = size
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                return start + at + 1
+            end = start
+    return 0
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines only; none where there is no file. Raises CollectError for a line that is no JSON object."""
+    if not path.exists():
+        return
+    left = whole_length(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            left -= len(line)
+            if left < 0:
+                return
+            if line.strip():
+                yield _object(path, number, line)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of it or, after a crash, what was there before. Raises CollectError."""
+    aside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(data)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise CollectError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(line)
+    except ValueError as error:
+        raise CollectError(f"{path}, line {number} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise CollectError(f"{path}, line {number} is no object")
+    return found

@@ -1,0 +1,66 @@
+"""A collection's rows beside what became of them.
+
+Owns: matching inputs and results by task and rollout. Never touches: servers, metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import read_lines
+from palestra.gym.collect.rows import Key, Row, key_of
+from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+
+_TOLD = 10
+
+
+class Pair(Struct, frozen=True):
+    row: Row
+    result: dict[str, Any]
+
+
+def indexed(path: Path, lines: Iterable[dict[str, Any]] | None = None) -> dict[Key, dict[str, Any]]:
+    """Raises CollectError for a line without indices, or one that is there twice."""
+    found: dict[Key, dict[str, Any]] = {}
+    for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
+        if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
+            raise CollectError(f"{path}, line {number} has no {TASK_INDEX} or {ROLLOUT_INDEX}: not from a collection?")
+        key = key_of(line)
+        if key in found:
+            raise CollectError(f"{path} has task {key[0]}, rollout {key[1]} twice")
+        found[key] = line
+    return found
+
+
+def merged(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The results of several files, as of shards, in the order of tasks. Raises CollectError for one that is there
+    twice."""
+    lines = (line for path in paths for line in read_lines(path))
+    found = indexed(Path("these files"), lines)
+    return [found[key] for key in sorted(found)]
+
+
+def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[Pair]:
+    """In the order of tasks. Raises CollectError where they are not of one collection; rows without a result are
+    an error unless `partial`."""
+    for path in (inputs, rollouts):
+        if not path.exists():
+            raise CollectError(f"there is no {path}")
+    rows, results = indexed(inputs), indexed(rollouts)
+    strange = sorted(results.keys() - rows.keys())
+    if strange:
+        raise CollectError(f"{rollouts} has {len(strange)} results that {inputs} has no row for: {_told(strange)}")
+    missing = sorted(rows.keys() - results.keys())
+    if missing and not partial:
+        raise CollectError(f"{len(missing)} rows have no result: {_told(missing)}; go on collecting, or say --partial")
+    return [Pair(rows[key], results[key]) for key in sorted(results)]
+
+
+def _told(keys: list[Key]) -> str:
+    told = ", ".join(f"{task}:{rollout}" for task, rollout in keys[:_TOLD])
+    return told + (", …" if len(keys) > _TOLD else "")

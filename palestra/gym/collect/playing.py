@@ -1,0 +1,174 @@
+"""One row played by its agent: asked, asked again where that may help, and in the end a result or failures.
+
+Owns: the call, its time limit, what is tried again and how often. Never touches: files, the order of rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any
+
+import aiohttp
+import orjson
+from msgspec import Struct, field
+
+from palestra.gym.collect.directory import Directory
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.rows import Row, agent_of, key_of
+from palestra.gym.records import (
+    AGENT_REF,
+    ATTEMPT_INDEX,
+    FAILURE_CLASS,
+    FAILURE_TERMINAL,
+    NO_PERSIST,
+    ROLLOUT_ID,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+)
+
+RUN_LIMIT_S = 3_600.0
+LOST_LIMIT_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_TOLD_BYTES = 2_000
+_JSON = {"Content-Type": "application/json"}
+_CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
+
+
+class FailureClass(StrEnum):
+    """What `_ng_failure_class` says where the collector found it out itself."""
+
+    LOST = "server_lost"
+    """The connection broke in the middle of the rollout."""
+    UNREACHABLE = "server_unreachable"
+    TIMEOUT = "timeout_exceeded"
+    ERROR = "run_failed"
+    REFUSED = "row_refused"
+    """4xx: the row is wrong, and will be."""
+    GARBAGE = "invalid_answer"
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    attempts: int = 3
+    """Of rollouts that fail. Those lost with their server have as many of their own."""
+    lost: int = 5
+    run_limit_s: float = RUN_LIMIT_S
+    lost_limit_s: float = LOST_LIMIT_S
+    """How long a server may be away before its rows fail."""
+
+
+class Played(Struct, kw_only=True):
+    """What became of a row."""
+
+    row: Row
+    result: dict[str, Any] | None = None
+    """The agent's answer with its indices; None: it failed, or wants to be nowhere."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """One for each attempt that failed."""
+
+
+class RowPlayer:
+    """Plays rows of a running gym. Stateless but for the connection pool."""
+
+    def __init__(self, session: aiohttp.ClientSession, directory: Directory, patience: Patience | None = None) -> None:
+        self._session = session
+        self._directory = directory
+        self._patience = patience or Patience()
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Raises CollectError for an agent that the gym does not have."""
+        for name in {agent_of(row) or "" for row in rows}:
+            self._directory.agent(name)
+
+    async def play(self, row: Row, failed_before: int = 0) -> Played:
+        """Never raises but when it is cancelled. `failed_before`: attempts of an earlier run of the collection."""
+        played = Played(row=row)
+        tries, lost = failed_before, 0
+        while True:
+            if tries:
+                row = {**row, ATTEMPT_INDEX: tries}
+            answer = await self._attempt(row)
+            if answer.get(NO_PERSIST):
+                return played
+            if FAILURE_CLASS not in answer:
+                played.result = answer
+                return played
+            played.failures.append(answer)
+            if answer[FAILURE_CLASS] == FailureClass.LOST and lost < self._patience.lost:
+                lost += 1
+            else:
+                tries += 1
+            if answer.get(FAILURE_TERMINAL) or tries >= self._patience.attempts:
+                return played
+            await asyncio.sleep(_pause(lost + tries - failed_before - 1))
+
+    async def _attempt(self, row: Row) -> dict[str, Any]:
+        name = agent_of(row) or ""
+        body = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            async with asyncio.timeout(self._patience.run_limit_s):
+                status, answer = await self._asked(name, body)
+        except TimeoutError:
+            return _failure(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return _failure(row, FailureClass.UNREACHABLE, f"{name} is away: {error}", terminal=False)
+        except (aiohttp.ClientError, OSError) as error:
+            return _failure(row, FailureClass.LOST, f"{name}: {type(error).__name__}: {error}")
+        return _outcome(row, status, answer)
+
+    async def _asked(self, name: str, body: bytes) -> tuple[int, bytes]:
+        """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
+        loop = asyncio.get_running_loop()
+        until, pauses = loop.time() + self._patience.lost_limit_s, 0
+        while True:
+            try:
+                async with self._session.post(f"{self._directory.agent(name)}/run", data=body, headers=_JSON) as answer:
+                    return answer.status, await answer.read()
+            except aiohttp.ClientConnectorError:
+                if loop.time() > until:
+                    raise
+            await asyncio.sleep(_pause(pauses))
+            pauses += 1
+            with suppress(CollectError):  # the head may be away as well
+                await self._directory.refresh()
+
+
+def _outcome(row: Row, status: int, answer: bytes) -> dict[str, Any]:
+    """The result, or the failure it tells of."""
+    if status >= 400:
+        told = answer[:_TOLD_BYTES].decode(errors="replace")
+        is_refused = 400 <= status < 500 and status not in (408, 409, 425, 429)
+        kind = FailureClass.REFUSED if is_refused else FailureClass.ERROR
+        return _failure(row, kind, f"HTTP {status}: {told}", terminal=is_refused, status=status)
+    try:
+        found = orjson.loads(answer)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return _failure(
+            row, FailureClass.GARBAGE, f"not a JSON object: {answer[:_TOLD_BYTES].decode(errors='replace')}"
+        )
+    if not found.get(FAILURE_CLASS):
+        found.pop(FAILURE_CLASS, None)
+    return _labelled(row, found)
+
+
+def _failure(row: Row, kind: FailureClass, message: str, *, terminal: bool = False, **more: Any) -> dict[str, Any]:
+    told = {FAILURE_CLASS: str(kind), "failure_reason": message, **more}
+    if terminal:
+        told[FAILURE_TERMINAL] = True
+    return _labelled(row, told)
+
+
+def _labelled(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
+    task, rollout = key_of(row)
+    answer |= {TASK_INDEX: task, ROLLOUT_INDEX: rollout, AGENT_REF: row[AGENT_REF]}
+    answer |= {name: row[name] for name in _CARRIED if name in row}
+    return answer
+
+
+def _pause(number: int) -> float:
+    return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)

@@ -1,0 +1,54 @@
+"""A reward profile: how hard each task is, from a collection with repeats.
+
+Owns: its two files. Never touches: servers, the formulas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from palestra.gym.collect.aggregating import by_agent
+from palestra.gym.collect.files import read_lines, write_whole
+from palestra.gym.collect.pairing import paired
+from palestra.gym.metrics import aggregate, pass_metrics
+from palestra.gym.metrics.aggregate import with_expected
+from palestra.gym.records import AGENT_REF, TASK_INDEX
+
+
+class Profile(Struct, frozen=True):
+    tasks: list[dict[str, Any]]
+    """Per task: figures of every number, how many rollouts, the row."""
+    agents: list[dict[str, Any]]
+
+
+def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
+    """Raises CollectError."""
+    pairs = paired(inputs, rollouts, partial=partial)
+    expected = Counter(row[TASK_INDEX] for row in read_lines(inputs))
+    samples = {pair.row[TASK_INDEX]: pair.row for pair in reversed(pairs)}
+    figures = aggregate([pair.result for pair in pairs])
+    agents = [_of_agent(name, own) for name, own in by_agent(pair.result for pair in pairs).items()]
+    return Profile(with_expected(figures["group_level_metrics"], expected, samples), agents)
+
+
+def save(made: Profile, rollouts: Path) -> tuple[Path, Path]:
+    """Beside the rollouts."""
+    tasks = rollouts.with_name(f"{rollouts.stem}_reward_profiling.jsonl")
+    agents = rollouts.with_name(f"{rollouts.stem}_agent_metrics.json")
+    write_whole(tasks, b"".join(orjson.dumps(one, option=orjson.OPT_NON_STR_KEYS) + b"\n" for one in made.tasks))
+    write_whole(agents, orjson.dumps(made.agents, option=orjson.OPT_INDENT_2))
+    return tasks, agents
+
+
+def _of_agent(name: str, results: list[Any]) -> dict[str, Any]:
+    figures = aggregate(results, lambda tasks: pass_metrics([[*task] for task in tasks if _has_rewards(task)]))
+    return {**figures["agent_metrics"], AGENT_REF: {"name": name}}
+
+
+def _has_rewards(task: list[Any]) -> bool:
+    return all(isinstance(one.get("reward"), int | float) for one in task)

@@ -1,0 +1,120 @@
+"""What an earlier run of a collection got done, and whether it was the same collection.
+
+Owns: reading results and failures back, the fingerprint. Never touches: servers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
+from palestra.gym.collect.playing import FailureClass
+from palestra.gym.collect.rows import Key, Row, key_of
+from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+
+_KINDS = frozenset(ServerKind)
+
+
+class Progress(Struct):
+    """Of the rows of a collection."""
+
+    done: set[Key]
+    failed: Counter[Key]
+    """Attempts that count."""
+    terminal: set[Key]
+    reward_sum: float = 0.0
+
+    def is_open(self, row: Row, attempts: int) -> bool:
+        key = key_of(row)
+        return key not in self.done and key not in self.terminal and self.failed[key] < attempts
+
+
+def progress_of(files: OutputFiles) -> Progress:
+    """Raises CollectError where a file is damaged, or has a row twice."""
+    found = Progress(set(), Counter(), set())
+    for result in read_lines(files.results):
+        key = _key(result)
+        if key is None:
+            raise CollectError(f"{files.results} has a row without {TASK_INDEX}: it is no collection's output")
+        if key in found.done:
+            raise CollectError(f"{files.results} has task {key[0]}, rollout {key[1]} twice: remove one of the lines")
+        found.done.add(key)
+        reward = result.get("reward")
+        found.reward_sum += reward if isinstance(reward, int | float) else 0.0
+    for failure in read_lines(files.failures):
+        key = _key(failure)
+        if key is None:
+            continue
+        if failure.get(FAILURE_CLASS) != FailureClass.LOST:
+            found.failed[key] += 1
+        if failure.get(FAILURE_TERMINAL):
+            found.terminal.add(key)
+    return found
+
+
+def facts_of(rows: Iterable[Row], gym: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A fingerprint of what is played and by whom, each part apart so that a difference can be named."""
+    digest = hashlib.sha256()
+    count = 0
+    for row in rows:
+        digest.update(orjson.dumps(row, option=orjson.OPT_SORT_KEYS))
+        count += 1
+    return {"rows": count, "data": digest.hexdigest(), "servers": _of_servers(gym or {})}
+
+
+def check_same(files: OutputFiles, facts: Mapping[str, Any]) -> None:
+    """Raises CollectError that says what changed since the collection began."""
+    try:
+        saved = orjson.loads(files.facts.read_bytes())
+    except FileNotFoundError:
+        return  # collected elsewhere: there is nothing to compare with
+    except ValueError as error:
+        raise CollectError(f"{files.facts} is damaged: {error}; remove it to resume without the check") from error
+    changed = []
+    if saved.get("data") != facts["data"]:
+        changed.append(f"the rows (then {saved.get('rows')}, now {facts['rows']})")
+    then, now = saved.get("servers", {}), facts["servers"]
+    changed += [f"server {name}" for name in sorted(then.keys() | now.keys()) if then.get(name) != now.get(name)]
+    if changed:
+        raise CollectError(
+            f"cannot resume {files.results}: it was begun with other settings: {', '.join(changed)}. "
+            "Undo the change, choose another --output, or mix them knowingly with --resume-changed"
+        )
+
+
+def save_facts(files: OutputFiles, facts: Mapping[str, Any]) -> None:
+    write_whole(files.facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+
+
+def _of_servers(gym: Mapping[str, Any]) -> dict[str, str]:
+    """By instance; where a server listens, and its keys, may change."""
+    servers = {name: block for name, block in gym.items() if isinstance(block, Mapping) and _KINDS & block.keys()}
+    return {name: _digest(_lasting(block)) for name, block in servers.items()}
+
+
+def _digest(value: Any) -> str:
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _lasting(each) for key, each in value.items() if not _is_passing(str(key))}
+    return [_lasting(each) for each in value] if isinstance(value, list) else value
+
+
+def _is_passing(key: str) -> bool:
+    return key in ("host", "port", "base_url", "datasets", "num_workers") or key.endswith(("_base_url", "api_key"))
+
+
+def _key(line: Mapping[str, Any]) -> Key | None:
+    if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
+        return None
+    return key_of(line)

@@ -1,0 +1,199 @@
+"""Stored rollouts graded again by the verifiers of a running gym, without a model.
+
+Owns: which rollouts, by which server, the new files. Never touches: agents, models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+from msgspec import Struct
+
+from palestra.gym.collect.directory import Directory
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.files import Lines, OutputFiles, read_lines
+from palestra.gym.collect.pairing import Pair, indexed, paired
+from palestra.gym.collect.rows import Key, agent_of, key_of
+from palestra.gym.records import AGENT_REF, FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+
+JUDGE_FAILED = "judge_failed"
+UNSUPPORTED = "unsupported"
+ATTEMPTS = 3
+_LIMIT = aiohttp.ClientTimeout(total=1_800)
+_MARKS = (FAILURE_CLASS, "_ng_failure_terminal", "_ng_failure_judge_error")
+
+
+class Regrading(Struct, frozen=True, kw_only=True):
+    """What to grade again."""
+
+    inputs: Path
+    rollouts: Path
+    output: Path
+    concurrency: int = 64
+    limit: int | None = None
+    force: bool = False
+    """Also by servers that say they cannot; the output's name then begins with `unsafe_`."""
+    judge_failed_only: bool = False
+    """Keep the results, and grade the failures file's rollouts whose judge failed."""
+    append: bool = False
+    """With `judge_failed_only`: into an output that holds the results already."""
+    resume: bool = False
+    overwrite: bool = False
+
+    @property
+    def files(self) -> OutputFiles:
+        return OutputFiles(self.output.with_name(f"unsafe_{self.output.name}") if self.force else self.output)
+
+
+class Regraded(Struct):
+    total: int
+    done: int = 0
+    failed: int = 0
+    kept: int = 0
+    """Taken over as they were."""
+    changed: int = 0
+    """With another reward than before."""
+
+
+class Grader:
+    """Asks the resources server of each row's agent."""
+
+    def __init__(self, session: aiohttp.ClientSession, directory: Directory, gym: Mapping[str, Any]) -> None:
+        self._session = session
+        self._urls = directory.urls
+        self._servers = {name: found for name, block in gym.items() if (found := _resources_of(block))}
+        only = [name for name, kind in directory.kinds.items() if kind == ServerKind.RESOURCES]
+        self._only = only[0] if len(only) == 1 else None
+
+    def server_of(self, row: Mapping[str, Any]) -> str:
+        """By its agent; where that is not in the gym, the only one there is. Raises CollectError."""
+        name = self._servers.get(agent_of(row) or "") or self._only
+        if name is None or name not in self._urls:
+            raise CollectError(f"no resources server in the gym for agent {agent_of(row)!r}: start it with that agent")
+        return name
+
+    async def check(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raises CollectError where a server says that its verdict needs more than the rollout."""
+        for name in sorted({self.server_of(row) for row in rows}):
+            async with self._session.get(f"{self._urls[name]}/reverify_mode", timeout=_LIMIT) as answer:
+                mode = await answer.json() if answer.status == 200 else "unknown"
+            if mode == UNSUPPORTED:
+                raise CollectError(f"{name} cannot grade stored rollouts; --force does it all the same, at your risk")
+
+    async def grade(self, pair: Pair) -> dict[str, Any]:
+        """The new result, or a failure. Never raises but when it is cancelled."""
+        result = {name: value for name, value in pair.result.items() if name not in _MARKS}
+        body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
+        url = f"{self._urls[self.server_of(pair.row)]}/verify"
+        told = ""
+        for attempt in range(ATTEMPTS):
+            await asyncio.sleep(attempt)
+            try:
+                headers = {"Content-Type": "application/json"}
+                async with self._session.post(url, data=body, headers=headers, timeout=_LIMIT) as answer:
+                    text = await answer.read()
+                if answer.status == 200:
+                    return {**result, **orjson.loads(text), **_labels(pair.row)}
+                told = f"HTTP {answer.status}: {text[:500].decode(errors='replace')}"
+                if answer.status < 500:
+                    break
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                told = f"{type(error).__name__}: {error}"
+        return {**pair.result, FAILURE_CLASS: "verify_failed", "failure_reason": told, **_labels(pair.row)}
+
+
+async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded], None] = lambda _: None) -> Regraded:
+    """Raises CollectError; what was written until then stays, for `resume`."""
+    files = wanted.files
+    pairs = _pairs(wanted)[: wanted.limit]
+    if not wanted.force:
+        await grader.check(pair.row for pair in pairs)
+    done = _begun(files, wanted)
+    left = [pair for pair in pairs if key_of(pair.row) not in done]
+    standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
+    with Lines(files.results) as results, Lines(files.failures) as failures:
+        if wanted.judge_failed_only:
+            standing.kept = _keep(wanted, results, done)
+        async with aclosing(_graded(grader, left, wanted.concurrency)) as all_graded:
+            async for pair, graded in all_graded:
+                _note(standing, pair, graded, results, failures)
+                told(standing)
+    return standing
+
+
+def _note(standing: Regraded, pair: Pair, graded: dict[str, Any], results: Lines, failures: Lines) -> None:
+    if graded.get(FAILURE_CLASS):
+        failures.append(graded)
+        standing.failed += 1
+        return
+    results.append(graded)
+    standing.done += 1
+    standing.changed += graded.get("reward") != pair.result.get("reward")
+
+
+async def _graded(
+    grader: Grader, pairs: Sequence[Pair], concurrency: int
+) -> AsyncGenerator[tuple[Pair, dict[str, Any]]]:
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(pair: Pair) -> tuple[Pair, dict[str, Any]]:
+        async with gate:
+            return pair, await grader.grade(pair)
+
+    tasks = [asyncio.create_task(one(pair)) for pair in pairs]
+    try:
+        for task in asyncio.as_completed(tasks):
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _pairs(wanted: Regrading) -> list[Pair]:
+    if not wanted.judge_failed_only:
+        return paired(wanted.inputs, wanted.rollouts, partial=True)
+    rows, good = indexed(wanted.inputs), indexed(wanted.rollouts)
+    failed = {
+        key_of(one): one
+        for one in read_lines(OutputFiles(wanted.rollouts).failures)
+        if one.get(FAILURE_CLASS) == JUDGE_FAILED and TASK_INDEX in one and ROLLOUT_INDEX in one
+    }
+    return [Pair(rows[key], failed[key]) for key in sorted(failed) if key in rows and key not in good]
+
+
+def _begun(files: OutputFiles, wanted: Regrading) -> set[Key]:
+    """What is in the output already."""
+    if files.results.resolve() == wanted.rollouts.resolve() and not wanted.append:
+        raise CollectError("--output is the rollouts' own file: choose another, or use --judge-failed-only --append")
+    if files.results.exists() and not (wanted.resume or wanted.append):
+        if not wanted.overwrite:
+            raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
+        files.clear()
+    return set(indexed(files.results))
+
+
+def _keep(wanted: Regrading, results: Lines, done: set[Key]) -> int:
+    """The results that were good go into a new output first, as they are."""
+    kept = [one for key, one in indexed(wanted.rollouts).items() if key not in done]
+    for one in kept:
+        results.append(one)
+    return len(kept)
+
+
+def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in (TASK_INDEX, ROLLOUT_INDEX, AGENT_REF)}
+
+
+def _resources_of(block: Any) -> str | None:
+    """The resources server an agent's block refers to."""
+    agents = block.get(ServerKind.AGENT) if isinstance(block, Mapping) else None
+    settings = next(iter(agents.values()), None) if isinstance(agents, Mapping) else None
+    reference = settings.get("resources_server") if isinstance(settings, Mapping) else None
+    return reference.get("name") if isinstance(reference, Mapping) else None

@@ -1,0 +1,140 @@
+"""Rows of a data file, expanded to what is played: an agent, indices, repeats. The same input gives the same rows.
+
+Owns: reading and checking rows, their expansion. Never touches: servers, results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec import Struct, field
+
+from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.prompts import PromptFile
+from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
+
+Row = dict[str, Any]
+Key = tuple[int, int]
+
+DEFAULT = "_default"
+ROLLOUT_ID_SHAPE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_TOLD = 10  # rows named in one error
+
+
+class Expansion(Struct, frozen=True, kw_only=True):
+    """How rows become rollouts."""
+
+    agent: str | None = None
+    """For rows that name none."""
+    limit: int | None = None
+    repeats: int | dict[str, int] = 1
+    """By agent, with `_default` for the others, or the same for all."""
+    seeds: bool = False
+    """Each repeat's index as the sampling seed, in `metadata.extra_body`."""
+    prompt: PromptFile | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Over every row's `responses_create_params`, not deep."""
+    shard: int = 0
+    shards: int = 1
+    """Tasks are dealt out by index, so that shards never share one."""
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    return row[TASK_INDEX], row[ROLLOUT_INDEX]
+
+
+def read_rows(path: Path) -> Iterator[tuple[bytes, Row]]:
+    """Each line's text and the row in it. Raises CollectError with the line's number."""
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        raise CollectError(f"cannot read {path}: {error.strerror}") from error
+    with lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = orjson.loads(line)
+            except ValueError as error:
+                raise CollectError(f"{path}, line {number}: not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise CollectError(f"{path}, line {number}: a row is an object, this is a {type(row).__name__}")
+            yield line.strip(), row
+
+
+def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
+    """What is to be played: task by task, repeat after repeat. Raises CollectError with all rows it is about."""
+    made: list[Row] = []
+    indices: dict[bytes, int] = {}
+    repeats: Counter[int] = Counter()
+    nameless: list[int] = []
+    numbered = 0
+    for number, (text, row) in enumerate(rows):
+        if how.limit is not None and number >= how.limit:
+            break
+        row = _prepared(row, how, number)
+        agent = agent_of(row)
+        if agent is None:
+            nameless.append(number + 1)
+            continue
+        numbered += TASK_INDEX in row
+        index = row[TASK_INDEX] if TASK_INDEX in row else indices.setdefault(text, len(indices))
+        row[TASK_INDEX] = index
+        for _ in range(_repeats(how, agent)):
+            made.append(_repeat(row, repeats[index], how.seeds))
+            repeats[index] += 1
+    if nameless:
+        told = ", ".join(map(str, nameless[:_TOLD])) + (", …" if len(nameless) > _TOLD else "")
+        raise CollectError(f"{len(nameless)} rows name no agent (rows {told}): say --agent, or put agent_ref into them")
+    if numbered and indices:
+        raise CollectError(f"{numbered} rows have a {TASK_INDEX} and others have none: number all of them, or none")
+    made = [row for row in made if row[TASK_INDEX] % how.shards == how.shard]
+    made.sort(key=key_of)
+    return made
+
+
+def agent_of(row: Mapping[str, Any]) -> str | None:
+    name = (row.get(AGENT_REF) or {}).get("name")
+    return name if isinstance(name, str) else None
+
+
+def _prepared(row: Row, how: Expansion, number: int) -> Row:
+    row = how.prompt.applied(row) if how.prompt else dict(row)
+    params = row.get(PARAMS)
+    if not isinstance(params, dict) or "input" not in params:
+        raise CollectError(f"row {number + 1} has no {PARAMS}.input: put it there, or give a --prompt-config")
+    row[PARAMS] = {**params, **how.overrides}
+    if how.agent is not None and agent_of(row) is None:
+        row[AGENT_REF] = {"name": how.agent}
+    given = row.get(ROLLOUT_ID)
+    if given is not None and not (isinstance(given, str) and ROLLOUT_ID_SHAPE.match(given)):
+        raise CollectError(f"row {number + 1}: {ROLLOUT_ID} {given!r} may have letters, digits, '.', '_' and '-' only")
+    if not isinstance(row.get(TASK_INDEX, 0), int):
+        raise CollectError(f"row {number + 1}: {TASK_INDEX} is a whole number, found {row[TASK_INDEX]!r}")
+    return row
+
+
+def _repeats(how: Expansion, agent: str) -> int:
+    if isinstance(how.repeats, int):
+        return how.repeats
+    found = how.repeats.get(agent, how.repeats.get(DEFAULT))
+    if found is None:
+        raise CollectError(
+            f"repeats say nothing for agent {agent}: add it, or {DEFAULT}; there are {sorted(how.repeats)}"
+        )
+    return found
+
+
+def _repeat(row: Row, index: int, seeds: bool) -> Row:
+    made = {**row, ROLLOUT_INDEX: index}
+    if seeds:
+        params = row[PARAMS]
+        metadata = params.get("metadata") or {}
+        extra = {**orjson.loads(metadata.get("extra_body") or "{}"), "seed": index}
+        made[PARAMS] = {**params, "metadata": {**metadata, "extra_body": orjson.dumps(extra).decode()}}
+    return made

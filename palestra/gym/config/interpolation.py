@@ -1,0 +1,77 @@
+"""`${a.b}`, `${oc.env:NAME,default}` and the like, filled in; OmegaConf does it.
+
+Owns: resolving a whole tree, telling every failure at once. Never touches: merging, files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from palestra.gym.config.merging import Path, dotted, leaves
+from palestra.gym.errors import GymConfigError
+from palestra.gym.roots import did_you_mean
+
+_MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_][\w-]*)(?!\w*:)")
+
+
+def references(data: Any) -> set[str]:
+    """Top-level names that some `${name…}` speaks of."""
+    texts = (value for _, value in leaves(data) if isinstance(value, str) and "${" in value)
+    return {name for text in texts for name in _REFERENCE.findall(text)}
+
+
+def resolved(data: dict[str, Any], source_of: Callable[[Path], str], *, is_final: bool = True) -> dict[str, Any]:
+    """A copy with every interpolation filled in. Raises GymConfigError with all that could not be; before `is_final`
+    they stay as they are."""
+    tree = OmegaConf.create(data)
+    problems: list[str] = []
+
+    def walk(plain: Any, node: Any, at: Path) -> Any:
+        if isinstance(plain, dict):
+            return {key: walk(value, _At(node, key), (*at, key)) for key, value in plain.items()}
+        if isinstance(plain, list):
+            return [walk(value, _At(node, index), (*at, index)) for index, value in enumerate(plain)]
+        if not (isinstance(plain, str) and "${" in plain):
+            return plain
+        try:
+            return _plain(node.value())
+        except OmegaConfBaseException as error:
+            problems.append(_explained(at, plain, error, data, source_of(at)))
+            return plain
+
+    whole = walk(data, _At(tree), ())
+    if problems and is_final:
+        raise GymConfigError("\n".join(problems))
+    return whole
+
+
+class _At:
+    """A place in the tree that is looked up only where something has to be filled in: it costs."""
+
+    __slots__ = ("above", "key")
+
+    def __init__(self, above: Any, key: str | int | None = None) -> None:
+        self.above, self.key = above, key
+
+    def value(self) -> Any:
+        return self.above if self.key is None else self.above.value()[self.key]
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _explained(at: Path, text: str, error: Exception, data: dict[str, Any], source: str) -> str:
+    missing = _MISSING_KEY.search(str(error))
+    if missing is None:
+        reason = str(error).splitlines()[0]
+        return f"{dotted(at)} = {text} in {source}: {reason}"
+    key = missing[1]
+    near = did_you_mean(key.split(".")[0], data)
+    return f"{dotted(at)} in {source} uses {key!r}, which nobody sets{near}\n  to set it: ++{key}=VALUE, or in env.yaml"

@@ -1,0 +1,184 @@
+"""From files and the command line to a gym that can be started.
+
+Owns: the order of the steps, hosts and ports. Never touches: processes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from palestra.gym.config.directives import apply_directives, merge_placeholders
+from palestra.gym.config.interpolation import resolved
+from palestra.gym.config.merging import UNSET, dotted, leaves
+from palestra.gym.config.ports import Ports
+from palestra.gym.config.servers import Entry, Found, field_problems, find_servers, reference_problems
+from palestra.gym.config.settings import (
+    COPIED_TO_AGENTS,
+    DEFAULTS,
+    HEAD,
+    HEAD_PORT,
+    check_settings,
+    is_on_ray,
+    our_settings,
+)
+from palestra.gym.config.sources import GymSources, Merged
+from palestra.gym.errors import GymConfigError
+from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
+from palestra.gym.registry import Implementation, locate
+from palestra.gym.venvs import has_requirements
+
+
+def load_gym(
+    sources: GymSources,
+    *,
+    ports: Ports | None = None,
+    is_code_needed: bool = True,
+    tell: Callable[[str], None] = lambda notice: None,
+) -> GymConfig:
+    """`ports` holds what was chosen; without it a config is only looked at. `is_code_needed=False`: the servers'
+    folders need not be here. `tell` hears what is worth knowing but no mistake. Raises GymConfigError."""
+    merged = Merged(sources, tell)
+    data = apply_directives(merged.data)
+    merge_placeholders(data)
+    data = DEFAULTS | {key: value for key, value in data.items() if value is not None or key not in DEFAULTS}
+    _check_nothing_unset(data, merged)
+    found = _find_servers(data, tell)
+    # An address may be said by interpolation, and interpolations may speak of addresses.
+    known = resolved(data, merged.source_of, is_final=False)
+    _fill_addresses(data, found.entries, known, Ports(is_binding=False) if ports is None else ports)
+    settings = resolved(data, merged.source_of)
+    entries = _checked(settings, found, tell)
+    _copy_to_agents(settings, entries)
+    servers = {
+        entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, tell) for entry in entries
+    }
+    return GymConfig(
+        servers=servers,
+        settings=settings,
+        head_host=settings[HEAD]["host"],
+        head_port=settings[HEAD]["port"],
+        secret=secrets.token_hex(32),
+    )
+
+
+def _check_nothing_unset(data: dict[str, Any], merged: Merged) -> None:
+    unset = [path for path, value in leaves(data) if value == UNSET]
+    if unset:
+        lines = "".join(f"\n  {dotted(path)} ({merged.source_of(path)})" for path in unset)
+        example = dotted(unset[0])
+        raise GymConfigError(f"{len(unset)} values must be set:{lines}\n  as in: ++{example}=VALUE, or in env.yaml")
+
+
+def _find_servers(data: dict[str, Any], tell: Callable[[str], None]) -> Found:
+    found = find_servers(data)
+    for name in found.partial:
+        tell(f"{name}: has no entrypoint, so nothing is started for it")
+    return found
+
+
+def _checked(settings: dict[str, Any], found: Found, tell: Callable[[str], None]) -> list[Entry]:
+    """The servers again, with everything filled in; those that cannot be are an error or left out, as settings say."""
+    entries = find_servers({entry.name: settings[entry.name] for entry in found.entries}).entries
+    almost = dict(found.almost)
+    for entry in entries:
+        if problems := field_problems(entry):
+            almost[entry.name] = problems
+    lines = "\n".join(line for problems in almost.values() for line in problems)
+    if almost and settings.get("error_on_almost_servers", True):
+        raise GymConfigError(f"{lines}\n  to go on without: ++error_on_almost_servers=false")
+    if almost:
+        tell(f"not started: {', '.join(almost)}\n{lines}")
+    sound = [entry for entry in entries if entry.name not in almost]
+    if problems := reference_problems(sound):
+        raise GymConfigError("\n".join(problems))
+    return sound
+
+
+def _fill_addresses(data: dict[str, Any], entries: list[Entry], known: dict[str, Any], ports: Ports) -> None:
+    """`known`: the same with interpolations filled in. Where a port is said, it is that one or an error."""
+    check_settings(known)
+    host = _own_address() if known["use_absolute_ip"] else known.get("default_host") or "127.0.0.1"
+    data[HEAD] = {**(known.get(HEAD) or {})}
+    servers_host = _own_address() if is_on_ray(known) and not known.get("default_host") else host
+    data[HEAD]["host"] = data[HEAD].get("host") or host
+    wanted = data[HEAD].get("port")
+    data[HEAD]["port"] = ports.hold(data[HEAD]["host"], HEAD_PORT if wanted is None else wanted, f"{HEAD}.port")
+    fixed: list[Entry] = []
+    for entry in entries:
+        fields = known[entry.name][entry.kind][entry.implementation]
+        entry.fields["host"] = fields.get("host") or servers_host
+        if fields.get("port"):
+            entry.fields["port"] = fields["port"]
+            fixed.append(entry)
+    _hold_fixed(fixed, data[HEAD]["port"], ports)
+    avoid = {one for one in known.get("disallowed_ports") or [] if isinstance(one, int)}
+    for entry in entries:
+        if not entry.fields.get("port"):
+            entry.fields["port"] = ports.hold_any(
+                entry.fields["host"],
+                known["port_range_low"],
+                known["port_range_high"],
+                avoid=avoid,
+                who=f"{entry.where}.port",
+            )
+    data["disallowed_ports"] = ports.numbers()
+
+
+def _hold_fixed(entries: list[Entry], head_port: int, ports: Ports) -> None:
+    owners = {head_port: HEAD}
+    for entry in entries:
+        port = entry.fields["port"]
+        if port in owners:
+            raise GymConfigError(f"{entry.where}.port: {port} is also that of {owners[port]}; give one another port")
+        owners[port] = entry.name
+        if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536:
+            ports.hold(entry.fields["host"], port, f"{entry.where}.port")
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        raise GymConfigError(f"use_absolute_ip: this machine's address cannot be found ({error})") from None
+
+
+def _copy_to_agents(settings: dict[str, Any], entries: list[Entry]) -> None:
+    for entry in entries:
+        if entry.kind is ServerKind.AGENT:
+            for key in COPIED_TO_AGENTS:
+                if key in settings:
+                    entry.fields.setdefault(key, settings[key])
+
+
+def _instance(
+    entry: Entry, settings: dict[str, Any], roots: Sequence[Path] | None, tell: Callable[[str], None]
+) -> ServerInstance:
+    ours = our_settings(settings)
+    code = (
+        Implementation(None, is_stock=False)
+        if roots is None
+        else locate(entry.kind, entry.implementation, entry.fields["entrypoint"], roots, ours.use_stock)
+    )
+    needs_process = code.is_stock or (code.folder is not None and has_requirements(code.folder))
+    isolation = Isolation(entry.fields.get("isolation") or (Isolation.PROCESS if needs_process else ours.isolation))
+    if needs_process and isolation is Isolation.SHARED:
+        raise GymConfigError(
+            f"{entry.where}.isolation: cannot be shared: {code.folder} has requirements of its own or is NeMo Gym's"
+        )
+    if (entry.fields.get("num_workers") or 1) > 1:
+        tell(f"{entry.where}.num_workers: this server runs in one process, which keeps its sessions")
+    return ServerInstance(
+        name=entry.name,
+        kind=entry.kind,
+        implementation=entry.implementation,
+        settings=entry.fields,
+        host=entry.fields["host"],
+        port=entry.fields["port"],
+        isolation=isolation,
+        folder=code.folder,
+        is_stock=code.is_stock,
+    )

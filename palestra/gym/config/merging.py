@@ -1,0 +1,49 @@
+"""How mappings are laid over each other: OmegaConf's rules, on plain mappings.
+
+Owns: the deep merge and what `???` means in it. Never touches: files, interpolation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+UNSET = "???"
+"""Must be set by somebody; never takes the place of a value."""
+
+Path = tuple[str | int, ...]
+
+
+def merged(below: Any, above: Any) -> Any:
+    """Mappings key by key; anything else, lists included, takes the place of what was there."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return below if above == UNSET else above
+    both = {key: merged(value, above[key]) if key in above else value for key, value in below.items()}
+    return both | {key: value for key, value in above.items() if key not in below}
+
+
+def without_unset(content: dict[Any, Any], below: Any) -> dict[Any, Any]:
+    """What of `content` may be laid over `below`."""
+    known = below if isinstance(below, dict) else {}
+    return {
+        key: without_unset(value, known.get(key)) if isinstance(value, dict) else value
+        for key, value in content.items()
+        if not (value == UNSET and key in known)
+    }
+
+
+def leaves(node: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Everything that is neither mapping nor list, and where."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from leaves(value, (*at, key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from leaves(value, (*at, index))
+    else:
+        yield at, node
+
+
+def dotted(path: Path) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")

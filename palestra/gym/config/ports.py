@@ -1,0 +1,106 @@
+"""Ports of a gym, held from the moment they are chosen: nobody else on this machine can get one in between.
+
+Owns: choosing, binding, the listening sockets. Never touches: who answers on them.
+
+The sockets listen from the start and are handed to the servers. While a server is started anew, callers wait in the
+queue of its socket instead of being turned away.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from types import TracebackType
+
+from palestra.gym.errors import GymConfigError
+
+TRIES = 200
+BACKLOG = 4096
+TAKEN = (errno.EADDRINUSE, errno.EACCES)
+
+
+class Ports:
+    """What is held, by address. Close it, or use it as a context."""
+
+    def __init__(self, *, is_binding: bool = True) -> None:
+        """`is_binding=False`: ports are only named, for a config that is looked at and not started."""
+        self._is_binding = is_binding
+        self._held: dict[tuple[str, int], socket.socket | None] = {}
+
+    def __enter__(self) -> Ports:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for held in self._held.values():
+            if held is not None:
+                held.close()
+        self._held.clear()
+
+    def socket_of(self, host: str, port: int) -> socket.socket:
+        held = self._held[host, port]
+        assert held is not None, "these ports are only named"
+        return held
+
+    def numbers(self) -> list[int]:
+        return sorted(port for _, port in self._held)
+
+    def hold(self, host: str, port: int, who: str) -> int:
+        """This very one; 0 is any. Raises GymConfigError where somebody else has it."""
+        try:
+            return self._hold(host, port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise GymConfigError(f"{who}: cannot listen at {host}:{port} ({reason}); choose another") from None
+
+    def hold_for(self, host: str, port: int, here: str) -> int:
+        """Any free port of this machine, for a server that others know by another machine's address."""
+        listener = listening(here, 0)
+        self._held[host, port] = listener
+        return listener.getsockname()[1]
+
+    def hold_any(self, host: str, low: int, high: int, *, avoid: set[int], who: str) -> int:
+        """A free one of a range."""
+        wide = f"widen port_range_low={low}, port_range_high={high}"
+        candidates = [port for port in _some_of(low, high) if port not in avoid.union(self.numbers())]
+        for port in candidates:
+            try:
+                return self._hold(host, port)
+            except OSError as error:
+                if error.errno not in TAKEN:
+                    reason = error.strerror or error
+                    raise GymConfigError(f"{who}: cannot listen at {host} ({reason}); choose another host") from None
+        raise GymConfigError(f"{who}: found no free port in {len(candidates)} tries; {wide}")
+
+    def _hold(self, host: str, port: int) -> int:
+        if not self._is_binding:
+            self._held[host, port] = None
+            return port
+        listener = listening(host, port)
+        number: int = listener.getsockname()[1]
+        self._held[host, number] = listener
+        return number
+
+
+def _some_of(low: int, high: int) -> list[int]:
+    span = range(low, high + 1)
+    return random.sample(span, min(TRIES, len(span)))
+
+
+def listening(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a stop, the same port at once
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,127 @@
+"""Which entries of a config are servers, and whether each is sound.
+
+Owns: the three-level shape, the fields that all servers share, references between servers. Never touches: ports, code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from palestra.gym.config.datasets import dataset_problems
+from palestra.gym.config.settings import RESERVED
+from palestra.gym.records import Isolation, ServerKind
+from palestra.gym.roots import did_you_mean
+
+KINDS = tuple(str(kind) for kind in ServerKind)
+_DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
+DOMAINS = _DOMAINS.split()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A top-level entry that has the shape of a server: `name: {kind: {implementation: fields}}`."""
+
+    name: str
+    kind: ServerKind
+    implementation: str
+    fields: dict[str, Any]
+    """The very mapping in the config: filling in a port here fills it in there."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}.{self.kind}.{self.implementation}"
+
+
+@dataclass(slots=True)
+class Found:
+    entries: list[Entry]
+    almost: dict[str, list[str]]
+    """Look like servers, but cannot be: their mistakes."""
+    partial: list[str]
+    """Say a kind but have no entrypoint: nothing starts for them."""
+
+
+def find_servers(data: dict[str, Any]) -> Found:
+    """By shape alone: values may still be interpolations."""
+    found = Found([], {}, [])
+    for name, value in data.items():
+        if name in RESERVED or not isinstance(value, dict):
+            continue
+        kinds = [kind for kind in KINDS if kind in value]
+        if not kinds:
+            continue
+        runnable = [one for kind in kinds for one in _implementations(value[kind]) if "entrypoint" in one[1]]
+        if not runnable:
+            found.partial.append(name)
+        elif len(kinds) > 1:
+            found.almost[name] = [f"{name}: has {' and '.join(kinds)}; an instance is of one kind"]
+        elif len(value[kinds[0]]) > 1:
+            several = ", ".join(map(str, value[kinds[0]]))
+            found.almost[name] = [
+                f"{name}.{kinds[0]}: has {several}; an instance has one implementation (_delete_key takes one away)"
+            ]
+        else:
+            implementation, fields = runnable[0]
+            found.entries.append(Entry(name, ServerKind(kinds[0]), implementation, fields))
+    return found
+
+
+def _implementations(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        yield from ((str(name), fields) for name, fields in value.items() if isinstance(fields, dict))
+
+
+def field_problems(entry: Entry) -> list[str]:
+    """Of the fields that every server has; interpolated ones."""
+    fields = entry.fields
+    problems = dataset_problems(fields.get("datasets"))
+    entrypoint = fields["entrypoint"]
+    if not isinstance(entrypoint, str) or not entrypoint.endswith(".py") or PurePath(entrypoint).is_absolute():
+        problems.append(f"entrypoint: should be a Python file of the server's folder, as in app.py; is {entrypoint!r}")
+    if not isinstance(fields.get("host", ""), str | None):
+        problems.append(f"host: should be an address, is {fields['host']!r}")
+    port, workers = fields.get("port"), fields.get("num_workers")
+    if port is not None and not (isinstance(port, int) and 0 < port < 65536):
+        problems.append(f"port: should be from 1 to 65535, is {port!r}")
+    if workers is not None and not (isinstance(workers, int) and workers > 0):
+        problems.append(f"num_workers: should be a whole number from 1, is {workers!r}")
+    isolation = fields.get("isolation")
+    if isolation is not None and isolation not in list(Isolation):
+        problems.append(f"isolation: {isolation!r} is none of {', '.join(Isolation)}")
+    if entry.kind is ServerKind.RESOURCES:
+        problems += _domain_problems(fields.get("domain"))
+    return [f"{entry.where}.{problem}" for problem in problems]
+
+
+def _domain_problems(domain: Any) -> list[str]:
+    if domain in DOMAINS:
+        return []
+    if domain is None:
+        return [f"domain: is needed for a resources server, one of {', '.join(DOMAINS)}"]
+    return [f"domain: {domain!r} is none of {', '.join(DOMAINS)}{did_you_mean(str(domain), DOMAINS)}"]
+
+
+def reference_problems(entries: list[Entry]) -> list[str]:
+    """Direct fields `{type, name}` that name a server which is not there."""
+    by_kind = {kind: [one.name for one in entries if one.kind == kind] for kind in ServerKind}
+    problems: list[str] = []
+    for entry in entries:
+        for field, value in entry.fields.items():
+            if not is_reference(value) or value["name"] in by_kind[ServerKind(value["type"])]:
+                continue
+            known = by_kind[ServerKind(value["type"])]
+            hint = did_you_mean(value["name"], known) or f"\n  there are: {', '.join(known) or 'none'}"
+            problems.append(f"{entry.where}.{field}: no {value['type']} instance is called {value['name']!r}{hint}")
+    return problems
+
+
+def is_reference(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"type", "name"}
+        and value["type"] in KINDS
+        and isinstance(value["name"], str)
+    )

@@ -1,0 +1,29 @@
+"""A config as the head tells it and as servers of NeMo Gym's get it: YAML that OmegaConf reads.
+
+Owns: writing and reading that text. Never touches: secrets; `secrets.shown` is for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+
+def to_yaml(settings: dict[str, Any]) -> str:
+    """Everything is filled in; a `${` that is left is text, and is marked so."""
+    return yaml.safe_dump(_mapped(settings, lambda text: text.replace("${", "\\${")), sort_keys=False, width=1 << 20)
+
+
+def from_yaml(text: str) -> dict[str, Any]:
+    """What `to_yaml` was given."""
+    return _mapped(yaml.safe_load(text), lambda text: text.replace("\\${", "${"))
+
+
+def _mapped(node: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _mapped(value, change) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_mapped(value, change) for value in node]
+    return change(node) if isinstance(node, str) and "${" in node else node

@@ -1,0 +1,1 @@
+"""What graders share: answers found in texts, and work that is done in child processes with a limit."""

@@ -1,0 +1,93 @@
+"""Work that may hang or eat memory, done by child processes that are asked, timed, and ended.
+
+Owns: the children, how many, their time. Never touches: what the work is. A child is a module that answers each line of
+JSON on its input with one on its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from typing import Any
+
+import orjson
+
+MAX_LINE = 16 * 1024 * 1024
+START_S = 60.0  # sympy takes seconds to import on a busy machine
+
+
+class ChildError(Exception):
+    """The child did not answer in time, or died. Why is in the message."""
+
+
+class Children:
+    """At most `count` of them; started when needed, kept for the next question."""
+
+    def __init__(self, module: str, count: int | None = None) -> None:
+        self._module = module
+        self._room = asyncio.Semaphore(count or os.cpu_count() or 1)
+        self._idle: list[asyncio.subprocess.Process] = []
+
+    async def ask(self, question: Any, limit_s: float) -> Any:
+        """Raises ChildError; the child is ended then, and the next question gets another."""
+        async with self._room:
+            child = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer = await _asked(child, orjson.dumps(question))
+            except TimeoutError:
+                await _end(child)
+                raise ChildError(f"no answer within {limit_s:g} s") from None
+            except BaseException:
+                await _end(child)
+                raise
+            self._idle.append(child)
+            return answer
+
+    async def close(self) -> None:
+        for child in self._idle:
+            await _end(child)
+        self._idle.clear()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", self._module),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            limit=MAX_LINE,
+        )
+        try:
+            async with asyncio.timeout(START_S):
+                await _line(child)  # it says so when it has imported all it needs
+        except BaseException:
+            await _end(child)
+            raise
+        return child
+
+
+async def _asked(child: asyncio.subprocess.Process, question: bytes) -> Any:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(question + b"\n")
+        await child.stdin.drain()
+    except ConnectionError:
+        pass  # what it says last tells more
+    return orjson.loads(await _line(child))
+
+
+async def _line(child: asyncio.subprocess.Process) -> bytes:
+    assert child.stdout is not None
+    line = await child.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise ChildError(f"the child ended with code {await child.wait()}")
+    return line
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+    await asyncio.shield(asyncio.ensure_future(child.wait()))

@@ -1,0 +1,41 @@
+"""The process that compares mathematical expressions: sympy may take for ever, so it is asked from outside.
+
+Owns: parsing and comparing two answers with math-verify. Never touches: time; who asks ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import sys
+
+from math_verify import parse, verify
+from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+MEMORY_BYTES = 2 * 1024**3
+
+
+def main() -> None:
+    logging.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what libraries print is no answer
+    print("{}", file=out, flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(_compared(question["expected"], question["said"])), file=out, flush=True)
+
+
+def _compared(expected: str, said: str) -> dict[str, object]:
+    try:
+        gold = parse(f"\\boxed{{{expected}}}", [LatexExtractionConfig()], parsing_timeout=0)
+        found = parse(said, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=0)
+        is_right = bool(gold) and verify(gold, found, timeout_seconds=None)
+        return {"is_right": is_right, "extracted": str(found[0]) if found else None}
+    except Exception as error:  # an answer that cannot be read is no right one
+        return {"is_right": False, "extracted": None, "error": f"{type(error).__name__}: {error}"[:500]}
+
+
+if __name__ == "__main__":
+    main()

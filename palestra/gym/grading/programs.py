@@ -1,0 +1,141 @@
+"""Running programs that models wrote.
+
+Owns: what a sandbox is asked and answers, the one that needs nothing but Linux, finding others by name. Never touches:
+whether the outcome is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+import palestra
+
+PACKAGES = ("palestra.environments.fleet.verifiers", "palestra.gym.grading")
+BOOT = """
+import sys, types
+root = sys.argv[1]
+for package in sys.argv[2:]:
+    name = ""
+    for part in package.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        if name not in sys.modules:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = []
+    sys.modules[package].__path__ = [f"{root}/{package.partition('.')[2].replace('.', '/')}"]
+from palestra.gym.grading.program_child import main
+main()
+"""
+"""Loads these modules alone: the packages around them would bring in what a program has no use for."""
+MAX_ANSWER = 64 * 1024 * 1024
+START_S = 20.0
+
+
+class Program(Struct, frozen=True, kw_only=True):
+    source: str
+    inputs: list[str]
+    function: str | None = None
+    """Called with an input's lines as arguments; without it, the program reads the input and prints."""
+    test_s: float = 10.0
+    memory_bytes: int = 1024**3
+
+
+class Outcome(Struct, frozen=True):
+    """Of one input."""
+
+    printed: str = ""
+    result: Any = None
+    error: str | None = None
+
+
+class Sandbox(Protocol):
+    """Something that runs programs of strangers. A setting names one: `sandbox: module:Class`."""
+
+    async def run(self, program: Program) -> list[Outcome]:
+        """One for each input, in order; those that were not reached have an error. Never raises for what the program
+        does."""
+        ...
+
+
+class Jail:
+    """A child process that the kernel lets do nothing but compute, with limits on time and memory."""
+
+    def __init__(self, at_once: int | None = None) -> None:
+        self._room = asyncio.Semaphore(at_once or os.cpu_count() or 1)
+
+    async def run(self, program: Program) -> list[Outcome]:
+        total_s = program.test_s * len(program.inputs)
+        header = {
+            "source": program.source,
+            "inputs": program.inputs,
+            "function": program.function,
+            "test_s": program.test_s,
+            "memory_bytes": program.memory_bytes,
+            "cpu_s": math.ceil(total_s) + 5,
+        }
+        async with self._room:
+            said, status = await _run(msgspec.json.encode(header) + b"\n", total_s + START_S)
+        return _outcomes(said, len(program.inputs), status)
+
+
+def sandbox_named(name: str | None, at_once: int | None) -> Sandbox:
+    """Ours where none is named. Raises ImportError, AttributeError."""
+    if name is None:
+        return Jail(at_once)
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
+
+
+async def _run(question: bytes, limit_s: float) -> tuple[bytes, int | None]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-c", BOOT, str(Path(palestra.__file__).parent), *PACKAGES),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )
+    answer = bytearray()
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await _talk(child, question, answer)
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        await asyncio.shield(asyncio.ensure_future(child.wait()))
+    return bytes(answer), child.returncode
+
+
+async def _talk(child: asyncio.subprocess.Process, question: bytes, answer: bytearray) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with contextlib.suppress(ConnectionError):
+        child.stdin.write(question)
+        await child.stdin.drain()
+        child.stdin.close()
+    while len(answer) <= MAX_ANSWER and (more := await child.stdout.read(64 * 1024)):
+        answer += more
+
+
+def _outcomes(said: bytes, count: int, status: int | None) -> list[Outcome]:
+    """A program can write into the pipe, too: what is no outcome ends them."""
+    found: list[Outcome] = []
+    for line in said.splitlines()[:count]:
+        try:
+            found.append(msgspec.json.decode(line, type=Outcome))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            break
+    return found + [Outcome(error=f"not reached: the program's process ended ({status})")] * (count - len(found))

@@ -1,0 +1,146 @@
+"""A process with servers of a gym, each on its own port: `python -m palestra.gym.host`, started by the supervisor.
+
+Owns: making the servers, serving them until told to stop. Never touches: other processes, what the servers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import uvicorn
+import uvloop
+
+from palestra.gym.errors import GymError
+from palestra.gym.front import Front
+from palestra.gym.peers import GymPeers
+from palestra.gym.records import GymConfig
+from palestra.gym.registry import load_class
+from palestra.gym.servers.base import GymServer
+from palestra.gym.start import BAD_SETTINGS, Start, read_start
+
+KEEP_ALIVE_S = 30  # NeMo Gym's
+GOODBYE_S = 1  # for answers under way
+CLOSE_S = 2.0  # for what a server does after its last call
+FILES = 65535
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours."""
+        yield
+
+
+class CannotServe(GymError):
+    """A server of ours cannot be made or opened. Trying again would not help where `is_final`."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(f"{name}: {error}")
+        self.is_final = isinstance(error, GymError | ValueError | TypeError | ImportError | SyntaxError)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    _raise_file_limit()
+    try:
+        start = read_start(os.fdopen(os.dup(0), "rb", buffering=0))
+    except EOFError:
+        return 0
+    if start.config.settings.get("verbose"):
+        logging.getLogger().setLevel(logging.DEBUG)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(start))
+    except CannotServe as error:
+        traceback.print_exception(error.__cause__)
+        logging.error("cannot serve %s", error)
+        return BAD_SETTINGS if error.is_final else 1
+    return 0
+
+
+async def _run(start: Start) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_reader(0, stop.set)  # nothing more is ever written: readable means closed
+    async with AsyncExitStack() as stack:
+        peers = await stack.enter_async_context(GymPeers(start.config))
+        servers = [_made(name, start.config, peers) for name in start.sockets]
+        for server in servers:
+            peers.add(server)
+        stack.push_async_callback(_close, servers)
+        await asyncio.gather(*(_opened(server) for server in servers))
+        await _serve([(server, start.sockets[server.name]) for server in servers], start.config.secret, stop)
+
+
+def _made(name: str, config: GymConfig, peers: GymPeers) -> GymServer:
+    instance = config.servers[name]
+    try:
+        return load_class(instance)(instance, peers)
+    except Exception as error:
+        raise CannotServe(name, error) from error
+
+
+async def _opened(server: GymServer) -> None:
+    try:
+        await server.open()
+    except Exception as error:
+        raise CannotServe(server.name, error) from error
+
+
+async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asyncio.Event) -> None:
+    """Until told to stop, or until one of them ends: then all do, and the supervisor starts the process anew."""
+    fronts = [(_Server(_uvicorn_config(server, secret)), socket.socket(fileno=number)) for server, number in servers]
+    serving = [asyncio.create_task(front.serve([listener])) for front, listener in fronts]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({*serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for front, _ in fronts:
+        front.should_exit = True
+    stopping.cancel()
+    await asyncio.gather(*serving)
+
+
+def _uvicorn_config(server: GymServer, secret: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        Front(server, secret),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GOODBYE_S,
+    )
+
+
+async def _close(servers: list[GymServer]) -> None:
+    closing = [asyncio.create_task(server.close()) for server in servers]
+    _, late = await asyncio.wait(closing, timeout=CLOSE_S)
+    for task in late:
+        task.cancel()
+    for server, ended in zip(servers, await asyncio.gather(*closing, return_exceptions=True), strict=True):
+        if isinstance(ended, BaseException):
+            logging.warning("%s did not close: %r", server.name, ended)
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

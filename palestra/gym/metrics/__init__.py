@@ -1,0 +1,6 @@
+"""Numbers about rollouts: per task, over all, pass@k and majority@k."""
+
+from palestra.gym.metrics.aggregate import aggregate, by_task
+from palestra.gym.metrics.passes import highest_k, pass_metrics, subset_metrics
+
+__all__ = ["aggregate", "by_task", "highest_k", "pass_metrics", "subset_metrics"]

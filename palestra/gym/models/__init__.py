@@ -1,0 +1,8 @@
+"""Model servers: the three APIs in front of any OpenAI-compatible endpoint, with token ids inline."""
+
+from __future__ import annotations
+
+from palestra.gym.models.openai import OpenAIModel
+from palestra.gym.models.vllm import VLLMModel
+
+__all__ = ["OpenAIModel", "VLLMModel"]

@@ -1,0 +1,120 @@
+"""What every model server is: the three APIs, plain and as a stream, over `respond` and `complete`.
+
+Owns: routes, which body goes which way, keeping what was said. Never touches: endpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.models import messages, streams
+from palestra.gym.models.capture import Captures, Exchange
+from palestra.gym.models.errors import BadRequest
+from palestra.gym.models.requests import checked, fitted
+from palestra.gym.models.settings import read_capture
+from palestra.gym.models.to_responses import output_items
+from palestra.gym.records import ServerInstance, ServerKind
+from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.wire import Answer, Call
+
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+class Told(Struct):
+    """An answer, with what is kept of it."""
+
+    answer: Answer
+    response: Json | None
+    """The whole object in the caller's API, also where it was streamed. None: there is none."""
+    items: list[Json] | None = None
+    """In the words of Responses, with token ids."""
+
+
+class ModelServer(GymServer):
+    kind = ServerKind.MODEL
+
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self._ways: dict[str, tuple[str, Callable[[Call, Json], Awaitable[Told]]]] = {
+            "/v1/responses": ("responses", self._by_responses),
+            "/v1/chat/completions": ("chat", self._by_chat),
+            "/v1/messages": ("messages", self._by_messages),
+        }
+        self._captures = Captures.of(read_capture(peers.settings), self.name)
+
+    async def respond(self, call: Call, params: Json, beside: Json) -> Json:
+        """A Responses object. `params` are checked; `beside` are fields of the endpoint that they have no word for."""
+        raise NotImplementedError
+
+    async def complete(self, call: Call, body: Json) -> Json:
+        """A chat completion."""
+        raise NotImplementedError
+
+    def routes(self) -> dict[str, dict[str, Any]]:
+        return {path: {"type": "object"} for path in self._ways}
+
+    async def answer(self, call: Call) -> Answer:
+        dialect, way = self._ways.get(call.path, (None, None))
+        if dialect is None or way is None:
+            return Answer(status=404, body={"detail": "Not Found"})
+        if not isinstance(call.body, dict):
+            raise BadRequest((), "Input should be an object", kind="dict_type", given=call.body)
+        if call.rollout_id is None or self._captures is None:
+            return (await way(call, call.body)).answer
+        exchange = Exchange(call.rollout_id, dialect, call.body)
+        try:
+            told = await way(call, call.body)
+        except Exception as error:
+            await self._captures.keep_failure(exchange, error)
+            raise
+        await self._captures.keep(exchange, told.answer.status, told.response)
+        if call.captures_tokens:
+            await self._captures.keep_tokens(exchange, told.response, told.items)
+        return told.answer
+
+    # The three APIs
+
+    async def _by_responses(self, call: Call, body: Json) -> Told:
+        if not body.get("stream"):
+            response = await self.respond(call, checked(body), {})
+            return Told(Answer(body=response), response, response["output"])
+        params, joined = fitted(body)
+        params = checked(params)
+        try:
+            response = await self.respond(call, params, {})
+        except (PeerFailed, UnreachableServer) as error:
+            log.warning("%s%s, streaming: %s", self.name, call.path, error)
+            return Told(streams.streamed(streams.failure_events(str(error))), None)
+        return Told(streams.streamed(streams.response_events(response, joined)), response, response["output"])
+
+    async def _by_chat(self, call: Call, body: Json) -> Told:
+        if not isinstance(body.get("messages"), list) or not body["messages"]:
+            raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
+        is_streamed = body.get("stream", False)
+        if not isinstance(is_streamed, bool | None):
+            raise BadRequest(("stream",), "Input should be a boolean", kind="bool_type", given=is_streamed)
+        plain = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+        completion = await self.complete(call, plain)
+        items = None
+        if call.captures_tokens:
+            items = output_items(completion["choices"][0]["message"], has_thoughts=True)
+        if not is_streamed:
+            return Told(Answer(body=completion), completion, items)
+        options = body.get("stream_options")
+        has_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        return Told(streams.streamed(streams.chat_events(completion, has_usage=has_usage)), completion, items)
+
+    async def _by_messages(self, call: Call, body: Json) -> Told:
+        params, beside = messages.as_responses(body)
+        response = await self.respond(call, checked(params), beside)
+        message = messages.as_message(response, model=str(body.get("model") or response["model"]))
+        if not body.get("stream"):
+            return Told(Answer(body=message), message, response["output"])
+        return Told(streams.streamed(streams.message_events(message)), message, response["output"])

@@ -1,0 +1,197 @@
+"""Anthropic's Messages in the words of Responses, and back.
+
+Owns: NeMo Gym's rules for both directions. Never touches: the network, chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from palestra.gym.models.errors import BadRequest, Place
+from palestra.gym.wire import encoded
+
+Json = dict[str, Any]
+
+SAME = ("model", "temperature", "top_p")
+BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
+"""Fields that Responses have no word for, and chat completions have."""
+CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+NO_SCHEMA = {"type": "object", "properties": {}}
+
+
+def as_responses(body: Mapping[str, Any]) -> tuple[Json, Json]:
+    """A request's parameters, and fields for the endpoint beside them. Unknown fields pass: harnesses send many."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
+    params: Json = {"input": []}
+    for at, message in enumerate(messages):
+        try:
+            params["input"] += _items(message, ("messages", at))
+        except (KeyError, TypeError, AttributeError) as e:
+            raise BadRequest(("messages", at), f"not a whole message ({type(e).__name__}: {e})") from None
+    for key in SAME:
+        if body.get(key) is not None:
+            params[key] = body[key]
+    if body.get("max_tokens") is not None:
+        params["max_output_tokens"] = body["max_tokens"]
+    system = _text(body.get("system") or "", ("system",))
+    if system:
+        params["instructions"] = system
+    return params | _tools(body), {there: body[here] for here, there in BEYOND.items() if body.get(here) is not None}
+
+
+def _items(message: Mapping[str, Any], place: Place) -> list[Json]:
+    """Text and images of a message together; calls, results and thoughts each by itself, in their order."""
+    role, content = message["role"], message["content"]
+    if isinstance(content, str):
+        return [{"type": "message", "role": role, "content": content}]
+    items: list[Json] = []
+    parts: list[Json] = []
+
+    def flush() -> None:
+        if parts:
+            is_plain = len(parts) == 1 and parts[0]["type"] == "input_text"
+            items.append({"type": "message", "role": role, "content": parts[0]["text"] if is_plain else list(parts)})
+            parts.clear()
+
+    for at, block in enumerate(content):
+        part = _part(block, (*place, "content", at))
+        if part is not None:
+            parts.append(part)
+        else:
+            flush()
+            items.append(_item(block, (*place, "content", at)))
+    flush()
+    return items
+
+
+def _part(block: Mapping[str, Any], place: Place) -> Json | None:
+    if block["type"] == "text":
+        return {"type": "input_text", "text": block["text"]}
+    if block["type"] != "image":
+        return None
+    source = block["source"]
+    if source["type"] == "url":
+        return {"type": "input_image", "image_url": source["url"], "detail": "auto"}
+    if source["type"] != "base64":
+        raise BadRequest(place, f"an image of source {source['type']!r}: only base64 and url are supported")
+    return {
+        "type": "input_image",
+        "image_url": f"data:{source['media_type']};base64,{source['data']}",
+        "detail": "auto",
+    }
+
+
+def _item(block: Mapping[str, Any], place: Place) -> Json:
+    match block["type"]:
+        case "tool_use":
+            arguments = encoded(block.get("input") or {}).decode()
+            call = {"call_id": block["id"], "name": block["name"], "arguments": arguments}
+            return {"type": "function_call", "id": block["id"], "status": "completed", **call}
+        case "tool_result":
+            output = _text(block.get("content") or "", (*place, "content"))
+            return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
+        case "thinking":
+            summary = [{"type": "summary_text", "text": block["thinking"]}]
+            return {"type": "reasoning", "id": f"rs_{uuid4().hex}", "summary": summary}
+        case kind:
+            raise BadRequest(place, f"a block of type {kind!r} is not supported", given=kind)
+
+
+def _text(content: Any, place: Place) -> str:
+    if isinstance(content, str):
+        return content
+    try:
+        kinds = {block["type"] for block in content} - {"text"}
+        texts = [block["text"] for block in content if block["type"] == "text"]
+    except (KeyError, TypeError):
+        raise BadRequest(place, "Input should be text or a list of text blocks", given=content) from None
+    if kinds:
+        raise BadRequest(place, f"only text has a form here, not {', '.join(sorted(map(str, kinds)))}")
+    return "\n".join(texts)
+
+
+def _tools(body: Mapping[str, Any]) -> Json:
+    chosen: Json = {}
+    tools = body.get("tools")
+    if tools:
+        if not isinstance(tools, list):
+            raise BadRequest(("tools",), "Input should be a list", given=tools)
+        chosen["tools"] = [_tool(tool, at) for at, tool in enumerate(tools)]
+    choice = body.get("tool_choice")
+    if choice is not None:
+        kind = choice.get("type") if isinstance(choice, dict) else None
+        if kind == "tool":
+            chosen["tool_choice"] = {"type": "function", "name": choice.get("name")}
+        elif isinstance(kind, str) and kind in CHOICES:
+            chosen["tool_choice"] = CHOICES[kind]
+        else:
+            raise BadRequest(
+                ("tool_choice",), "Input should be an object of type auto, any, tool or none", given=choice
+            )
+        if choice.get("disable_parallel_tool_use"):
+            chosen["parallel_tool_calls"] = False
+    return chosen
+
+
+def _tool(tool: Any, at: int) -> Json:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or tool.get("type", "custom") != "custom":
+        raise BadRequest(
+            ("tools", at), "only tools of the client's own, with a name and an input_schema, are supported"
+        )
+    schema = tool.get("input_schema") or NO_SCHEMA
+    return {"type": "function", "name": tool["name"], "description": tool.get("description"), "parameters": schema}
+
+
+# Answers
+
+
+def as_message(response: Mapping[str, Any], *, model: str) -> Json:
+    content: list[Json] = []
+    for item in response["output"]:
+        content += _blocks(item)
+    has_calls = any(block["type"] == "tool_use" for block in content)
+    reason = (response.get("incomplete_details") or {}).get("reason")
+    ended = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}.get(reason or "")
+    usage = response.get("usage") or {}
+    return {
+        "id": f"msg_{uuid4().hex}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": ended or ("tool_use" if has_calls else "end_turn"),
+        "stop_sequence": None,
+        "usage": {"input_tokens": usage.get("input_tokens", 0), "output_tokens": usage.get("output_tokens", 0)},
+    }
+
+
+def _blocks(item: Mapping[str, Any]) -> list[Json]:
+    match item["type"]:
+        case "message":
+            return [
+                {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
+                for part in item.get("content") or ()
+            ]
+        case "reasoning":
+            thoughts = (one.get("text") or "" for one in item.get("summary") or ())
+            return [{"type": "thinking", "thinking": thought, "signature": ""} for thought in thoughts]
+        case "function_call":
+            call = {"id": item.get("call_id"), "name": item.get("name"), "input": _input(item.get("arguments") or "")}
+            return [{"type": "tool_use", **call}]
+        case _:
+            return []
+
+
+def _input(arguments: str) -> Json:
+    """An object, whatever the model wrote: blocks have no place for anything else."""
+    try:
+        parsed = orjson.loads(arguments or "{}")
+    except ValueError:
+        return {"_raw": arguments}
+    return parsed if isinstance(parsed, dict) else {"_raw": arguments}

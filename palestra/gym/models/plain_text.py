@@ -1,0 +1,118 @@
+"""Chats by an endpoint's text completions: one prompt as it is, for base models, or a template rendered here.
+
+Owns: which chats are one prompt, the fields of the request, the answer as a chat completion. Never touches: the
+network.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from palestra.gym.errors import GymConfigError
+from palestra.gym.models.errors import BadRequest
+
+if TYPE_CHECKING:
+    from palestra.chat.templates import ChatTemplate
+
+Json = dict[str, Any]
+
+OF_CHATS = frozenset(
+    {
+        "chat_template_kwargs",
+        "logprobs",
+        "max_completion_tokens",
+        "messages",
+        "metadata",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "service_tier",
+        "store",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+    }
+)
+"""Fields that text completions do not have, or have in other words."""
+
+
+def template_of(folder: Path, where: str) -> ChatTemplate:
+    """Raises GymConfigError. Imported here: a server that renders nothing needs no tokenizer."""
+    from palestra.chat import ChatError
+    from palestra.chat.templates import ChatTemplate
+    from palestra.chat.tokenizer_files import read_tokenizer
+
+    try:
+        files = read_tokenizer(folder)
+        return ChatTemplate(files.templates, files.named, files.where)
+    except ChatError as e:
+        raise GymConfigError(f"the model server {where!r}: render_chat_template: {e}") from None
+
+
+def text_request(body: Json, template: ChatTemplate | None, *, with_ids: bool) -> Json:
+    """With a template, calls of tools come back as the text that the model wrote."""
+    request = {key: value for key, value in body.items() if key not in OF_CHATS}
+    request["prompt"] = _prompt(body) if template is None else _rendered(template, body)
+    if "max_tokens" not in request and body.get("max_completion_tokens") is not None:
+        request["max_tokens"] = body["max_completion_tokens"]
+    if with_ids:
+        request["logprobs"] = 0
+    elif body.get("logprobs"):
+        request["logprobs"] = body.get("top_logprobs") or 0
+    return request
+
+
+def as_chat(answer: Json, *, model: str) -> Json:
+    choice = answer["choices"][0]
+    return {
+        "id": answer.get("id") or f"chatcmpl-{uuid4().hex}",
+        "object": "chat.completion",
+        "created": answer.get("created") or int(time.time()),
+        "model": answer.get("model") or model,
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": choice.get("finish_reason") or "stop",
+                "message": {"role": "assistant", "content": choice["text"], "tool_calls": None},
+            }
+        ],
+        "usage": answer.get("usage"),
+    }
+
+
+def _rendered(template: ChatTemplate, body: Json) -> str:
+    from palestra.chat import ChatError
+
+    messages = [
+        message if message.get("content") is None else {**message, "content": _text(message)}
+        for message in body["messages"]
+    ]
+    try:
+        return template.render(messages, body.get("tools") or None, True, body.get("chat_template_kwargs") or {})
+    except ChatError as e:
+        raise BadRequest(("messages",), str(e)) from None
+
+
+def _prompt(body: Json) -> str:
+    messages = body["messages"]
+    if body.get("tools"):
+        raise BadRequest(("tools",), "without render_chat_template, use_completions_api has no form for tools")
+    roles = [message["role"] for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise BadRequest(
+            ("messages",),
+            f"use_completions_api takes one user message, or a system and a user one, not {', '.join(roles)}; "
+            "a model with a chat template is asked with use_completions_api: false",
+        )
+    return "\n\n".join(_text(message) for message in messages)
+
+
+def _text(message: Json) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "".join(part["text"] for part in content)
+    raise BadRequest(("messages",), "use_completions_api takes text only", given=content)

@@ -1,0 +1,119 @@
+"""Token ids of a rollout whose agent lost them: the calls that were kept, joined by their prefixes.
+
+Owns: which call goes on from which, retries, what is delivered and why not. Never touches: files, rewards.
+
+A call's parent is the earlier one with the most ids, prompt and generation, that its own prompt begins with. Calls
+with the same prompt are attempts at one answer: the one that was gone on from is it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from palestra.gym.records import MASK_SAMPLE, TOKEN_FIELDS
+
+Json = dict[str, Any]
+
+CAPTURE = "_ng_token_capture"
+
+
+class Fault(StrEnum):
+    """Why a rollout is not trained on."""
+
+    MISSING = "missing"
+    """Calls without ids, or none at all."""
+    RETRIES = "ambiguous_retries"
+    """Several answers to one prompt, and nothing tells which was used."""
+    FORK = "ambiguous_fork"
+    """Two conversations went on from one answer."""
+
+
+@dataclass(slots=True)
+class _Call:
+    entry: Mapping[str, Any]
+    prompt: bytes
+    whole: bytes
+    parent: _Call | None = None
+    attempts: dict[bytes, list[_Call]] = field(default_factory=lambda: defaultdict(list))
+    """Those that go on from here, by their prompts."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    output: list[Json]
+    """Items of the delivered calls; each call's last one has its ids, and begins with all those before it."""
+    fault: Fault | None
+    metrics: Json
+
+
+def rebuild(entries: Sequence[Mapping[str, Any]], *, is_incomplete: bool = False) -> Rebuilt:
+    """`entries` as they were kept, in the order the calls ended."""
+    calls = _linked(sorted(entries, key=lambda entry: entry["created_at"]))
+    roots: dict[bytes, list[_Call]] = defaultdict(list)
+    for call in calls:
+        if call.parent is None:
+            roots[call.prompt].append(call)
+    chain: list[_Call] = []
+    fault: Fault | None = Fault.MISSING if is_incomplete or not calls else None
+    attempts = next(iter(roots.values()), [])  # the conversation whose first answer was first
+    while attempts:
+        call = _chosen(attempts)
+        if call is None:
+            fault = fault or Fault.RETRIES
+            break
+        chain.append(call)
+        if len(call.attempts) > 1:
+            fault = fault or Fault.FORK
+            break
+        attempts = next(iter(call.attempts.values()), [])
+    metrics = {"calls": len(calls), "delivered": len(chain), "conversations": len(roots), "fault": fault}
+    return Rebuilt([item for call in chain for item in _items(call.entry)], fault, metrics)
+
+
+def folded(row: Json, rebuilt: Rebuilt, *, rebuild_response: bool = True) -> Json:
+    """The row with its ids, or masked. One that has ids already is left alone."""
+    response = row.get("response") or {}
+    if any(item.get("generation_token_ids") for item in response.get("output") or ()):
+        return row
+    row = {**row, CAPTURE: rebuilt.metrics}
+    if rebuilt.fault is not None:
+        return {**row, MASK_SAMPLE: True}
+    return {**row, "response": {**response, "output": rebuilt.output}} if rebuild_response else row
+
+
+def _linked(entries: Iterable[Mapping[str, Any]]) -> list[_Call]:
+    calls: list[_Call] = []
+    for entry in entries:
+        prompt = array("q", entry["prompt_token_ids"]).tobytes()
+        call = _Call(entry, prompt, prompt + array("q", entry["generation_token_ids"]).tobytes())
+        for earlier in calls:
+            is_longer = call.parent is None or len(earlier.whole) > len(call.parent.whole)
+            if is_longer and prompt.startswith(earlier.whole):
+                call.parent = earlier
+        if call.parent is not None:
+            call.parent.attempts[prompt].append(call)
+        calls.append(call)
+    return calls
+
+
+def _chosen(attempts: list[_Call]) -> _Call | None:
+    """Of several answers to one prompt: the one that was gone on from; any, where they are all the same."""
+    went_on = [call for call in attempts if call.attempts]
+    if len(went_on) == 1:
+        return went_on[0]
+    if not went_on and all(call.whole == attempts[0].whole for call in attempts):
+        return attempts[0]
+    return None
+
+
+def _items(entry: Mapping[str, Any]) -> list[Json]:
+    items = list(entry["output_items"])
+    at = entry["token_item_index"]
+    ids = {key: entry[key] for key in (*TOKEN_FIELDS, "routed_experts") if entry.get(key) is not None}
+    items[at] = items[at] | ids
+    return items

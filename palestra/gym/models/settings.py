@@ -1,0 +1,180 @@
+"""What can be said about a model server in a gym's files.
+
+Owns: the settings of both implementations, their defaults, and errors that name the nearest one. Never touches: files,
+what a setting does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+
+from palestra.gym.errors import GymConfigError
+from palestra.gym.servers.settings import COMMON
+
+S = TypeVar("S", bound="CommonSettings")
+T = TypeVar("T", bound="CommonSettings | CaptureSettings")
+
+
+class CommonSettings(Struct, frozen=True, kw_only=True):
+    """Of every model server. The limits are ours: NeMo Gym has none."""
+
+    max_concurrent_requests: int | None = None
+    request_timeout_s: float = 600.0
+    """For one answer of the endpoint, from the first byte sent to the last one read."""
+    max_attempts: int = 8
+    """Of one call, where the endpoint is busy or away. A status 500 is asked three times at most."""
+    retry_wait_s: float = 0.5
+    """Before the second attempt; doubled with each."""
+
+    def problem(self) -> str | None:
+        """What is wrong with these values together."""
+        if self.request_timeout_s <= 0 or self.max_attempts < 1 or self.retry_wait_s < 0:
+            return "request_timeout_s must be above 0, max_attempts at least 1, retry_wait_s not negative"
+        if self.max_concurrent_requests is not None and self.max_concurrent_requests < 1:
+            return "max_concurrent_requests must be at least 1; leave it out for no bound"
+        return None
+
+
+class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
+    """`vllm_model`: chat completions of vLLM, of our own endpoint, or of anything like them."""
+
+    base_url: str | list[str]
+    api_key: str
+    model: str
+    return_token_id_information: bool
+    uses_reasoning_parser: bool
+    request_prompt_and_generation_token_ids: bool = True
+    """Ask for the ids in the answer itself. Off: the prompt's ids cost a second call, as with NeMo Gym's default."""
+    uses_interleaved_reasoning: bool = True
+    preserve_reasoning_in_assistant_content: bool = False
+    replace_developer_role_with_system: bool = False
+    sequential_reasoning_allowed: bool = True
+    is_responses_native: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    sampling_overrides: dict[str, Any] | None = None
+    extra_body: dict[str, Any] | None = None
+    default_headers: dict[str, str] = field(default_factory=dict)
+    audio_root: str | None = None
+    use_completions_api: bool = False
+    render_chat_template: bool = False
+    tokenizer: str | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        return [self.base_url] if isinstance(self.base_url, str) else self.base_url
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return Path(self.tokenizer or self.model)
+
+    def problem(self) -> str | None:
+        if self.audio_root is not None:
+            return "audio_root: audio is not supported; leave it out"
+        if self.render_chat_template and not self.use_completions_api:
+            return "render_chat_template: the endpoint renders its template itself, unless use_completions_api: true"
+        if self.render_chat_template and not self.tokenizer_folder.is_dir():
+            return (
+                f"render_chat_template: {str(self.tokenizer_folder)!r} is no folder; say tokenizer: and the folder of "
+                "the model's tokenizer with its chat template (nothing is downloaded)"
+            )
+        if self.tokenizer is not None and not self.render_chat_template:
+            return "tokenizer: only render_chat_template: true uses it; leave it out"
+        if self.is_responses_native and (self.use_completions_api or not self.sequential_reasoning_allowed):
+            return "is_responses_native cannot go with use_completions_api or sequential_reasoning_allowed: false"
+        return super().problem() or _wrong_url("base_url", self.urls)
+
+
+class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
+    """`openai_model`: an endpoint that speaks Responses itself."""
+
+    openai_base_url: str
+    openai_api_key: str
+    openai_model: str
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    openai_default_headers: dict[str, str] = field(default_factory=dict)
+    drop_input_reasoning_items: bool = False
+
+    def problem(self) -> str | None:
+        return super().problem() or _wrong_url("openai_base_url", [self.openai_base_url])
+
+
+class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`token_id_capture`: for agents that lose the token ids on their way."""
+
+    enabled: bool = False
+    all_agents: bool = False
+    dir: str | None = None
+    sink: str | None = None
+    sink_kwargs: dict[str, Any] | None = None
+    rebuild_response: bool = True
+    max_mask_fraction: float | None = None
+    mask_fraction_min_samples: int = 50
+
+
+class CaptureSettings(Struct, frozen=True, kw_only=True):
+    observability_enabled: bool = False
+    model_call_capture_dir: str | None = None
+    token_id_capture: TokenCapture | bool | None = None
+
+    def problem(self) -> str | None:
+        if self.observability_enabled and not _is_absolute(self.model_call_capture_dir):
+            return "observability_enabled: true needs model_call_capture_dir, an absolute path"
+        tokens = self.tokens
+        if tokens.sink is not None or tokens.sink_kwargs is not None:
+            return "token_id_capture.sink: only files are written; say token_id_capture.dir instead"
+        if tokens.enabled and not _is_absolute(tokens.dir):
+            return "token_id_capture.enabled: true needs token_id_capture.dir, an absolute path"
+        return None
+
+    @property
+    def tokens(self) -> TokenCapture:
+        return self.token_id_capture if isinstance(self.token_id_capture, TokenCapture) else TokenCapture()
+
+
+def read_settings(as_: type[S], given: Mapping[str, Any], where: str) -> S:
+    """Raises GymConfigError, with the instance's name and the setting's."""
+    known = {one.name for one in msgspec.structs.fields(as_)}
+    own = {key: value for key, value in given.items() if key not in COMMON}
+    for key in own:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
+            raise GymConfigError(f"unknown setting {key!r} of the model server {where!r}; {hint}")
+    own = {key: value for key, value in own.items() if value is not None}
+    return _checked(as_, own, f"the model server {where!r}")
+
+
+def read_capture(gym: Mapping[str, Any]) -> CaptureSettings:
+    """From the settings of a whole gym."""
+    known = {one.name for one in msgspec.structs.fields(CaptureSettings)}
+    return _checked(CaptureSettings, {key: gym[key] for key in known if gym.get(key) is not None}, "the gym")
+
+
+def _checked(as_: type[T], own: Mapping[str, Any], where: str) -> T:
+    try:
+        settings = msgspec.convert(own, as_, strict=False)  # environment variables are text: "false", "8"
+    except msgspec.ValidationError as e:
+        raise GymConfigError(f"{where}: {e}") from None
+    problem = settings.problem()
+    if problem is not None:
+        raise GymConfigError(f"{where}: {problem}")
+    return settings
+
+
+def _wrong_url(key: str, urls: list[str]) -> str | None:
+    if not urls:
+        return f"{key} is an empty list; name at least one URL"
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            return f"{key}: {url!r} is no URL; write it whole, such as http://127.0.0.1:8000/v1"
+    return None
+
+
+def _is_absolute(path: str | None) -> bool:
+    return path is not None and Path(path).is_absolute()

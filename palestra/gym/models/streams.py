@@ -1,0 +1,156 @@
+"""Whole answers told as server-sent events: computed first, then replayed.
+
+Owns: the events of the three APIs, in the order their SDKs wait for. Never touches: how an answer came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import uuid4
+
+from palestra.gym.wire import Answer, encoded
+
+Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+def streamed(events: Iterator[bytes]) -> Answer:
+    return Answer(body=b"".join(events), content_type="text/event-stream")
+
+
+def _event(data: Json) -> bytes:
+    return b"event: " + data["type"].encode() + b"\ndata: " + encoded(data) + b"\n\n"
+
+
+# Chat completions
+
+
+def chat_events(completion: Mapping[str, Any], *, has_usage: bool) -> Iterator[bytes]:
+    for choice in completion["choices"]:
+        for delta, finish in _deltas(choice):
+            told = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
+            yield _chunk(completion, [told])
+    if has_usage and completion.get("usage") is not None:
+        yield _chunk(completion, [], usage=completion["usage"])
+    yield DONE
+
+
+def _chunk(completion: Mapping[str, Any], choices: list[Json], **more: Any) -> bytes:
+    head = {key: completion.get(key) for key in ("id", "created", "model")}
+    return b"data: " + encoded({**head, "object": "chat.completion.chunk", "choices": choices, **more}) + b"\n\n"
+
+
+def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[Json, str | None]]:
+    message = choice["message"]
+    yield {"role": message.get("role") or "assistant"}, None
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        yield {"reasoning_content": reasoning}, None
+    if message.get("content"):
+        yield {"content": message["content"]}, None
+    calls = message.get("tool_calls")
+    if calls:
+        yield {"tool_calls": [{"index": at, **call} for at, call in enumerate(calls)]}, None
+    yield {}, choice.get("finish_reason")
+
+
+# Responses
+
+
+def response_events(response: Json, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
+    """`joined`: names of tools that the client knows as (namespace, name)."""
+    output = [_apart(item, joined) for item in response["output"]]
+    for number, event in enumerate(_response_events(response, output)):
+        yield _event({**event, "sequence_number": number})
+
+
+def failure_events(message: str) -> Iterator[bytes]:
+    """A stream that was promised ends as one: an error status would look like a broken line."""
+    told = {"id": f"resp_{uuid4().hex}", "object": "response", "output": [], "tools": []}
+    begun = {**told, "status": "in_progress", "error": None}
+    failed = {**told, "status": "failed", "error": {"code": "server_error", "message": message}}
+    yield _event({"type": "response.created", "response": begun, "sequence_number": 0})
+    yield _event({"type": "response.failed", "response": failed, "sequence_number": 1})
+
+
+def _apart(item: Json, joined: Mapping[str, tuple[str, str]]) -> Json:
+    if item["type"] != "function_call" or item.get("name") not in joined:
+        return item
+    namespace, name = joined[item["name"]]
+    return {**item, "namespace": namespace, "name": name}
+
+
+def _response_events(response: Json, output: list[Json]) -> Iterator[Json]:
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for at, item in enumerate(output):
+        yield from _item_events(at, item)
+    yield {"type": "response.completed", "response": {**response, "output": output}}
+
+
+def _item_events(at: int, item: Json) -> Iterator[Json]:
+    where = {"output_index": at, "item_id": item.get("id")}
+    match item["type"]:
+        case "message":
+            yield {"type": "response.output_item.added", "output_index": at, "item": {**item, "content": []}}
+            for index, part in enumerate(item.get("content") or ()):
+                yield from _text_events({**where, "content_index": index}, part)
+        case "reasoning":
+            yield {"type": "response.output_item.added", "output_index": at, "item": {**item, "summary": []}}
+            for index, part in enumerate(item.get("summary") or ()):
+                yield from _summary_events({**where, "summary_index": index}, part)
+        case "function_call":
+            yield {"type": "response.output_item.added", "output_index": at, "item": {**item, "arguments": ""}}
+            told, arguments = "response.function_call_arguments", item.get("arguments") or ""
+            yield {"type": f"{told}.delta", **where, "delta": arguments}
+            yield {"type": f"{told}.done", **where, "name": item.get("name"), "arguments": arguments}
+        case _:
+            yield {"type": "response.output_item.added", "output_index": at, "item": item}
+    yield {"type": "response.output_item.done", "output_index": at, "item": item}
+
+
+def _text_events(where: Json, part: Json) -> Iterator[Json]:
+    kind = "refusal" if part.get("type") == "refusal" else "text"
+    name = "response.refusal" if kind == "refusal" else "response.output_text"
+    yield {"type": "response.content_part.added", **where, "part": {**part, kind: ""}}
+    said = part.get(kind) or ""
+    if said:
+        yield {"type": f"{name}.delta", **where, "delta": said, "logprobs": []}
+    yield {"type": f"{name}.done", **where, kind: said, "logprobs": []}
+    yield {"type": "response.content_part.done", **where, "part": part}
+
+
+def _summary_events(where: Json, part: Json) -> Iterator[Json]:
+    yield {"type": "response.reasoning_summary_part.added", **where, "part": {**part, "text": ""}}
+    yield {"type": "response.reasoning_summary_text.delta", **where, "delta": part.get("text")}
+    yield {"type": "response.reasoning_summary_text.done", **where, "text": part.get("text")}
+    yield {"type": "response.reasoning_summary_part.done", **where, "part": part}
+
+
+# Messages
+
+
+def message_events(message: Json) -> Iterator[bytes]:
+    begun = {**message, "content": [], "stop_reason": None}
+    yield _event({"type": "message_start", "message": begun})
+    for index, block in enumerate(message["content"]):
+        empty, delta = _block(block)
+        yield _event({"type": "content_block_start", "index": index, "content_block": empty})
+        yield _event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _event({"type": "content_block_stop", "index": index})
+    ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+    yield _event({"type": "message_delta", "delta": ended, "usage": message["usage"]})
+    yield _event({"type": "message_stop"})
+
+
+def _block(block: Json) -> tuple[Json, Json]:
+    match block["type"]:
+        case "tool_use":
+            partial = encoded(block["input"]).decode()
+            return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": partial}
+        case "thinking":
+            return {**block, "thinking": ""}, {"type": "thinking_delta", "thinking": block["thinking"]}
+        case _:
+            return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}

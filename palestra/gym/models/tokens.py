@@ -1,0 +1,98 @@
+"""Token ids and logprobs out of a chat answer, wherever an endpoint puts them.
+
+Owns: the three places, and that they agree. Never touches: the network, which call a prompt belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palestra.gym.records import TOKEN_FIELDS
+
+PREFIX = "token_id:"
+ASKED = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "n": 1}
+"""Fields that make an endpoint tell them."""
+ASKED_INLINE = {"return_token_ids": True, "logprobs_mode": "temperature"}
+"""For the prompt's ids in the same answer; the second field is our endpoint's: logprobs as sampled, which is what
+training needs and what NeMo RL's engines give anyway."""
+
+
+class TokensMissing(ValueError):
+    """An answer without ids, or with some that contradict each other. The message says which."""
+
+
+def found_on_message(message: Mapping[str, Any]) -> bool:
+    """Whether the engine put all three fields there itself. Raises TokensMissing where it put some."""
+    given = [key for key in TOKEN_FIELDS if message.get(key) is not None]
+    if given and len(given) != len(TOKEN_FIELDS):
+        raise TokensMissing(f"its message has {', '.join(given)} and not all of {', '.join(TOKEN_FIELDS)}")
+    if given and len(message["generation_token_ids"]) != len(message["generation_log_probs"]):
+        raise TokensMissing("its message has more generation_token_ids than generation_log_probs, or fewer")
+    return bool(given)
+
+
+def generated(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    """The sampled ids and their logprobs. Raises TokensMissing."""
+    content = (choice.get("logprobs") or {}).get("content")
+    if content is None:
+        raise TokensMissing("it has no logprobs, though they were asked for")
+    try:
+        logprobs = [float(one["logprob"]) for one in content]
+        names = [one["token"] for one in content]
+    except (KeyError, TypeError, ValueError) as e:
+        raise TokensMissing(f"its logprobs cannot be read ({type(e).__name__}: {e})") from None
+    inline = choice.get("token_ids")
+    if inline is None:
+        return _numbers(names), logprobs
+    return _agreeing(inline, names), logprobs
+
+
+def generated_text(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    """The same for an answer of text completions. Raises TokensMissing."""
+    told = choice.get("logprobs") or {}
+    logprobs, names = told.get("token_logprobs"), told.get("tokens")
+    if not isinstance(logprobs, list) or not isinstance(names, list):
+        raise TokensMissing("it has no logprobs, though they were asked for")
+    content = [{"token": name, "logprob": one} for name, one in zip(names, logprobs, strict=False)]
+    return generated({"logprobs": {"content": content}, "token_ids": choice.get("token_ids")})
+
+
+def prompt_ids(completion: Mapping[str, Any]) -> list[int] | None:
+    """As vLLM and our endpoint tell them, beside the choices, or in one (text completions). None: not told."""
+    told = completion.get("prompt_token_ids")
+    return completion["choices"][0].get("prompt_token_ids") if told is None else told
+
+
+def put(completion: dict[str, Any], prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
+    """On the message of the answer, in place; what carried them there is taken out."""
+    choice = completion["choices"][0]
+    values: tuple[Any, ...] = (prompt, ids, logprobs)
+    choice["message"] |= dict(zip(TOKEN_FIELDS, values, strict=True))
+    clean(completion)
+
+
+def clean(completion: dict[str, Any]) -> None:
+    completion.pop("prompt_token_ids", None)
+    for key in ("logprobs", "token_ids", "prompt_token_ids"):
+        completion["choices"][0].pop(key, None)
+
+
+def _numbers(names: list[Any]) -> list[int]:
+    try:
+        return [int(name.removeprefix(PREFIX)) for name in names]
+    except (ValueError, AttributeError):
+        raise TokensMissing(
+            f"its tokens are told as text, not as {PREFIX}NUMBER: the endpoint knows neither return_token_ids nor "
+            "return_tokens_as_token_ids"
+        ) from None
+
+
+def _agreeing(inline: Any, names: list[Any]) -> list[int]:
+    if not isinstance(inline, list) or len(inline) != len(names):
+        raise TokensMissing(
+            f"it tells {len(inline) if isinstance(inline, list) else 'no'} token ids and {len(names)} logprobs"
+        )
+    if names and isinstance(names[0], str) and names[0].startswith(PREFIX) and _numbers(names) != inline:
+        raise TokensMissing("its token_ids are not those of its logprobs")
+    return inline

@@ -1,0 +1,239 @@
+"""An endpoint of one or several equal URLs: where a session's calls go, and how often they are tried.
+
+Owns: connections, affinity and fail-over, retries and their bounds, time limits. Never touches: what a call says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+import aiohttp
+import orjson
+
+from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.models.errors import BadAnswer
+from palestra.gym.models.settings import CommonSettings
+from palestra.gym.wire import encoded
+
+logger = logging.getLogger(__name__)
+
+BUSY = frozenset({429, 502, 503, 504, 520})
+AWAY = frozenset({502, 503})
+"""Of one replica among several: others are asked meanwhile."""
+BESIDE = frozenset({"/tokenize"})
+"""Paths that are not below the API's version."""
+BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never
+DOWN_S = 5.0  # a replica that gave no connection is left alone that long
+CONNECT_S = 10.0
+MAX_WAIT_S = 15.0
+MAX_RETRY_AFTER_S = 60.0  # an endpoint that asks for more has to be asked again by the collection
+MAX_ANSWER_BYTES = 1 << 28
+KEEP_ALIVE_S = 15.0
+TRANSPORT_LOG = "NEMO_GYM_VLLM_TRANSPORT_LOG"
+"""An environment variable that names a file for every request and answer; to find out what an endpoint really said."""
+DOUBLINGS = 10  # a wait is at its longest by then
+
+
+@dataclass(slots=True)
+class Replica:
+    url: str
+    down_until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Reply:
+    status: int
+    data: bytes
+    retry_after_s: float
+
+
+class _NoConnection(Exception):
+    """Nothing was answered; another replica may be asked at once."""
+
+    def __init__(self, reason: str, *, is_closed: bool = False) -> None:
+        super().__init__(reason)
+        self.is_closed = is_closed
+        """A connection that was there was closed: perhaps an idle one, a moment before it was used again."""
+
+
+class Upstream:
+    def __init__(self, urls: list[str], headers: Mapping[str, str], settings: CommonSettings) -> None:
+        self.replicas = [Replica(url.rstrip("/")) for url in urls]
+        self.counts: Counter[str] = Counter()
+        """`calls`, `retries`, `failed`, `affinity_lost` (calls that went elsewhere than their session's replica)."""
+        self._headers = {**headers, "content-type": "application/json"}
+        self._settings = settings
+        bound = settings.max_concurrent_requests
+        self._gate: AbstractAsyncContextManager[Any] = nullcontext() if bound is None else asyncio.Semaphore(bound)
+        self._session: aiohttp.ClientSession | None = None
+        self._log = os.environ.get(TRANSPORT_LOG)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(self, session_id: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer, a JSON object. Raises PeerFailed, UnreachableServer."""
+        payload = encoded(body)
+        self.counts["calls"] += 1
+        try:
+            async with self._gate:
+                replica, reply = await self._tried(self._home(session_id), path, payload)
+        except Exception:
+            self.counts["failed"] += 1
+            raise
+        return _parsed(replica.url, path, reply.data)
+
+    async def _tried(self, home: int, path: str, payload: bytes) -> tuple[Replica, _Reply]:
+        attempts, limit = 0, self._settings.max_attempts + len(self.replicas) - 1
+        while True:
+            replica = self._pick(home, attempts)
+            attempts += 1
+            try:
+                reply = await self._sent(replica, path, payload)
+            except _NoConnection as e:
+                if attempts > 1 or not e.is_closed:
+                    replica.down_until = monotonic() + DOWN_S
+                if attempts >= limit:
+                    raise UnreachableServer(replica.url, f"{e}; {attempts} attempts") from None
+                wait_s = 0.0 if self._is_any_up() else self._backoff(attempts)
+            else:
+                await self._noted(replica, path, payload, reply)
+                if 200 <= reply.status < 300:
+                    return replica, reply
+                if attempts >= min(limit, _tries(reply.status, limit)):
+                    raise PeerFailed(replica.url, path, reply.status, reply.data)
+                wait_s = max(self._backoff(attempts), reply.retry_after_s)
+                if reply.status in AWAY and len(self.replicas) > 1:
+                    replica.down_until = monotonic() + DOWN_S
+                    wait_s = 0.0 if self._is_any_up() else wait_s
+            self.counts["retries"] += 1
+            await asyncio.sleep(wait_s)
+
+    async def _sent(self, replica: Replica, path: str, payload: bytes) -> _Reply:
+        timeout_s = self._settings.request_timeout_s
+        try:
+            sent = self._connections().post(_url(replica.url, path), data=payload, allow_redirects=False)
+            async with sent as response:
+                data = await _read(response, replica.url, path)
+                return _Reply(response.status, data, _retry_after(response.headers.get("retry-after")))
+        except aiohttp.ConnectionTimeoutError:
+            raise _NoConnection(f"no connection within {CONNECT_S:g} s") from None
+        except TimeoutError:  # it may still be at work: a second attempt would only add to that
+            replica.down_until = monotonic() + DOWN_S
+            raise UnreachableServer(replica.url, f"{path} was not answered within {timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            is_closed = not isinstance(e, aiohttp.ClientConnectorError)
+            raise _NoConnection(f"{type(e).__name__}: {e}", is_closed=is_closed) from None
+
+    async def _noted(self, replica: Replica, path: str, payload: bytes, reply: _Reply) -> None:
+        if self._log is not None:
+            await asyncio.to_thread(_append, self._log, replica.url + path, payload, reply)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout_s, sock_connect=CONNECT_S),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                requote_redirect_url=False,
+            )
+        return self._session
+
+    # Which replica
+
+    def _home(self, session_id: str) -> int:
+        """The same for a session in every process and after every restart: its prefix is in that replica's cache."""
+        if len(self.replicas) == 1:
+            return 0
+        return int.from_bytes(sha256(session_id.encode()).digest()[:8], "big") % len(self.replicas)
+
+    def _pick(self, home: int, attempts: int) -> Replica:
+        """The session's own unless it is down; then the next one that is not, or each in turn where all are."""
+        now, count = monotonic(), len(self.replicas)
+        for step in range(count):
+            at = (home + step) % count
+            if self.replicas[at].down_until <= now:
+                break
+        else:
+            at = (home + attempts) % count
+        if at != home:
+            self.counts["affinity_lost"] += 1
+        return self.replicas[at]
+
+    def _is_any_up(self) -> bool:
+        now = monotonic()
+        return any(one.down_until <= now for one in self.replicas)
+
+    def _backoff(self, attempts: int) -> float:
+        """With a part of chance in it, so that those that failed together do not come back together."""
+        wait_s = min(self._settings.retry_wait_s * 2 ** min(attempts - 1, DOUBLINGS), MAX_WAIT_S)
+        return wait_s * random.uniform(0.5, 1.0)
+
+
+def _append(log: str, url: str, payload: bytes, reply: _Reply) -> None:
+    line = {"at": time(), "url": url, "status": reply.status}
+    line |= {"request": payload.decode(), "response": reply.data.decode(errors="replace")}
+    try:
+        with Path(log).open("ab") as file:
+            file.write(encoded(line) + b"\n")
+    except OSError as e:
+        logger.warning("%s: %s", log, e)
+
+
+def _url(base: str, path: str) -> str:
+    return (base.removesuffix("/v1") if path in BESIDE else base) + path
+
+
+async def _read(response: aiohttp.ClientResponse, url: str, path: str) -> bytes:
+    length = response.content_length
+    if length is not None and length <= MAX_ANSWER_BYTES:
+        return await response.read()
+    read = bytearray()
+    async for chunk in response.content.iter_any():
+        read += chunk
+        if len(read) > MAX_ANSWER_BYTES:
+            raise BadAnswer(url, path, f"an answer of more than {MAX_ANSWER_BYTES} bytes", bytes(read[:300]))
+    return bytes(read)
+
+
+def _tries(status: int, limit: int) -> int:
+    """How often a call is sent that gets this status each time."""
+    return limit if status in BUSY else BROKEN_TRIES if status == 500 else 1
+
+
+def _retry_after(told: str | None) -> float:
+    if told is None:
+        return 0.0
+    try:
+        wait_s = float(told)
+    except ValueError:
+        try:
+            wait_s = parsedate_to_datetime(told).timestamp() - time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S) if wait_s == wait_s else 0.0
+
+
+def _parsed(url: str, path: str, data: bytes) -> dict[str, Any]:
+    try:
+        answer = orjson.loads(data)
+    except ValueError:
+        raise BadAnswer(url, path, "the answer is not JSON", data) from None
+    if not isinstance(answer, dict):
+        raise BadAnswer(url, path, "the answer is not a JSON object", data)
+    return answer

@@ -1,0 +1,244 @@
+"""`vllm_model`: Responses on top of an endpoint's chat completions, with the token ids that training needs.
+
+Owns: what its settings do to a request and an answer. Never touches: connections, the rules of conversion.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from palestra.gym.errors import PeerFailed
+from palestra.gym.models import tokens
+from palestra.gym.models.base import ModelServer
+from palestra.gym.models.errors import BadAnswer, BadRequest
+from palestra.gym.models.openai import whole_completion, whole_response
+from palestra.gym.models.plain_text import as_chat, template_of, text_request
+from palestra.gym.models.settings import VLLMSettings, read_settings
+from palestra.gym.models.to_chat import chat_request
+from palestra.gym.models.to_responses import THOUGHT, response
+from palestra.gym.models.upstream import Upstream
+from palestra.gym.records import TOKEN_FIELDS, ServerInstance
+from palestra.gym.servers.base import Peers
+from palestra.gym.wire import Answer, Call, encoded
+
+Json = dict[str, Any]
+
+CHAT, TEXT, RESPONSES, TOKENIZE = "/chat/completions", "/completions", "/responses", "/tokenize"
+TOO_LONG = (b"context length", b"max_tokens", b"context_length_exceeded")
+TOKENIZED = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs", "required_prefix_token_ids")
+AUDIO = ("audio_data", "audio_path", "audio_paths")
+POLICY = "policy_model_name"
+"""In a request's metadata: which model of the endpoint is to answer it, in place of the setting. Training says there
+which weights it wants; `model` will not do, as datasets have one in their rows."""
+
+
+class VLLMModel(ModelServer):
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self.settings = read_settings(VLLMSettings, instance.settings, instance.name)
+        headers = {**self.settings.default_headers, "authorization": f"Bearer {self.settings.api_key}"}
+        self.upstream = Upstream(self.settings.urls, headers, self.settings)
+        folder = self.settings.tokenizer_folder
+        self._template = template_of(folder, self.name) if self.settings.render_chat_template else None
+
+    async def close(self) -> None:
+        await self.upstream.close()
+
+    async def look(self, path: str) -> Answer | None:
+        return Answer(body=dict(self.upstream.counts)) if path == "/stats" else None
+
+    async def respond(self, call: Call, params: Json, beside: Json) -> Json:
+        settings = self.settings
+        if settings.is_responses_native:
+            return await self._respond_natively(call, params, beside)
+        body = chat_request(params, with_ids=settings.return_token_id_information)
+        completion = await self.complete(call, body | beside)
+        return response(params, completion, model=self._model(params), has_thoughts=settings.uses_reasoning_parser)
+
+    async def complete(self, call: Call, body: Json) -> Json:
+        body = self._request(body)
+        messages = body["messages"]
+        if not self.settings.sequential_reasoning_allowed and _is_only_thought(messages[-1]):
+            return self._empty("content_filter")
+        try:
+            if self.settings.use_completions_api:
+                return await self._complete_text(call, body)
+            answer = await self.upstream.post(call.session_id, CHAT, body)
+        except PeerFailed as error:
+            if error.status == 400 and any(words in error.body for words in TOO_LONG):
+                return self._empty("length")
+            raise
+        completion = whole_completion(answer, self.upstream)
+        self._join_thoughts(completion, CHAT)
+        if self.settings.return_token_id_information:
+            await self._place_tokens(call, body, completion)
+        return completion
+
+    # Requests
+
+    def _request(self, body: Json) -> Json:
+        """What goes to the endpoint: the settings' `extra_body` below all, `sampling_overrides` above all."""
+        settings = self.settings
+        body = {**body, "model": self._model(body), "messages": [self._message(one) for one in body["messages"]]}
+        metadata = body.get("metadata")
+        if not isinstance(metadata, dict):
+            metadata = {}
+        audio = [key for key in AUDIO if metadata.get(key)]
+        if audio:
+            raise BadRequest(("metadata", audio[0]), "audio is not supported")
+        kwargs = (settings.chat_template_kwargs or {}) | _object(metadata, "chat_template_kwargs")
+        if kwargs:
+            body["chat_template_kwargs"] = kwargs
+        if settings.return_token_id_information:
+            body |= tokens.ASKED
+            if settings.request_prompt_and_generation_token_ids:
+                body |= tokens.ASKED_INLINE
+        elif body.get("top_logprobs", 0) is None:
+            del body["top_logprobs"]  # vLLM reads a null as: no logprobs at all
+        beneath = (settings.extra_body or {}) | _object(metadata, "extra_body")
+        return beneath | body | (settings.sampling_overrides or {})
+
+    def _model(self, body: Json) -> str:
+        metadata = body.get("metadata")
+        wanted = metadata.get(POLICY) if isinstance(metadata, dict) else None
+        return wanted if isinstance(wanted, str) and wanted else self.settings.model
+
+    def _message(self, message: Any) -> Json:
+        """As the endpoint wants roles and reasoning. The one given is left as it is."""
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadRequest(("messages",), "Input should be a list of messages with a role", given=message)
+        settings, role, content = self.settings, message["role"], message.get("content")
+        if role == "developer" and settings.replace_developer_role_with_system:
+            return {**message, "role": "system"}
+        if (
+            role != "assistant"
+            or not settings.uses_reasoning_parser
+            or settings.preserve_reasoning_in_assistant_content
+        ):
+            return message
+        if isinstance(content, list):
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+            content = "".join(text for text in texts if isinstance(text, str))
+        if not isinstance(content, str) or "<think>" not in content:
+            return message
+        thoughts = THOUGHT.findall(content)
+        rest = {**message, "content": THOUGHT.sub("", content)}
+        if thoughts and settings.uses_interleaved_reasoning:
+            return {
+                **rest,
+                "reasoning_content": thoughts[0],
+                "reasoning": thoughts[0],
+            }  # older vLLM's word, and newer's
+        return rest
+
+    # Answers
+
+    def _join_thoughts(self, completion: Json, path: str) -> None:
+        """Into think tags in the content, the one form in which all three APIs are told from."""
+        message = completion["choices"][0]["message"]
+        older, newer = message.pop("reasoning_content", None), message.pop("reasoning", None)
+        thought = older or newer
+        if not thought:
+            return
+        if not self.settings.uses_reasoning_parser:
+            raise BadAnswer(
+                self.upstream.replicas[0].url,
+                path,
+                f"the endpoint tells reasoning apart; say uses_reasoning_parser: true for {self.name}",
+                encoded(message),
+            )
+        message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
+
+    async def _place_tokens(self, call: Call, body: Json, completion: Json) -> None:
+        choice = completion["choices"][0]
+        try:
+            if tokens.found_on_message(choice["message"]):
+                tokens.clean(completion)
+                return
+            ids, logprobs = tokens.generated(choice)
+        except tokens.TokensMissing as e:
+            raise self._bad(CHAT, str(e), completion) from None
+        prompt = tokens.prompt_ids(completion)
+        if prompt is None:
+            prompt = await self._tokenized(call, {key: body[key] for key in TOKENIZED if key in body})
+        tokens.put(completion, prompt, ids, logprobs)
+
+    async def _tokenized(self, call: Call, body: Json) -> list[int]:
+        told = await self.upstream.post(call.session_id, TOKENIZE, body)
+        prompt = told.get("tokens")
+        if not isinstance(prompt, list):
+            raise self._bad(TOKENIZE, "no `tokens`", told)
+        return prompt
+
+    def _empty(self, finish: str) -> Json:
+        message = {"role": "assistant", "content": None, "tool_calls": None}
+        return {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self.settings.model,
+            "choices": [{"index": 0, "finish_reason": finish, "message": message, "logprobs": None}],
+            "usage": None,
+        }
+
+    def _bad(self, path: str, why: str, answer: Any) -> BadAnswer:
+        return BadAnswer(self.upstream.replicas[0].url, path, why, encoded(answer))
+
+    # Other routes of the endpoint
+
+    async def _complete_text(self, call: Call, body: Json) -> Json:
+        request = text_request(body, self._template, with_ids=self.settings.return_token_id_information)
+        answer = whole_completion(await self.upstream.post(call.session_id, TEXT, request), self.upstream, key="text")
+        choice = answer["choices"][0]
+        if not self.settings.return_token_id_information:
+            return as_chat(answer, model=self.settings.model)
+        try:
+            ids, logprobs = tokens.generated_text(choice)
+        except tokens.TokensMissing as e:
+            raise self._bad(TEXT, str(e), answer) from None
+        prompt = tokens.prompt_ids(answer)
+        if prompt is None:
+            prompt = await self._tokenized(call, {"model": request["model"], "prompt": request["prompt"]})
+        completion = as_chat(answer, model=self.settings.model)
+        tokens.put(completion, prompt, ids, logprobs)
+        return completion
+
+    async def _respond_natively(self, call: Call, params: Json, beside: Json) -> Json:
+        settings = self.settings
+        body = {**(settings.extra_body or {}), **beside, **params, "model": self._model(params)}
+        if settings.chat_template_kwargs:
+            body["chat_template_kwargs"] = settings.chat_template_kwargs
+        if settings.replace_developer_role_with_system and isinstance(body["input"], list):
+            body["input"] = [
+                {**item, "role": "system"} if item.get("role") == "developer" else item for item in body["input"]
+            ]
+        if settings.return_token_id_information:
+            body["return_token_ids"] = True
+        answer = await self.upstream.post(call.session_id, RESPONSES, body | (settings.sampling_overrides or {}))
+        told = whole_response(answer, self.upstream)
+        last = told["output"][-1] if told["output"] else {}
+        if settings.return_token_id_information and any(last.get(key) is None for key in TOKEN_FIELDS):
+            raise self._bad(RESPONSES, "no token ids on its last item; say is_responses_native: false", told)
+        return told
+
+
+def _is_only_thought(message: Json) -> bool:
+    return message["role"] == "assistant" and not message.get("content") and not message.get("tool_calls")
+
+
+def _object(metadata: Json, key: str) -> Json:
+    """JSON text in the metadata, which holds nothing but text."""
+    text = metadata.get(key)
+    if not text:
+        return {}
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        raise BadRequest(("metadata", key), "Input should be the text of a JSON object", given=text) from None
+    if not isinstance(found, dict):
+        raise BadRequest(("metadata", key), "Input should be the text of a JSON object", given=text)
+    return found

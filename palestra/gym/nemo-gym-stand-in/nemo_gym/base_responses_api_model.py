@@ -1,0 +1,50 @@
+"""The base of model servers, for those that Palestra has none of its own for.
+
+Owns: their routes. Never touches: upstreams; recording calls, streams and Anthropic's API, which Palestra's own model
+servers have.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from fastapi import Body, FastAPI
+
+from nemo_gym.openai_utils import (
+    NeMoGymChatCompletion,
+    NeMoGymChatCompletionCreateParamsNonStreaming,
+    NeMoGymResponse,
+    NeMoGymResponseCreateParamsNonStreaming,
+)
+from nemo_gym.rollout_correlation import RolloutContextMiddleware
+from nemo_gym.server_utils import BaseRunServerInstanceConfig, BaseServer, SimpleServer
+
+__all__ = ["BaseResponsesAPIModel", "BaseResponsesAPIModelConfig", "Body", "SimpleResponsesAPIModel"]
+
+
+class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):
+    pass
+
+
+class BaseResponsesAPIModel(BaseServer):
+    config: BaseResponsesAPIModelConfig
+
+
+class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
+    config: BaseResponsesAPIModelConfig
+
+    def setup_webserver(self) -> FastAPI:
+        app = FastAPI()
+        self.setup_session_middleware(app)
+        app.add_middleware(RolloutContextMiddleware)
+        app.post("/v1/chat/completions")(self.chat_completions)
+        app.post("/v1/responses")(self.responses)
+        return app
+
+    @abstractmethod
+    async def chat_completions(
+        self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+    ) -> NeMoGymChatCompletion: ...
+
+    @abstractmethod
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse: ...

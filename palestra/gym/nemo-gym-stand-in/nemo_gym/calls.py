@@ -1,0 +1,159 @@
+"""Calls over HTTP that end: each has a time limit, each retry a bound.
+
+Owns: the one HTTP client of the process, limits, retries of what did not begin. Never touches: which server is where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Any, Unpack
+
+import orjson
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientResponseError,
+    ClientSession,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    DummyCookieJar,
+    TCPConnector,
+)
+from aiohttp.client import _RequestOptions
+from pydantic import BaseModel
+
+from nemo_gym.global_config import get_global_config_dict
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 3600.0  # of one answer; `peer_timeout_s`
+RECONNECT_S = 60.0  # how long a server may be away, being started again; `peer_reconnect_s`
+CONNECT_S = 10.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
+KEEP_ALIVE_S = 15.0  # below the 30 s of the servers: no race for a closing connection
+MAX_NUM_TRIES = 3
+NUM_WORKERS_VARIABLE = "NEMO_GYM_FASTAPI_NUM_WORKERS"
+
+
+class GlobalAIOHTTPAsyncClientConfig(BaseModel):
+    """The gym's settings that say how calls are made."""
+
+    global_aiohttp_connector_limit: int = 100 * 1024
+    global_aiohttp_connector_limit_per_host: int = 1024
+    global_aiohttp_client_request_debug: bool = False
+    global_aiohttp_tcp_keepalive_idle_seconds: int = 60
+    global_aiohttp_tcp_keepalive_interval_seconds: int = 10
+    global_aiohttp_tcp_keepalive_probes: int = 3
+    peer_timeout_s: float = TIMEOUT_S
+    peer_reconnect_s: float = RECONNECT_S
+
+
+_client: ClientSession | None = None
+_client_loop: asyncio.AbstractEventLoop | None = None
+_settings = GlobalAIOHTTPAsyncClientConfig()
+
+
+def get_global_aiohttp_client(*_: Any, **__: Any) -> ClientSession:
+    """Of the running loop: a client cannot outlive its own."""
+    if _client is None or _client.closed or _client_loop is not asyncio.get_running_loop():
+        found = get_global_config_dict()
+        given = {name: found.get(name) for name in GlobalAIOHTTPAsyncClientConfig.model_fields}
+        set_global_aiohttp_client(
+            GlobalAIOHTTPAsyncClientConfig.model_validate({k: v for k, v in given.items() if v is not None})
+        )
+    assert _client is not None
+    return _client
+
+
+def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
+    global _client, _client_loop, _settings
+    workers = int(os.environ.get(NUM_WORKERS_VARIABLE, "1"))
+    _settings, _client_loop = cfg, asyncio.get_running_loop()
+    _client = ClientSession(
+        connector=TCPConnector(
+            limit=cfg.global_aiohttp_connector_limit // workers,
+            limit_per_host=cfg.global_aiohttp_connector_limit_per_host // workers,
+            keepalive_timeout=KEEP_ALIVE_S,
+            socket_factory=_socket,
+        ),
+        timeout=ClientTimeout(total=cfg.peer_timeout_s, sock_connect=CONNECT_S),
+        cookie_jar=DummyCookieJar(),
+    )
+    return _client
+
+
+def is_global_aiohttp_client_setup() -> bool:
+    return _client is not None
+
+
+def is_global_aiohttp_client_request_debug_enabled() -> bool:
+    return _settings.global_aiohttp_client_request_debug
+
+
+async def close_client() -> None:
+    global _client
+    if _client is not None:
+        await _client.close()
+        _client = None
+
+
+def _socket(address: Any) -> socket.socket:
+    """One that notices when the machine at its other end is gone."""
+    made = socket.socket(family=address[0], type=address[1], proto=address[2])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _settings.global_aiohttp_tcp_keepalive_idle_seconds),
+        ("TCP_KEEPINTVL", _settings.global_aiohttp_tcp_keepalive_interval_seconds),
+        ("TCP_KEEPCNT", _settings.global_aiohttp_tcp_keepalive_probes),
+    ):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
+
+
+async def request(
+    method: str, url: str, _internal: bool = False, _tries: int = MAX_NUM_TRIES, **kwargs: Unpack[_RequestOptions]
+) -> ClientResponse:
+    """An answer of any status. A server that is being started again is waited for, `peer_reconnect_s` long; a call
+    that broke on its way is made again, `_tries` in all. Raises ClientError or TimeoutError."""
+    if kwargs.get("json") is not None:
+        kwargs["data"] = orjson.dumps(kwargs.pop("json"), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+        kwargs["headers"] = {**(kwargs.get("headers") or {}), "Content-Type": "application/json"}
+    client = get_global_aiohttp_client()
+    now = asyncio.get_running_loop().time
+    give_up_at, wait_s, tries = now() + _settings.peer_reconnect_s, FIRST_WAIT_S, 0
+    while True:
+        try:
+            return await client.request(method=method, url=url, **kwargs)
+        except (ClientConnectorError, ConnectionTimeoutError):  # nothing has begun
+            if now() + wait_s > give_up_at:
+                raise
+        except ClientError as error:
+            tries += 1
+            if tries >= _tries:
+                raise
+            log.warning("%s %s broke on its way (%r), try %d of %d", method, url, error, tries + 1, _tries)
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+async def raise_for_status(response: ClientResponse) -> None:
+    """Raises ClientResponseError with what was answered as `response_content`."""
+    if response.ok:
+        return
+    content = await response.content.read()
+    if is_global_aiohttp_client_request_debug_enabled():
+        log.warning("%s answered %d: %s", response.request_info.url, response.status, content.decode(errors="replace"))
+    try:
+        response.raise_for_status()
+    except ClientResponseError as error:
+        error.response_content = content  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+
+
+async def get_response_json(response: ClientResponse) -> Any:
+    return orjson.loads(await response.read())

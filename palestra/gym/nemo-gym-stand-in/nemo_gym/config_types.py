@@ -1,0 +1,115 @@
+"""The parts of a config that servers see.
+
+Owns: references, the base of every server's config, the bodies of `/aggregate_metrics`. Never touches: reading files:
+the gym has merged them.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+__all__ = [
+    "AGENT_REF_KEY",
+    "ROLLOUT_PATH_PREFIX",
+    "AgentServerRef",
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseNeMoGymCLIConfig",
+    "BaseRunServerConfig",
+    "BaseRunServerInstanceConfig",
+    "BaseServerConfig",
+    "ConfigError",
+    "DictConfig",
+    "Domain",
+    "ModelServerRef",
+    "OmegaConf",
+    "ResourcesServerRef",
+    "ServerRef",
+    "is_server_ref",
+]
+
+AGENT_REF_KEY = "agent_ref"
+ROLLOUT_PATH_PREFIX = "ng-rollout"
+
+
+class ConfigError(Exception):
+    """A config is wrong."""
+
+
+class BaseNeMoGymCLIConfig(BaseModel):
+    """Of commands: what they are given beside their own options is nothing to them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ModelServerRef(BaseModel):
+    type: Literal["responses_api_models"] = "responses_api_models"
+    name: str
+
+
+class ResourcesServerRef(BaseModel):
+    type: Literal["resources_servers"] = "resources_servers"
+    name: str
+
+
+class AgentServerRef(BaseModel):
+    type: Literal["responses_api_agents"] = "responses_api_agents"
+    name: str
+
+
+ServerRef = ModelServerRef | ResourcesServerRef | AgentServerRef
+_SERVER_REF: TypeAdapter[ServerRef] = TypeAdapter(ServerRef)
+
+
+def is_server_ref(config_dict: Any) -> ServerRef | None:
+    """The reference, where it is one: exactly a type and a name."""
+    if isinstance(config_dict, DictConfig):
+        config_dict = OmegaConf.to_container(config_dict, resolve=True)
+    if not isinstance(config_dict, dict) or set(config_dict) != {"type", "name"}:
+        return None
+    try:
+        return _SERVER_REF.validate_python(config_dict)
+    except ValidationError:
+        return None
+
+
+class Domain(StrEnum):
+    MATH = "math"
+    CODING = "coding"
+    AGENT = "agent"
+    KNOWLEDGE = "knowledge"
+    INSTRUCTION_FOLLOWING = "instruction_following"
+    LONG_CONTEXT = "long_context"
+    SAFETY = "safety"
+    GAMES = "games"
+    TRANSLATION = "translation"
+    E2E = "e2e"
+    RLHF = "rlhf"
+    OTHER = "other"
+
+
+class BaseServerConfig(BaseModel):
+    host: str
+    port: int
+    num_workers: int | None = None
+
+
+class BaseRunServerConfig(BaseServerConfig):
+    entrypoint: str
+    domain: Domain | None = None
+
+
+class BaseRunServerInstanceConfig(BaseRunServerConfig):
+    name: str
+
+
+class AggregateMetricsRequest(BaseModel):
+    verify_responses: list[dict[str, Any]]
+
+
+class AggregateMetrics(BaseModel):
+    group_level_metrics: list[dict[str, Any]] = Field(default_factory=list)
+    agent_metrics: dict[str, Any] = Field(default_factory=dict)
+    key_metrics: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,67 @@
+"""A client for servers that speak OpenAI's APIs.
+
+Owns: its calls, retries of what is worth one. Never touches: sockets (`calls`), the shapes of bodies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiohttp import ClientResponse
+from pydantic import BaseModel, Field
+
+from nemo_gym.calls import MAX_NUM_TRIES, get_response_json, raise_for_status, request
+
+log = logging.getLogger(__name__)
+
+RATE_LIMIT_ERROR_CODES = [429, 502, 503, 504, 520]
+RETRY_ERROR_CODES = [*RATE_LIMIT_ERROR_CODES, 500]
+BUSY_TRIES = 60  # with pauses that grow to 10 s: about nine minutes for a server that says it is busy
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+
+
+class NeMoGymAsyncOpenAI(BaseModel):
+    base_url: str
+    api_key: str
+    internal: bool = False
+    default_headers: dict[str, str] = Field(default_factory=dict)
+
+    async def create_models(self) -> Any:
+        return await self._call("GET", f"{self.base_url}/models")
+
+    async def create_chat_completion(self, **kwargs: Any) -> Any:
+        return await self._call("POST", f"{self.base_url}/chat/completions", kwargs)
+
+    async def create_completion(self, **kwargs: Any) -> Any:
+        return await self._call("POST", f"{self.base_url}/completions", kwargs)
+
+    async def create_response(self, **kwargs: Any) -> Any:
+        return await self._call("POST", f"{self.base_url}/responses", kwargs)
+
+    async def create_tokenize(self, **kwargs: Any) -> Any:
+        return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", kwargs)
+
+    async def _call(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+        """Raises ClientResponseError with the last answer, where none was good."""
+        failed = busy = 0
+        pause_s = FIRST_PAUSE_S
+        while True:
+            response = await self._request(method=method, url=url, **({} if body is None else {"json": body}))
+            if response.status not in RETRY_ERROR_CODES:
+                break
+            is_busy = response.status in RATE_LIMIT_ERROR_CODES
+            busy, failed = busy + is_busy, failed + (not is_busy)
+            if busy >= BUSY_TRIES or failed >= MAX_NUM_TRIES:
+                break
+            log.warning("%s answered %d, trying again in %g s", url, response.status, pause_s)
+            response.release()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        await raise_for_status(response)
+        return await get_response_json(response)
+
+    async def _request(self, **request_kwargs: Any) -> ClientResponse:
+        headers = {**self.default_headers, "Authorization": f"Bearer {self.api_key}"}
+        return await request(**request_kwargs, headers=headers, _internal=self.internal)

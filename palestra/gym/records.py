@@ -1,0 +1,79 @@
+"""What a gym is made of, once its files are read: server instances by name, and the settings around them.
+
+Owns: the records, and the names that NeMo Gym gives to things in files and rows. Never touches: files, processes, HTTP.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+TASK_INDEX = "_ng_task_index"
+ROLLOUT_INDEX = "_ng_rollout_index"
+ROLLOUT_ID = "_ng_rollout_id"
+ATTEMPT_INDEX = "_ng_attempt_index"
+ROW_INDEX = "_rowidx"
+FAILURE_CLASS = "_ng_failure_class"
+FAILURE_TERMINAL = "_ng_failure_terminal"
+STEP_ID = "_ng_step_request_id"
+NO_PERSIST = "_ng_no_persist"
+MASK_SAMPLE = "mask_sample"
+AGENT_REF = "agent_ref"
+PARAMS = "responses_create_params"
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""On the last output item of each model call: all three or none."""
+
+
+class ServerKind(StrEnum):
+    """As the files spell it, which is also the folder where implementations are looked for."""
+
+    MODEL = "responses_api_models"
+    AGENT = "responses_api_agents"
+    RESOURCES = "resources_servers"
+
+
+class Isolation(StrEnum):
+    SHARED = "shared"
+    """In one process with the other shared ones; they call each other without HTTP."""
+    PROCESS = "process"
+
+
+class ServerInstance(Struct, frozen=True, kw_only=True):
+    """One server of a gym."""
+
+    name: str
+    """Unique; what references, `agent_ref` and `NEMO_GYM_CONFIG_PATH` say."""
+    kind: ServerKind
+    implementation: str
+    settings: dict[str, Any]
+    """The innermost mapping, interpolated: entrypoint, references, and what the implementation knows."""
+    host: str
+    port: int
+    isolation: Isolation = Isolation.SHARED
+    folder: Path | None = None
+    """Where its entrypoint is. None: built in, by name."""
+    is_stock: bool = False
+    """Its code imports `nemo_gym`: it runs in a process of its own, with the stand-in on its path."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+class GymConfig(Struct, frozen=True, kw_only=True):
+    """A whole gym, ready to be started."""
+
+    servers: dict[str, ServerInstance]
+    settings: dict[str, Any]
+    """Everything the files and the command line said, interpolated, with hosts and ports filled in. Has secrets."""
+    head_host: str
+    head_port: int
+    secret: str
+    """Signs session cookies; made anew for each start, given to every child."""
+
+    def of_kind(self, kind: ServerKind) -> list[ServerInstance]:
+        return [one for one in self.servers.values() if one.kind is kind]

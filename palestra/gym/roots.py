@@ -1,0 +1,38 @@
+"""Where the files and server folders of a gym are looked for.
+
+Owns: the order of the folders, finding below them, the nearest names. Never touches: what the files say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""Our own servers, in folders of NeMo Gym's shape: `<kind>/<implementation>/{app.py,configs,data}`."""
+
+STAND_IN = Path(__file__).parent / "nemo-gym-stand-in"
+"""What `import nemo_gym` finds in a stock server's process."""
+
+EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
+
+
+def search_roots(extra: Iterable[Path] = ()) -> list[Path]:
+    """First come those given, then the environment's, then the current folder, then ours."""
+    from_environment = [Path(one) for one in os.environ.get(EXTRA_ROOTS, "").split(os.pathsep) if one]
+    roots = [Path(one).absolute() for one in (*extra, *from_environment, Path.cwd(), SHIPPED)]
+    return list(dict.fromkeys(roots))
+
+
+def find_below(roots: Sequence[Path], relative: str | Path) -> Path | None:
+    """The first that exists. An absolute path is taken as it is."""
+    found = (root / relative for root in roots)
+    return next((path for path in found if path.exists()), None)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A line for the end of a message; empty where nothing is near."""
+    near = get_close_matches(word, sorted({str(one) for one in known}), n=3, cutoff=0.6)
+    return f"\n  did you mean: {', '.join(near)}?" if near else ""

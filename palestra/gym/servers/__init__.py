@@ -1,0 +1,1 @@
+"""The servers of a gym: what all have in common, and the kinds."""

@@ -1,0 +1,196 @@
+"""Agent servers: a row goes in, a judged rollout comes out.
+
+Owns: the routes, time limits, which rollout model calls belong to. Never touches: how an agent plays
+(`palestra.gym.agents`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from msgspec import Struct, field
+
+from palestra.gym.errors import BadCall, PeerFailed
+from palestra.gym.records import (
+    ATTEMPT_INDEX,
+    PARAMS,
+    ROLLOUT_ID,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    ServerInstance,
+    ServerKind,
+)
+from palestra.gym.servers.aggregation import aggregated
+from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
+from palestra.gym.servers.settings import Reference, settings_of, settings_type
+from palestra.gym.wire import NO_COOKIES, Answer, Call
+
+Cookies = Mapping[str, str]
+
+ROLLOUT_S, MODEL_S = 3600.0, 1800.0
+ROLLOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    skip_verification: bool = False
+    skip_verification_reward: float = 0.0
+    rollout_timeout_s: float = ROLLOUT_S
+    """For one `/run`: seed, all turns, verdict."""
+    model_timeout_s: float = MODEL_S
+    """For one answer of the model."""
+    token_id_capture: bool = False
+    """Let the model server keep the token ids of this agent's calls, where the gym's `token_id_capture` is enabled."""
+
+
+class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
+    resources_server: Reference
+
+
+class Reply(Struct, frozen=True, kw_only=True):
+    """What an agent has to say, without a verdict."""
+
+    response: dict[str, Any]
+    cookies: dict[str, str] = field(default_factory=dict)
+    """For whoever verifies."""
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """What is known about one while it is played."""
+
+    cookies: Cookies = NO_COOKIES
+    prefix: str = ""
+    """Before the paths of its model calls: they are kept under the rollout's name."""
+
+
+S = TypeVar("S", bound=AgentSettings)
+W = TypeVar("W", bound=WorldAgentSettings)
+T = TypeVar("T")
+
+
+class AgentServer(GymServer, Generic[S]):
+    """`AgentServer[MySettings]` where there is more to set."""
+
+    kind = ServerKind.AGENT
+    plain_settings: ClassVar[type[AgentSettings]] = AgentSettings
+
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self.settings: S = settings_of(instance, settings_type(type(self), self.plain_settings))
+
+    # What an agent says
+
+    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        """A judged row. Its `responses_create_params` are checked."""
+        raise NotImplementedError(f"{type(self).__name__} does not run")
+
+    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+        """Play, without seed and verdict."""
+        raise NotImplementedError(f"{type(self).__name__} does not respond")
+
+    async def aggregate(self, call: Call) -> Answer:
+        return aggregated(call)
+
+    # The rest
+
+    async def answer(self, call: Call) -> Answer:
+        match call.path:
+            case "/run":
+                return Answer(body=await self._in_time(self._run(call)))
+            case "/v1/responses":
+                reply = await self._in_time(self._respond(call))
+                return Answer(body=reply.response, cookies=dict(reply.cookies))
+            case "/aggregate_metrics":
+                return await self.aggregate(call)
+        raise BadCall(404, "Not Found")
+
+    def routes(self) -> dict[str, dict[str, Any]]:
+        return {path: {"type": "object"} for path in ("/run", "/v1/responses", "/aggregate_metrics")}
+
+    async def asked(self, name: str, path: str, body: Any, cookies: Cookies, timeout_s: float | None = None) -> Answer:
+        """Raises PeerFailed where it is no success."""
+        answer = await self.peers.post(name, path, body, cookies=cookies, timeout_s=timeout_s)
+        if not answer.is_ok:
+            raise PeerFailed(name, path, answer.status, answer.raw())
+        return answer
+
+    async def _run(self, call: Call) -> dict[str, Any]:
+        row = call.body
+        if not isinstance(row, dict):
+            raise BadCall(422, [{"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}])
+        checked_params(row.get(PARAMS), [PARAMS])
+        captures = call.captures_tokens or self._captures_tokens()
+        is_named = captures or self.peers.settings.get("observability_enabled")
+        prefix = _prefix(call.rollout_id or (rollout_id_of(row) if is_named else None), captures)
+        return await self.run(row, Rollout(cookies=call.cookies, prefix=prefix))
+
+    async def _respond(self, call: Call) -> Reply:
+        params = checked_params(call.body, [])
+        prefix = _prefix(call.rollout_id, call.captures_tokens)
+        return await self.respond(params, Rollout(cookies=call.cookies, prefix=prefix))
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        limit_s = self.settings.rollout_timeout_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"the rollout took longer than rollout_timeout_s = {limit_s:g}") from None
+            raise
+
+    def _captures_tokens(self) -> bool:
+        gym = self.peers.settings.get("token_id_capture")
+        if not isinstance(gym, Mapping) or not gym.get("enabled"):
+            return False
+        return bool(gym.get("all_agents")) or self.settings.token_id_capture
+
+
+class WorldAgentServer(AgentServer[W]):
+    """An agent that plays in the world of a resources server."""
+
+    plain_settings = WorldAgentSettings
+
+    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        """Seed, play, verify. The model gets the parameters as the row has them."""
+        whole = filled_row(row)
+        seeded = await self.ask_resources("/seed_session", whole, rollout.cookies)
+        reply = await self.respond(row[PARAMS], Rollout(cookies=seeded.cookies, prefix=rollout.prefix))
+        played = {**whole, "response": reply.response}
+        if self.settings.skip_verification:
+            return played | {"reward": self.settings.skip_verification_reward, "verification_skipped": True}
+        verdict = await self.ask_resources("/verify", played, reply.cookies)
+        return checked_verdict(verdict.value(), self.settings.resources_server.name)
+
+    async def aggregate(self, call: Call) -> Answer:
+        """The world knows which figures matter."""
+        return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
+
+    async def ask_resources(self, path: str, body: Any, cookies: Cookies) -> Answer:
+        """Raises PeerFailed where it is no success."""
+        return await self.asked(self.settings.resources_server.name, path, body, cookies)
+
+
+def rollout_id_of(row: Mapping[str, Any]) -> str | None:
+    """`<task>-<rollout>` or the one it was given, with `-a<n>` when it is tried again."""
+    given, task, rollout = row.get(ROLLOUT_ID), row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)
+    if given is None and (task is None or rollout is None):
+        return None
+    base = f"{task}-{rollout}" if given is None else str(given)
+    attempt = row.get(ATTEMPT_INDEX)
+    name = f"{base}-a{attempt}" if attempt else base
+    if not ROLLOUT_NAME.fullmatch(name):
+        words = f"{ROLLOUT_ID} has letters, digits, . _ - and begins with a letter or digit"
+        where = ["body", ROLLOUT_ID]
+        raise BadCall(422, [{"type": "string_pattern_mismatch", "loc": where, "msg": words, "input": name}])
+    return name
+
+
+def _prefix(rollout_id: str | None, captures_tokens: bool) -> str:
+    if rollout_id is None:
+        return ""
+    return f"/ng-rollout/{rollout_id}/training-token-capture" if captures_tokens else f"/ng-rollout/{rollout_id}"

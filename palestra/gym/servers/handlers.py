@@ -1,0 +1,118 @@
+"""Methods whose parameters are the fields they take from a body.
+
+    async def verify(self, response: dict[str, Any], expected_answer: str) -> float: ...
+
+Owns: reading signatures, JSON Schema, checking a body against it, what a wrong one is told (FastAPI's 422). Never
+touches: what the methods do. Two names are special: `session` is the caller's, `row` the whole body.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from palestra.gym.errors import BadCall, GymConfigError
+
+SESSION, ROW = "session", "row"
+REQUIRED = inspect.Parameter.empty
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+AS_IT_IS = {dict: dict, dict[str, Any]: dict, list: list, list[Any]: list}
+"""Types that are looked at but not converted: a copy of all token ids is not for free."""
+
+
+class Field(Struct, frozen=True):
+    name: str
+    type: Any
+    default: Any = REQUIRED
+
+    def value(self, body: dict[str, Any], problems: list[dict[str, Any]]) -> Any:
+        if self.name not in body:
+            if self.default is REQUIRED:
+                problems.append(_problem("missing", [self.name], "Field required", body))
+            return self.default
+        given = body[self.name]
+        plain = AS_IT_IS.get(self.type)
+        if self.type is Any or (plain is not None and isinstance(given, plain)):
+            return given
+        try:
+            return msgspec.convert(given, self.type, strict=False)
+        except msgspec.ValidationError as error:
+            words = str(error).replace("`$", f"`{self.name}")
+            problems.append(_problem("type_error", [self.name], words, given))
+            return None
+
+
+class Handler:
+    """One method, looked at once."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.description = (inspect.getdoc(function) or "").strip()
+        hints = _hints(function)
+        own = list(inspect.signature(function).parameters.values())[1:]
+        parameters = [one for one in own if one.kind not in VARIADIC]
+        named = [one.name for one in parameters]
+        self._takes_session, self._takes_row = SESSION in named, ROW in named
+        self._is_async = inspect.iscoroutinefunction(function)
+        self.fields = [
+            Field(one.name, hints.get(one.name, Any), one.default)
+            for one in parameters
+            if one.name not in (SESSION, ROW)
+        ]
+        try:
+            self.schema = _schema(self.fields)
+        except TypeError as error:
+            raise GymConfigError(f"{function.__qualname__}: a parameter cannot be read from JSON: {error}") from None
+
+    async def run(self, server: object, session: object, body: Any, *, is_strict: bool = False) -> Any:
+        """`is_strict`: fields that the method does not know are refused. Raises BadCall."""
+        given = self.checked(body, is_strict=is_strict)
+        if self._takes_session:
+            given[SESSION] = session
+        if self._takes_row:
+            given[ROW] = body
+        result = self.function(server, **given)
+        return await result if self._is_async else result
+
+    def checked(self, body: Any, *, is_strict: bool = False) -> dict[str, Any]:
+        if not isinstance(body, dict):
+            raise BadCall(422, [_problem("dict_type", [], "Input should be an object", body)])
+        problems: list[dict[str, Any]] = []
+        found = {one.name: one.value(body, problems) for one in self.fields}
+        if is_strict and not self._takes_row:
+            unknown = [name for name in body if name not in found]
+            problems += [_problem("extra_forbidden", [n], "Extra inputs are not permitted", body[n]) for n in unknown]
+        if problems:
+            raise BadCall(422, problems)
+        return found
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise GymConfigError(
+            f"{function.__qualname__}: {error}. What annotations name must be there when the class is made: import it "
+            "above, and not for type checkers only"
+        ) from None
+
+
+def _problem(kind: str, where: list[str], words: str, given: Any) -> dict[str, Any]:
+    return {"type": kind, "loc": ["body", *where], "msg": words, "input": given}
+
+
+def _schema(fields: list[Field]) -> dict[str, Any]:
+    schemas, components = msgspec.json.schema_components([one.type for one in fields], ref_template="#/$defs/{name}")
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": {one.name: schema for one, schema in zip(fields, schemas, strict=True)},
+        "required": [one.name for one in fields if one.default is REQUIRED],
+        "additionalProperties": False,
+    }
+    return found | {"$defs": components} if components else found

@@ -1,0 +1,109 @@
+"""A resources server's tools at `/mcp`, for agents that speak MCP.
+
+Owns: the token that says which session a client plays in, names with MCP's prefix. Never touches: the protocol
+(`palestra.environments.platform.faces.mcp`), what the tools do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from palestra.gym.errors import BadCall
+from palestra.gym.servers.states import Session
+from palestra.gym.wire import Answer, Call, encoded
+
+if TYPE_CHECKING:
+    from palestra.environments.platform.toolbox import ToolResult
+    from palestra.gym.servers.resources import ResourcesServer, ToolSpec
+
+TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
+PURPOSE = "mcp"
+
+
+class McpFace:
+    """Also the protocol's `Toolset`."""
+
+    def __init__(self, server: ResourcesServer) -> None:
+        self._server = server
+        self._signer = server.peers.signer(server.cookie_name, PURPOSE)
+        self._prefix = f"mcp__{server.name}__"
+
+    @property
+    def key(self) -> str:
+        return f"gym-{self._server.name}"
+
+    @property
+    def title(self) -> str:
+        return self._server.name
+
+    @property
+    def version(self) -> str:
+        tools = [(one.name, one.description, one.parameters) for one in self.tools]
+        return hashlib.sha256(orjson.dumps(tools)).hexdigest()[:12]
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._server.tool_specs()
+
+    def invitation(self, session_id: str) -> dict[str, Any]:
+        """What `/seed_session` says beside its own."""
+        headers = {TOKEN_HEADER: self._signer.signed(session_id)}
+        return {"mcp": {"server_name": self._server.name, "url_path": "/mcp", "transport": "http", "headers": headers}}
+
+    def with_bare_names(self, row: Any) -> Any:
+        """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
+        response = row.get("response") if isinstance(row, dict) else None
+        output = response.get("output") if isinstance(response, dict) else None
+        if not isinstance(output, list) or not any(self._is_ours(one) for one in output):
+            return row
+        bare = [
+            {**one, "name": one["name"].removeprefix(self._prefix)} if self._is_ours(one) else one for one in output
+        ]
+        return {**row, "response": {**row["response"], "output": bare}}
+
+    def _is_ours(self, item: Any) -> bool:
+        return (
+            isinstance(item, dict)
+            and item.get("type") == "function_call"
+            and isinstance(item.get("name"), str)
+            and item["name"].startswith(self._prefix)
+        )
+
+    async def answer(self, call: Call) -> Answer:
+        """The protocol's part is plain calls: once to see which tool is wanted, then with what it said."""
+        from palestra.environments.platform.faces.http import Headers
+        from palestra.environments.platform.faces.mcp import mcp_answer
+        from palestra.environments.platform.toolbox import ToolResult
+
+        session_id = self._signer.session_of(call.headers.get(TOKEN_HEADER.lower(), ""))
+        if session_id is None:
+            raise BadCall(401, f"{TOKEN_HEADER} is missing or not of this server: it comes with /seed_session")
+        body = orjson.dumps(call.body)
+        headers = Headers([(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers.items()])
+        wanted: list[tuple[str, Any]] = []
+
+        def noted(name: str, arguments: Any) -> ToolResult:
+            wanted.append((name, arguments))
+            return ToolResult("")
+
+        status, told = mcp_answer(self, noted, headers, body)
+        if wanted:
+            session = Session(session_id, self._server.states, call.rollout_id)
+            result = await self._called(session, *wanted[0])
+            status, told = mcp_answer(self, lambda name, arguments: result, headers, body)
+        return Answer(status=status, body=told)
+
+    async def _called(self, session: Session, name: str, arguments: Any) -> ToolResult:
+        from palestra.environments.platform.toolbox import ToolResult
+
+        try:
+            found = await self._server.call_tool(session, name, arguments)
+        except BadCall as error:
+            return ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
+        except Exception as error:
+            return ToolResult(repr(error), is_error=True)
+        return ToolResult(found if isinstance(found, str) else encoded(found).decode())

@@ -1,0 +1,204 @@
+"""Resources servers: a world with tools, and the verdict on a rollout.
+
+    class Counter(ResourcesServer):
+        async def seed_session(self, session: Session, initial_count: int = 0) -> None:
+            session.state = initial_count
+
+        @tool
+        async def add(self, session: Session, count: int) -> dict[str, int]:
+            '''Add to the counter.'''
+            session.state += count
+            return {"count": session.state}
+
+        async def verify(self, session: Session, expected_count: int) -> bool:
+            return session.state == expected_count
+
+Owns: the routes of such a server, tools, sessions' states. Never touches: models, how rollouts are played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from msgspec import Meta, Struct
+
+from palestra.gym.errors import BadCall, GymConfigError, JudgeError
+from palestra.gym.records import ServerInstance, ServerKind
+from palestra.gym.servers.aggregation import aggregated
+from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.handlers import Handler
+from palestra.gym.servers.mcp import McpFace
+from palestra.gym.servers.settings import settings_of, settings_type
+from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
+from palestra.gym.servers.verdicts import Verdict, unjudged, verified
+from palestra.gym.wire import Answer, Call, encoded
+
+F = TypeVar("F", bound=Callable[..., Any])
+Route = Callable[[Call], Awaitable[Answer]]
+
+RESERVED = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "mcp"})
+"""Routes of servers: no tool has such a name, and no model may call them."""
+TOOL_MARK = "_is_gym_tool"
+TEXT = "text/plain; charset=utf-8"
+
+
+def tool(method: F) -> F:
+    """A method of a ResourcesServer that models may call; its docstring is what they read, its parameters (but
+    `session`) are the arguments."""
+    setattr(method, TOOL_MARK, True)
+    return method
+
+
+class ReverifyMode(StrEnum):
+    """Whether `verify` can be asked again about a stored rollout."""
+
+    STATELESS = "stateless"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
+class ToolSpec(Struct, frozen=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    def as_param(self) -> dict[str, Any]:
+        """As a row's `responses_create_params.tools` lists it."""
+        return {"type": "function", **{name: getattr(self, name) for name in self.__struct_fields__}, "strict": False}
+
+
+class ResourcesSettings(Struct, frozen=True, kw_only=True):
+    """Servers with more to set derive from it, and say so: `class Mine(ResourcesServer[MySettings])`."""
+
+    max_sessions: Annotated[int, Meta(ge=1)] = MAX_SESSIONS
+    session_idle_s: float = IDLE_S
+    expose_tools_over_mcp: bool = False
+
+
+S = TypeVar("S", bound=ResourcesSettings)
+
+
+class ResourcesServer(GymServer, Generic[S]):
+    kind = ServerKind.RESOURCES
+    reverify_mode: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
+    tools: ClassVar[dict[str, Handler]] = {}
+    _seed: ClassVar[Handler]
+    _verify: ClassVar[Handler]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        marked = {name: Handler(getattr(cls, name)) for name in dir(cls) if hasattr(getattr(cls, name), TOOL_MARK)}
+        if bad := sorted(RESERVED & marked.keys()):
+            raise GymConfigError(f"{cls.__name__}: {bad[0]} is a route of the server and cannot be a tool")
+        cls.tools = marked
+        cls._seed, cls._verify = Handler(cls.seed_session), Handler(cls.verify)
+
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self.settings: S = settings_of(instance, settings_type(type(self), ResourcesSettings))
+        limit, idle_s = self.settings.max_sessions, self.settings.session_idle_s
+        self.states = States(self.release, limit=limit, idle_s=idle_s)
+        self._mcp = McpFace(self) if self.settings.expose_tools_over_mcp else None
+        self._table = self.table()
+
+    # What a server of this kind says
+
+    async def seed_session(self, *_: Any, **__: Any) -> Mapping[str, Any] | None:
+        """Begin a rollout. Its parameters are fields of the row; what it returns goes to the agent."""
+
+    async def verify(self, *_: Any, **__: Any) -> Any:
+        """The reward of a rollout: a number, a truth, a Verdict, or a mapping with `reward`."""
+        raise NotImplementedError(f"{type(self).__name__} has no verify")
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        """More figures, from all rollouts task by task."""
+        return {}
+
+    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The headline."""
+        return {name: value for name, value in metrics.items() if name.startswith("mean/")}
+
+    def release(self, state: Any) -> None:
+        """The state of a session leaves: close what it holds."""
+
+    def tool_specs(self) -> list[ToolSpec]:
+        return [ToolSpec(one.name, one.description, one.schema) for one in self.tools.values()]
+
+    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+        """To be overridden, with `tool_specs`, where the tools are not methods. Raises BadCall."""
+        found = self.tools.get(name)
+        if found is None:
+            raise BadCall(404, "Not Found")
+        return await found.run(self, session, arguments, is_strict=True)
+
+    # The rest
+
+    def table(self) -> dict[str, Route]:
+        routes: dict[str, Route] = {
+            "/seed_session": self._seeded,
+            "/verify": self._verified,
+            "/aggregate_metrics": self._aggregated,
+            "/close_session": self._closed,
+        }
+        return routes | {"/mcp": self._mcp.answer} if self._mcp else routes
+
+    async def answer(self, call: Call) -> Answer:
+        route = self._table.get(call.path)
+        return await (route(call) if route is not None else self._called(call))
+
+    async def look(self, path: str) -> Answer | None:
+        return Answer(body=self.reverify_mode.value) if path == "/reverify_mode" else None
+
+    def routes(self) -> dict[str, dict[str, Any]]:
+        own: dict[str, dict[str, Any]] = {path: {"type": "object"} for path in self._table}
+        return own | {f"/{one.name}": one.parameters for one in self.tool_specs()}
+
+    async def close(self) -> None:
+        self.states.clear()
+
+    def session(self, call: Call) -> Session:
+        return Session(call.session_id, self.states, call.rollout_id)
+
+    async def _seeded(self, call: Call) -> Answer:
+        session = self.session(call)
+        found = await self._seed.run(self, session, call.body)
+        told = dict(found or {})
+        return Answer(body=told | self._mcp.invitation(session.id) if self._mcp else told)
+
+    async def _called(self, call: Call) -> Answer:
+        """As text at once: that is what a model reads, and what is no JSON is a mistake of this server."""
+        result = await self.call_tool(self.session(call), call.path[1:], call.body)
+        if isinstance(result, str):
+            return Answer(body=result.encode(errors="replace"), content_type=TEXT)
+        return Answer(body=encoded(result))
+
+    async def _verified(self, call: Call) -> Answer:
+        row = call.body
+        try:
+            seen = self._mcp.with_bare_names(row) if self._mcp else row
+            verdict = Verdict.from_result(await self._verify.run(self, self.session(call), seen))
+        except JudgeError as error:
+            return Answer(body=unjudged(row, error))
+        self.states.retire(call.session_id)
+        return Answer(body=verified(row, [one.name for one in self._verify.fields], verdict))
+
+    async def _aggregated(self, call: Call) -> Answer:
+        return aggregated(call, self.compute_metrics, self.key_metrics)
+
+    async def _closed(self, call: Call) -> Answer:
+        """Of 0.7, which names the session in the body; there is nothing wrong with one that is gone."""
+        named = call.body.get("resources_session_id") if isinstance(call.body, dict) else None
+        self.states.drop(named if isinstance(named, str) else call.session_id)
+        return Answer(body={})
+
+    async def ask_judge(self, name: str, body: Any, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
+        """A model's answer. Whatever keeps it from coming is a JudgeError: the rollout is no wrong answer for that."""
+        try:
+            answer = await self.peers.post(name, path, body, timeout_s=timeout_s)
+            if answer.is_ok:
+                return answer.value()
+        except Exception as error:
+            raise JudgeError(f"{type(error).__name__}: {error}") from error
+        raise JudgeError(f"{name}{path} answered {answer.status}: {answer.raw()[:500].decode(errors='replace')}")

@@ -1,0 +1,144 @@
+"""Reading and joining Responses objects, as plain mappings.
+
+Owns: texts, calls, sums of usage, which request fields there are. Never touches: models, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palestra.gym.errors import BadCall
+from palestra.gym.records import PARAMS
+
+Item = dict[str, Any]
+
+PARAM_DEFAULTS: dict[str, Any] = dict.fromkeys(
+    [
+        "background",
+        "include",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "model",
+        "previous_response_id",
+        "prompt",
+        "reasoning",
+        "service_tier",
+        "store",
+        "temperature",
+        "text",
+        "top_logprobs",
+        "top_p",
+        "truncation",
+        "user",
+        "stream",
+    ]
+) | {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+"""Of `responses_create_params`; `input` has none."""
+PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
+
+
+def checked_params(params: Any, where: list[str]) -> dict[str, Any]:
+    """Raises BadCall (422) as NeMo Gym does."""
+    if not isinstance(params, dict):
+        raise BadCall(422, [_problem("missing" if params is None else "dict_type", where, params)])
+    problems = [_problem("extra_forbidden", [*where, name], params[name]) for name in params if name not in PARAM_NAMES]
+    if not isinstance(params.get("input"), str | list):
+        problems.append(_problem("missing", [*where, "input"], params.get("input")))
+    if params.get("stream"):
+        problems.append(_problem("literal_error", [*where, "stream"], params["stream"]))
+    if problems:
+        raise BadCall(422, problems)
+    return params
+
+
+def _problem(kind: str, where: list[str], given: Any) -> dict[str, Any]:
+    words = {
+        "missing": "Field required",
+        "dict_type": "Input should be an object",
+        "extra_forbidden": "Extra inputs are not permitted",
+        "literal_error": "Input should be False: a rollout does not stream",
+    }
+    return {"type": kind, "loc": ["body", *where], "msg": words[kind], "input": given}
+
+
+def filled_row(row: dict[str, Any]) -> dict[str, Any]:
+    """With every field of the request, as NeMo Gym's rows have them."""
+    return {**row, PARAMS: PARAM_DEFAULTS | row[PARAMS]}
+
+
+def input_items(params: Mapping[str, Any]) -> list[Item]:
+    given = params["input"]
+    return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
+
+
+def checked_response(found: Any, name: str) -> dict[str, Any]:
+    """A model's answer. Raises RuntimeError where it is none."""
+    output = found.get("output") if isinstance(found, dict) else None
+    if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
+        raise RuntimeError(f"{name} gave no Responses object: {str(found)[:500]}")
+    return found
+
+
+def checked_verdict(found: Any, name: str) -> dict[str, Any]:
+    """A resources server's. Raises RuntimeError where nobody could train on it."""
+    reward = found.get("reward") if isinstance(found, dict) else None
+    if not isinstance(reward, int | float):
+        raise RuntimeError(f"{name} gave no reward: {str(found)[:500]}")
+    return found
+
+
+def function_calls(output: list[Item]) -> list[Item]:
+    return [one for one in output if one["type"] == "function_call"]
+
+
+def unanswered_calls(output: list[Item]) -> list[Item]:
+    """Those without an output among the others; of two with the same id the last."""
+    answered = {one.get("call_id") for one in output if one["type"] == "function_call_output"}
+    return list(
+        {one.get("call_id"): one for one in function_calls(output) if one.get("call_id") not in answered}.values()
+    )
+
+
+def has_message(output: list[Item]) -> bool:
+    return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
+
+
+def output_text(response: Mapping[str, Any]) -> str:
+    """All that the assistant said, without its reasoning."""
+    parts: list[str] = []
+    for item in response.get("output", ()):
+        if item.get("type") != "message" or item.get("role", "assistant") != "assistant":
+            continue
+        content = item.get("content")
+        if isinstance(content, str):
+            parts.append(content)
+        else:
+            parts += [part["text"] for part in content or () if part.get("type") == "output_text"]
+    return "".join(parts)
+
+
+def tool_output(call_id: Any, output: str) -> Item:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def user_message(text: str) -> Item:
+    return {"type": "message", "role": "user", "content": text}
+
+
+# Usage
+
+
+def added_usage(total: Mapping[str, Any] | None, one: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The sum; a detail that one of them does not know is not known of both."""
+    if total is None or one is None:
+        return one if total is None else total
+    return {name: _added(total.get(name), one.get(name)) for name in {**total, **one}}
+
+
+def _added(a: Any, b: Any) -> Any:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return {name: _added(a.get(name), b.get(name)) for name in {**a, **b}}
+    return None if a is None or b is None else a + b

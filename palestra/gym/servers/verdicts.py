@@ -1,0 +1,65 @@
+"""What `verify` may say, and the row that comes of it.
+
+Owns: rewards and their components, the row of a judge that failed. Never touches: how a reward is found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from palestra.gym.errors import JudgeError
+from palestra.gym.records import FAILURE_CLASS, PARAMS
+
+REWARD, COMPONENTS = "reward", "reward_components"
+JUDGE_FAILED, JUDGE_WORDS = "judge_failed", "_ng_failure_judge_error"
+TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
+
+
+class Verdict(Struct, frozen=True):
+    reward: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of the row: numbers and truths are counted in the metrics."""
+    components: Mapping[str, float] | None = None
+    """Several rewards by name, the same names for every task; `reward` is their sum."""
+
+    @classmethod
+    def of(cls, components: Mapping[str, float], **extra: Any) -> Verdict:
+        return cls(float(sum(components.values())), extra, components)
+
+    @classmethod
+    def from_result(cls, result: Any) -> Verdict:
+        """A verdict, a number, a truth, or a mapping with a `reward`."""
+        if isinstance(result, Verdict):
+            return result
+        if isinstance(result, bool | int | float):
+            return cls(float(result))
+        if isinstance(result, Mapping) and isinstance(result.get(REWARD), bool | int | float):
+            extra = {name: value for name, value in result.items() if name not in (REWARD, COMPONENTS)}
+            return cls(float(result[REWARD]), extra, result.get(COMPONENTS))
+        raise TypeError(f"verify returns a reward, a Verdict or a mapping with a reward, found {type(result).__name__}")
+
+    def fields(self) -> dict[str, Any]:
+        """Raises ValueError where a trainer could not use it."""
+        if not math.isfinite(self.reward):
+            raise ValueError(f"a reward is a finite number, found {self.reward}")
+        found = {**self.extra, REWARD: self.reward}
+        if self.components is not None:
+            total = math.fsum(self.components.values())
+            if not math.isclose(total, self.reward, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                raise ValueError(f"the reward {self.reward} is not the sum of its components, {total}")
+            found[COMPONENTS] = dict(self.components)
+        return found
+
+
+def verified(row: Mapping[str, Any], names: list[str], verdict: Verdict) -> dict[str, Any]:
+    """What was judged, the fields that `verify` takes, the verdict."""
+    kept = {name: row[name] for name in (PARAMS, "response", *names) if name in row}
+    return kept | verdict.fields()
+
+
+def unjudged(row: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
+    return {**row, REWARD: 0.0, FAILURE_CLASS: JUDGE_FAILED, JUDGE_WORDS: str(error)}

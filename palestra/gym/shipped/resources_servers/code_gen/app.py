@@ -1,0 +1,122 @@
+"""Programs in Python, judged by what they print or return for hidden inputs.
+
+Owns: finding the program in an answer, comparing outputs. Never touches: running it; a sandbox does.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.gym.grading.programs import Outcome, Program, sandbox_named
+from palestra.gym.metrics import highest_k, pass_metrics, subset_metrics
+from palestra.gym.records import ServerInstance
+from palestra.gym.servers.base import Peers
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
+from palestra.gym.servers.responses import output_text
+
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+class CodeSettings(ResourcesSettings, frozen=True, kw_only=True):
+    num_processes: int | None = None
+    """Programs at a time.  [one a core]"""
+    unit_test_timeout_secs: float = 10.0
+    memory_mib: int = 1024
+    sandbox: str | None = None
+    """`module:Class` of a Sandbox of yours, say one with containers.  [a child process that may only compute]"""
+    debug: bool = False
+    """Keep what went wrong in the row."""
+
+
+class UnitTests(Struct, frozen=True):
+    inputs: list[str]
+    outputs: list[str]
+    fn_name: str | None = None
+
+
+class Metadata(Struct, frozen=True):
+    unit_tests: UnitTests
+    difficulty: str | None = None
+
+
+class CodeGen(ResourcesServer[CodeSettings]):
+    reverify_mode = ReverifyMode.STATELESS
+
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self._sandbox = sandbox_named(self.settings.sandbox, self.settings.num_processes)
+
+    async def verify(self, response: dict[str, Any], verifier_metadata: Metadata) -> Mapping[str, Any]:
+        tests = verifier_metadata.unit_tests
+        code = program_in(output_text(response))
+        told: dict[str, Any] = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
+        if code is None:
+            return {"reward": 0.0, "result": [], **told}
+        program = Program(
+            source=code,
+            inputs=tests.inputs,
+            function=tests.fn_name,
+            test_s=self.settings.unit_test_timeout_secs,
+            memory_bytes=self.settings.memory_mib * 2**20,
+        )
+        start = time.monotonic()
+        outcomes = await self._sandbox.run(program)
+        told["unit_tests_time_taken"] = time.monotonic() - start
+        passed = [is_right(one, output, tests.fn_name) for one, output in zip(outcomes, tests.outputs, strict=True)]
+        if self.settings.debug:
+            told["errors"] = [one.error for one in outcomes]
+        return {"reward": float(bool(passed) and all(passed)), "result": passed, **told}
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        by_level = subset_metrics(tasks, "difficulty", answer_key="extracted_model_code")
+        return pass_metrics(tasks, answer_key="extracted_model_code") | by_level
+
+    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        kinds = ("pass@1[avg-of-{k}]", "pass@{k}")
+        return {name: value for kind in kinds for name, value in highest_k(metrics, kind, ["accuracy"]).items()}
+
+
+def program_in(text: str) -> str | None:
+    """The last fenced block; without any, all of it where it is a program."""
+    fenced = _FENCE.findall(text)
+    if fenced:
+        return fenced[-1].strip() or None
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return text.strip() or None
+
+
+def is_right(outcome: Outcome, expected: str, function: str | None) -> bool:
+    if outcome.error is not None:
+        return False
+    if function is None:
+        return (
+            _lines(outcome.printed) == _lines(expected) or _numbers(outcome.printed) == _numbers(expected) is not None
+        )
+    try:
+        wanted = json.loads(expected)
+    except ValueError:
+        wanted = expected
+    return outcome.result == wanted
+
+
+def _lines(text: str) -> list[str]:
+    """Spaces at the ends of lines, and empty lines at the end, do not count."""
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def _numbers(text: str) -> list[float] | None:
+    """All of it as numbers; None where it is not only those."""
+    try:
+        return [round(float(word), 9) for word in text.split()]
+    except ValueError:
+        return None

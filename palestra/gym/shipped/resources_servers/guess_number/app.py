@@ -1,0 +1,49 @@
+"""A game: find a hidden number; each guess is told whether it was too low or too high.
+
+Owns: the rules. Never touches: how guesses come about.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.gym.grading.answers import last_number
+from palestra.gym.servers.gymnasium import GymnasiumServer, Start, Step
+from palestra.gym.servers.resources import ResourcesSettings
+from palestra.gym.servers.responses import output_text
+from palestra.gym.servers.states import Session
+
+
+class Game(Struct):
+    secret: int
+    guesses_left: int
+    guesses: int
+
+
+class GuessNumber(GymnasiumServer[ResourcesSettings]):
+    async def reset(self, session: Session, secret: int, low: int = 1, high: int = 100, guesses: int = 7) -> Start:
+        session.state = Game(secret, guesses, guesses)
+        return Start(observation=f"I think of a number from {low} to {high}. You have {guesses} guesses. What is it?")
+
+    async def step(self, session: Session, response: dict[str, Any]) -> Step:
+        game: Game = session.state
+        said = last_number(output_text(response))
+        game.guesses_left -= 1
+        info = {"guesses_left": game.guesses_left}
+        if said is not None and said == str(game.secret):
+            # Fewer guesses are worth more, and the last possible one still half.
+            reward = 0.5 + 0.5 * game.guesses_left / max(1, game.guesses - 1)
+            return Step(reward=reward, terminated=True, info=info)
+        if game.guesses_left <= 0:
+            return Step(observation=f"No. It was {game.secret}.", terminated=True, info=info)
+        return Step(observation=_hint(said, game.secret), info=info)
+
+
+def _hint(said: str | None, secret: int) -> str:
+    try:
+        guess = float(said or "")
+    except ValueError:
+        return "Say a number."
+    return "Higher." if guess < secret else "Lower."

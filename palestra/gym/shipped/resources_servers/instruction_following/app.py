@@ -1,0 +1,57 @@
+"""Instructions whose following can be checked: the share of them that an answer follows, or all or nothing.
+
+Owns: rewards. Never touches: the checks themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from palestra.gym.errors import BadCall
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
+from palestra.gym.servers.responses import output_text
+from palestra.gym.shipped.resources_servers.instruction_following.checks import CHECKS, follows
+
+FIELDS = ("instruction_id_list", "kwargs", "grading_mode")
+
+
+class InstructionFollowing(ResourcesServer[ResourcesSettings]):
+    reverify_mode = ReverifyMode.STATELESS
+
+    async def verify(
+        self,
+        response: dict[str, Any],
+        verifier_metadata: dict[str, Any] | None = None,
+        instruction_id_list: list[str] | None = None,
+        kwargs: list[dict[str, Any] | None] | None = None,
+        grading_mode: Literal["binary", "fraction"] | None = None,
+    ) -> Mapping[str, Any]:
+        """Older rows have the instructions beside `verifier_metadata`, newer ones in it."""
+        beside = dict(zip(FIELDS, (instruction_id_list, kwargs, grading_mode), strict=True))
+        told: dict[str, Any] = {name: value for name, value in beside.items() if value is not None}
+        told |= verifier_metadata or {}
+        names, arguments = told.get("instruction_id_list"), told.get("kwargs")
+        if not names or not isinstance(arguments, list) or len(arguments) != len(names):
+            raise BadCall(422, "a row needs instruction_id_list and kwargs, one for each instruction")
+        text = output_text(response)
+        followed = [self._follows(name, text, given or {}) for name, given in zip(names, arguments, strict=True)]
+        share = sum(followed) / len(followed)
+        reward = share if told.get("grading_mode") == "fraction" else float(all(followed))
+        return {
+            "reward": reward,
+            "follow_all_instructions": all(followed),
+            "follow_instruction_list": followed,
+            "share_followed": share,
+        }
+
+    def _follows(self, name: str, text: str, given: Mapping[str, Any]) -> bool:
+        if name not in CHECKS:
+            near = difflib.get_close_matches(name, CHECKS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(CHECKS))}"
+            raise BadCall(422, f"nobody here can check {name!r}; {hint}")
+        try:
+            return follows(name, text, given)
+        except TypeError as error:
+            raise BadCall(422, f"{name}: {error}") from error

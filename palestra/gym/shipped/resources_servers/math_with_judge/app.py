@@ -1,0 +1,126 @@
+"""Mathematics: answers compared as texts, then as expressions, then, where wanted, by a judge.
+
+Owns: the three comparisons and their order. Never touches: the problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from msgspec import field
+
+from palestra.gym.grading.answers import after_label, last_boxed, last_number, unwrapped
+from palestra.gym.grading.children import ChildError, Children
+from palestra.gym.metrics import highest_k, pass_metrics
+from palestra.gym.records import ServerInstance
+from palestra.gym.servers.base import Peers
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
+from palestra.gym.servers.responses import output_text
+from palestra.gym.servers.settings import Reference
+
+CHILD = "palestra.gym.grading.math_child"
+SAME, DIFFERENT = "[[SAME]]", "[[DIFFERENT]]"
+JUDGE = f"""You compare two answers to a problem. Only their mathematical value counts, not how they are written.
+End with {SAME} if they are equal, with {DIFFERENT} if they are not.
+
+Problem: {{question}}
+
+First answer: {{first}}
+
+Second answer: {{second}}"""
+
+
+class AnswerFrom(StrEnum):
+    """Where the answer stands in what a model says."""
+
+    BOXED = "boxed"
+    LABEL = "label"
+    """After `Answer:`."""
+    LAST_NUMBER = "last_number"
+
+
+class MathSettings(ResourcesSettings, frozen=True, kw_only=True):
+    answer_from: AnswerFrom = AnswerFrom.BOXED
+    symbolic: bool = True
+    """Compare as expressions where the texts differ; needs math-verify."""
+    library_verifier_timeout_seconds: float = 10.0
+    library_verifier_max_concurrency: int | None = None
+    should_use_judge: bool = False
+    judge_model_server: Reference | None = None
+    judge_responses_create_params: dict[str, Any] = field(default_factory=dict)
+
+
+class Math(ResourcesServer[MathSettings]):
+    reverify_mode = ReverifyMode.STATELESS
+
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self._children = Children(CHILD, self.settings.library_verifier_max_concurrency)
+
+    async def close(self) -> None:
+        await self._children.close()
+        await super().close()
+
+    async def verify(self, response: dict[str, Any], expected_answer: str, question: str = "") -> Mapping[str, Any]:
+        text = output_text(response)
+        said = self._extracted(text)
+        is_right = said is not None and canonical(said) == canonical(expected_answer)
+        told: dict[str, Any] = {"extracted_answer": said}
+        if not is_right and self.settings.symbolic and text.strip():
+            is_right = await self._is_equal(expected_answer, said or text, told)
+        told["library_reward"] = float(is_right)
+        if not is_right and self.settings.should_use_judge and text.strip():
+            is_right = await self._is_judged_equal(question, expected_answer, said or text)
+            told["judge_reward"] = float(is_right)
+        return {"reward": float(is_right), **told}
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        def scores(rollout: Mapping[str, Any]) -> dict[str, float]:
+            symbolic = {"symbolic_accuracy": rollout["library_reward"]} if "library_reward" in rollout else {}
+            return symbolic | ({"judge_accuracy": rollout["reward"]} if "judge_reward" in rollout else {})
+
+        return pass_metrics(tasks, scores, answer_key="extracted_answer")
+
+    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
+        found = {name: value for kind in kinds for name, value in highest_k(metrics, kind, None, ["no_answer"]).items()}
+        return found | {"mean/reward": metrics.get("mean/reward")}
+
+    def _extracted(self, text: str) -> str | None:
+        match self.settings.answer_from:
+            case AnswerFrom.BOXED:
+                return last_boxed(text)
+            case AnswerFrom.LABEL:
+                return after_label(text)
+            case AnswerFrom.LAST_NUMBER:
+                return last_number(text)
+
+    async def _is_equal(self, expected: str, said: str, told: dict[str, Any]) -> bool:
+        boxed = said if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{said}}}"
+        try:
+            found = await self._children.ask(
+                {"expected": unwrapped(expected), "said": boxed}, self.settings.library_verifier_timeout_seconds
+            )
+        except ChildError as error:
+            told["library_error"] = str(error)
+            return False
+        told["extracted_answer"] = told["extracted_answer"] or found["extracted"]
+        return found["is_right"]
+
+    async def _is_judged_equal(self, question: str, expected: str, said: str) -> bool:
+        """Asked in both orders: judges prefer a place."""
+        for first, second in ((expected, said), (said, expected)):
+            prompt = JUDGE.format(question=question, first=first, second=second)
+            body = {**self.settings.judge_responses_create_params, "input": [{"role": "user", "content": prompt}]}
+            assert self.settings.judge_model_server is not None
+            verdict = output_text(await self.ask_judge(self.settings.judge_model_server.name, body))
+            if verdict.rfind(SAME) <= verdict.rfind(DIFFERENT):
+                return False
+        return True
+
+
+def canonical(text: str) -> str:
+    """Without what does not change a value: wrappers, spaces, a full stop at the end."""
+    return "".join(unwrapped(text).rstrip(".").replace("\\!", "").replace("\\,", "").replace("{,}", "").split())

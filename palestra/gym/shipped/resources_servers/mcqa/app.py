@@ -1,0 +1,122 @@
+"""Multiple choice: the letter of an answer, found as strictly as the row asks for.
+
+Owns: reading the letter. Never touches: the questions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from palestra.gym.grading.answers import after_label, last_boxed, unwrapped
+from palestra.gym.metrics import highest_k, pass_metrics
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
+from palestra.gym.servers.responses import output_text
+
+Options = list[dict[str, str | None]]
+
+
+class GradingMode(StrEnum):
+    STRICT_BOXED = "strict_single_letter_boxed"
+    LENIENT_BOXED = "lenient_boxed"
+    """The text of an option in the box counts, too."""
+    ANSWER_COLON = "lenient_answer_colon"
+    ANSWER_COLON_MD = "lenient_answer_colon_md"
+
+
+class McqaSettings(ResourcesSettings, frozen=True, kw_only=True):
+    grading_mode: GradingMode | None = None
+    """Over what rows say."""
+
+
+_ALONE = re.compile(r"^[^A-Za-z]*([A-Za-z])[^A-Za-z]*$")
+_LABELLED = re.compile(r"^\W*([A-Za-z])\s*[:).\-]")
+_LEADING = re.compile(r"^\W*([A-Za-z])(?![A-Za-z])")
+_SEVERAL = re.compile(r"\b([A-Za-z])\b\s*(?:[/|&,;]|\bor\b|\band\b)\s*\b([A-Za-z])\b", re.IGNORECASE)
+
+
+class Mcqa(ResourcesServer[McqaSettings]):
+    reverify_mode = ReverifyMode.STATELESS
+
+    async def verify(
+        self,
+        response: dict[str, Any],
+        expected_answer: str,
+        options: Options | None = None,
+        grading_mode: GradingMode = GradingMode.STRICT_BOXED,
+        template_metadata: dict[str, Any] | None = None,
+    ) -> Mapping[str, Any]:
+        text = output_text(response)
+        patterns = (template_metadata or {}).get("output_regex")
+        if patterns:
+            letter = by_pattern(text, patterns, options or [])
+        else:
+            letter = letter_of(text, self.settings.grading_mode or grading_mode, options or [])
+        return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter}
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        return pass_metrics(tasks, answer_key="extracted_answer")
+
+    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        tokens = {name: metrics[name] for name in ("mean/input_tokens", "mean/output_tokens") if name in metrics}
+        kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
+        return tokens | {name: value for kind in kinds for name, value in highest_k(metrics, kind).items()}
+
+
+def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
+    """The option that was chosen; None: none of them, or not one alone."""
+    allowed = letters(options)
+    if mode in (GradingMode.ANSWER_COLON, GradingMode.ANSWER_COLON_MD):
+        said = after_label(text)
+        return _letter(said, allowed, _LEADING) if said and not _SEVERAL.search(said) else None
+    box = last_boxed(text)
+    if box is None:
+        return None
+    inside = unwrapped(box)
+    found = _letter(inside, allowed, _ALONE) or _letter(inside, allowed, _LABELLED)
+    if found is None and mode is GradingMode.LENIENT_BOXED:
+        return by_text(inside, options)
+    return found
+
+
+def by_text(said: str, options: Options) -> str | None:
+    """The one option whose text is in what was said."""
+    words = _plain(said)
+    found = {letter.upper() for one in options for letter, text in one.items() if text and _plain(text) in words}
+    return found.pop() if len(found) == 1 else None
+
+
+def by_pattern(text: str, patterns: str | list[str], options: Options) -> str | None:
+    """The last match of the first pattern that has one. A pattern that is none matches nothing."""
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        try:
+            found = [match[1] if match.re.groups else match[0] for match in re.finditer(pattern, text, re.IGNORECASE)]
+        except re.error:
+            continue
+        said = (found[-1] or "").strip() if found else ""
+        if len(said) == 1 and said.isalpha():
+            return said.upper()
+        exact = {
+            letter.upper() for one in options for letter, own in one.items() if own and _plain(own) == _plain(said)
+        }
+        if said and len(exact) == 1:
+            return exact.pop()
+    return None
+
+
+def letters(options: Options) -> set[str]:
+    """All of the alphabet where a row names no options."""
+    found = {letter.upper() for one in options for letter in one if len(letter) == 1}
+    return found or {chr(code) for code in range(ord("A"), ord("Z") + 1)}
+
+
+def _letter(text: str, allowed: set[str], shape: re.Pattern[str]) -> str | None:
+    match = shape.match(text)
+    letter = match[1].upper() if match else None
+    return letter if letter in allowed else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())

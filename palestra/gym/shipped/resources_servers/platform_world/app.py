@@ -1,0 +1,93 @@
+"""The platform's apps as a world of tools: mail, forge, stay, forum, keys, and worlds of several.
+
+Owns: one instance of an app for each session. Never touches: how apps work, how tasks are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.environments.platform import Instance, PlatformError, PlatformTask, make_task, verify
+from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.gym.errors import BadCall
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings
+from palestra.gym.servers.responses import output_text
+from palestra.gym.servers.states import Session
+
+ANSWER_SPEC = {
+    "type": "function",
+    "name": ANSWER_TOOL,
+    "description": "Give the final answer, if the task asks for one.",
+    "parameters": {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
+    "strict": False,
+}
+
+
+class Play(Struct):
+    task: PlatformTask
+    instance: Instance
+    answer: str | None = None
+
+
+class PlatformWorld(ResourcesServer[ResourcesSettings]):
+    async def seed_session(self, session: Session, task_key: str) -> Mapping[str, Any]:
+        task = _task(task_key)
+        session.state = Play(task, Instance(task.seed, variables=task.variables))
+        return {}
+
+    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+        """An unknown tool is the model's mistake, and told to it."""
+        play: Play = session.state
+        if name != ANSWER_TOOL:
+            return play.instance.call(name, arguments).text
+        answer = arguments.get("answer") if isinstance(arguments, dict) else None
+        if not isinstance(answer, str):
+            return '{"error": "bad_arguments", "hint": "answer is a text"}'
+        play.answer = answer
+        return '{"status": "noted"}'
+
+    async def verify(self, session: Session, response: dict[str, Any], task_key: str) -> Mapping[str, Any]:
+        play: Play = session.state
+        verdict = verify(play.task, play.instance, play.answer or output_text(response))
+        if verdict.score is None:
+            return {"reward": 0.0, "mask_sample": True, "failure_reason": "the verifier broke"}
+        key = play.task.key
+        told = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
+        return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **told}
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        """Success by app and difficulty."""
+        rewards: dict[str, list[float]] = {}
+        for one in (rollout for task in tasks for rollout in task):
+            rewards.setdefault(f"{one.get('app')}/{one.get('difficulty')}", []).append(one["reward"])
+        return {f"mean/reward/{name}": sum(found) / len(found) for name, found in sorted(rewards.items())}
+
+    def release(self, state: Play) -> None:
+        state.instance.close()
+
+
+def row_of(task_key: str, agent: str | None = None) -> dict[str, Any]:
+    """A row for the data file of this server."""
+    task = _task(task_key)
+    tools = [
+        {
+            "type": "function",
+            "name": one.name,
+            "description": one.description,
+            "parameters": one.parameters,
+            "strict": False,
+        }
+        for one in task.app.tools
+    ]
+    row = {"responses_create_params": {"input": task.prompt, "tools": [*tools, ANSWER_SPEC]}, "task_key": str(task.key)}
+    return row | {"agent_ref": {"type": "responses_api_agents", "name": agent}} if agent else row
+
+
+def _task(task_key: str) -> PlatformTask:
+    try:
+        return make_task(task_key)
+    except PlatformError as error:
+        raise BadCall(422, str(error)) from error

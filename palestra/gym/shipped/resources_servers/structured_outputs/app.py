@@ -1,0 +1,137 @@
+"""Structured output: an answer, or the arguments of a call, held against a JSON Schema.
+
+Owns: reading JSON, YAML, TOML and CSV, what is wrong with them. Never touches: what the content says.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from palestra.gym.errors import BadCall
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
+from palestra.gym.servers.responses import function_calls, output_text
+
+_FENCE = re.compile(r"^```\w*[ \t]*\n(.*?)\n?```$", re.DOTALL)
+
+
+class SchemaType(StrEnum):
+    JSON = "json"
+    YAML = "yaml"
+    TOML = "toml"
+    CSV = "csv"
+
+
+class Unfit(Exception):
+    """Of the answer. Its kind, and what is wrong."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class StructuredOutputs(ResourcesServer[ResourcesSettings]):
+    reverify_mode = ReverifyMode.STATELESS
+
+    async def verify(
+        self,
+        response: dict[str, Any],
+        schema_str: str,
+        schema_type: SchemaType = SchemaType.JSON,
+        response_mode: Literal["text", "tool_call"] | None = "text",
+        tool_name: str | None = None,
+        tool_payload_key: str | None = None,
+    ) -> Mapping[str, Any]:
+        validator = _validator(schema_str)
+        try:
+            if response_mode == "tool_call":
+                found = payload_of(response, tool_name, tool_payload_key)
+            else:
+                found = parsed(output_text(response), schema_type)
+            _check(validator, found)
+        except Unfit as error:
+            return {"reward": 0.0, "error_type": error.kind, "error_message": str(error)[:500]}
+        return {"reward": 1.0, "error_type": None, "error_message": None}
+
+    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+        by_type: dict[str, list[float]] = {}
+        for one in (rollout for task in tasks for rollout in task):
+            by_type.setdefault(one.get("schema_type", SchemaType.JSON), []).append(one.get("reward", 0.0))
+        return {f"mean/reward_{kind}": sum(rewards) / len(rewards) for kind, rewards in by_type.items()}
+
+
+def parsed(text: str, kind: SchemaType) -> Any:
+    """Raises Unfit."""
+    bare = text.strip()
+    fenced = _FENCE.match(bare)
+    try:
+        return _READERS[kind](fenced[1] if fenced else bare)
+    except (ValueError, yaml.YAMLError, csv.Error, RecursionError) as error:
+        raise Unfit("parse_error", f"not {kind}: {error}") from error
+
+
+def payload_of(response: Mapping[str, Any], name: str | None, key: str | None) -> Any:
+    """The arguments of the one call there is. Raises Unfit."""
+    calls = function_calls(response.get("output", []))
+    if len(calls) != 1:
+        raise Unfit(
+            "missing_tool_call" if not calls else "multiple_tool_calls", f"expected one call, found {len(calls)}"
+        )
+    if name is not None and calls[0]["name"] != name:
+        raise Unfit("wrong_tool_name", f"expected a call of {name}, found {calls[0]['name']}")
+    found = parsed(calls[0]["arguments"], SchemaType.JSON)
+    if key is None:
+        return found
+    if not isinstance(found, dict) or key not in found:
+        raise Unfit("missing_payload", f"the arguments have no {key!r}")
+    return found[key]
+
+
+def _check(validator: Draft202012Validator, found: Any) -> None:
+    error = next(validator.iter_errors(found), None)
+    if error is not None:
+        where = "/".join(map(str, error.absolute_path)) or "the top"
+        raise Unfit("validation_error", f"{where}: {error.message}")
+
+
+def _validator(schema: str) -> Draft202012Validator:
+    try:
+        found = json.loads(schema)
+        Draft202012Validator.check_schema(found)
+    except (ValueError, SchemaError) as error:
+        raise BadCall(422, f"schema_str is no JSON Schema: {error}"[:500]) from error
+    return Draft202012Validator(found)
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """With numbers where all of a cell is one."""
+    reader = csv.DictReader(io.StringIO(text), strict=True)
+    rows = list(reader)
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise ValueError("every line has as many cells as the header, and there is one at least")
+    return [{name: _cell(value) for name, value in row.items()} for row in rows]
+
+
+def _cell(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_READERS: dict[SchemaType, Callable[[str], Any]] = {
+    SchemaType.JSON: json.loads,
+    SchemaType.YAML: yaml.safe_load,
+    SchemaType.TOML: tomllib.loads,
+    SchemaType.CSV: _rows,
+}

@@ -1,0 +1,5 @@
+"""`remote_agent`, by the name of NeMo Gym's configs."""
+
+from palestra.gym.agents import RemoteAgent
+
+SERVER = RemoteAgent

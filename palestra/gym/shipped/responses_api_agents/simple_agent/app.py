@@ -1,0 +1,5 @@
+"""`simple_agent`, by the name of NeMo Gym's configs."""
+
+from palestra.gym.agents import SimpleAgent
+
+SERVER = SimpleAgent

@@ -1,0 +1,60 @@
+"""What a process of servers is told when it starts: the whole gym, which servers are its own, their sockets.
+
+Owns: that message. Never touches: the pipe it goes through.
+
+It goes through the process's standard input, which stays open after it: its end is the end of whoever started us.
+Neither the environment nor a file would do; it has the gym's secrets.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from palestra.gym.records import GymConfig
+
+LENGTH_BYTES = 8
+BAD_SETTINGS = 78
+"""The exit code of a process that would fail again however often it is started (EX_CONFIG)."""
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    config: GymConfig
+    sockets: dict[str, int]
+    """File descriptors, listening, by the name of the server: those of this process."""
+
+
+def to_bytes(start: Start) -> bytes:
+    body = msgspec.msgpack.encode(start, enc_hook=_to_plain)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def read_start(pipe: BinaryIO) -> Start:
+    """Raises EOFError where the starter is gone already."""
+    length = int.from_bytes(_exactly(pipe, LENGTH_BYTES), "big")
+    return msgspec.msgpack.decode(_exactly(pipe, length), type=Start, dec_hook=_from_plain)
+
+
+def _exactly(pipe: BinaryIO, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = pipe.read(size - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} in a config")
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise NotImplementedError(f"{kind.__name__} in a config")

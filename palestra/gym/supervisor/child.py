@@ -1,0 +1,162 @@
+"""One running process of a gym: its output with its name before each line, its last words, its end.
+
+Owns: the process, its group, its pipes. Never touches: health, when to start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from palestra.config.redaction import redact
+from palestra.gym.errors import ServerStartError
+from palestra.gym.supervisor.plan import Command
+from palestra.gym.supervisor.reaper import Reaper
+
+LAST_LINES = 30
+LONGEST_LINE = 16_384
+PART_BYTES = 65_536
+LAST_OUTPUT_S = 1.0  # after its end: a grandchild may hold the pipe open
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipes:
+    """Our ends. They are not asyncio's own, with which a process counts as running while a child of it has them."""
+
+    said: asyncio.StreamReader
+    from_it: asyncio.BaseTransport
+    to_it: asyncio.WriteTransport
+
+    def close(self) -> None:
+        self.from_it.close()
+        if not self.to_it.is_closing():
+            self.to_it.abort()  # what was not read by now never will be
+
+
+class Child:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, pipes: _Pipes, reaper: Reaper, tell: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self._process = process
+        self._pipes = pipes
+        self._reaper = reaper
+        self._tell = tell
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._reading = asyncio.create_task(self._read(), name=f"{name}-output")
+        self._ending: asyncio.Task[int] = asyncio.create_task(self._end(), name=f"{name}-end")
+
+    @classmethod
+    async def start(cls, name: str, command: Command, reaper: Reaper, tell: Callable[[str], None]) -> Child:
+        """Raises ServerStartError where there is no such program."""
+        its_input, our_output = os.pipe()
+        our_input, its_output = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.arguments,
+                cwd=command.folder,
+                env=command.environment,
+                stdin=its_input,
+                stdout=its_output,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=command.sockets,
+                start_new_session=True,  # ctrl-c is the supervisor's; and its children are one group with it
+            )
+        except OSError as error:
+            os.close(our_output)
+            os.close(our_input)
+            raise ServerStartError(f"{name}: cannot run {command.arguments[0]} ({error.strerror})") from None
+        finally:
+            os.close(its_input)
+            os.close(its_output)
+        reaper.add(process.pid)
+        pipes = await _connected(our_input, our_output)
+        pipes.to_it.write(command.told)  # stays open after it: its end is ours
+        return cls(name, process, pipes, reaper, tell)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        return "\n".join(self._last)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ending.done()
+
+    async def wait(self) -> int:
+        """Its exit code, once its output is read and its group is gone."""
+        return await asyncio.shield(self._ending)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Asked first, then made to."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), timeout_s)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        await self.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def _end(self) -> int:
+        code = await self._process.wait()
+        self._reaper.end(self._process.pid)
+        await asyncio.wait({self._reading}, timeout=LAST_OUTPUT_S)
+        self._reading.cancel()
+        self._pipes.close()
+        return code
+
+    async def _read(self) -> None:
+        rest = b""
+        while part := await self._pipes.said.read(PART_BYTES):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                self._heard(line)
+            if len(rest) > LONGEST_LINE:
+                self._heard(rest)
+                rest = b""
+        if rest:
+            self._heard(rest)
+
+    def _heard(self, line: bytes) -> None:
+        text = redact(line[:LONGEST_LINE].decode(errors="replace").rstrip("\r"))
+        self._last.append(text)
+        self._tell(f"({self.name}) {text}")
+
+
+async def _connected(our_input: int, our_output: int) -> _Pipes:
+    loop = asyncio.get_running_loop()
+    said = asyncio.StreamReader()
+    from_it, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(our_input, "rb", buffering=0)
+    )
+    to_it, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_output, "wb", buffering=0))
+    return _Pipes(said, from_it, to_it)
+
+
+def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """`nemo_gym_log_dir`: what a process says goes to a file of its own, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name.replace('/', '_')}.log"
+
+    def told(line: str) -> None:
+        with file.open("a", encoding="utf-8") as out:
+            out.write(f"{line}\n")
+        tell(line)
+
+    return told

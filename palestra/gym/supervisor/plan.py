@@ -1,0 +1,96 @@
+"""Which processes a gym is: our shared servers in one, the others each in their own.
+
+Owns: command, environment and sockets of each process. Never touches: starting it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from palestra.gym.config import Ports, to_yaml
+from palestra.gym.errors import ServerStartError
+from palestra.gym.records import GymConfig, Isolation, ServerInstance
+from palestra.gym.roots import STAND_IN
+from palestra.gym.start import Start, to_bytes
+from palestra.gym.venvs import interpreter_for
+
+SHARED = "gym"
+"""What the process of the shared servers is called."""
+SOCKET_VARIABLE = "PALESTRA_GYM_SOCKET"
+"""The descriptor of the listening socket that a server of NeMo Gym's is to use."""
+LONGEST_VARIABLE = 128 * 1024 - 1  # Linux: of one string, its name included
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: Path | None
+    told: bytes
+    """Written to its standard input, which stays open."""
+    sockets: list[int]
+    """Descriptors it inherits, under the same numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of a gym, whenever it is started."""
+
+    name: str
+    servers: list[ServerInstance]
+    config: GymConfig
+    ports: Ports
+
+    async def command(self, tell: Callable[[str], None]) -> Command:
+        """May build an environment first. Raises ServerStartError."""
+        sockets = {one.name: self.ports.socket_of(one.host, one.port).fileno() for one in self.servers}
+        first = self.servers[0]
+        if first.is_stock:
+            return await self._stock(first, sockets[first.name], tell)
+        interpreter = sys.executable
+        if first.isolation is Isolation.PROCESS and first.folder is not None:
+            interpreter = await interpreter_for(first.folder, self.config.settings, tell)
+        return Command(
+            arguments=[interpreter, "-m", "palestra.gym.host"],
+            environment=os.environ | {"PYTHONUNBUFFERED": "1"},
+            folder=None,
+            told=to_bytes(Start(config=self.config, sockets=sockets)),
+            sockets=list(sockets.values()),
+        )
+
+    async def _stock(self, server: ServerInstance, socket: int, tell: Callable[[str], None]) -> Command:
+        assert server.folder is not None
+        folder = server.folder.absolute()
+        text = to_yaml(self.config.settings)
+        if len(text.encode()) > LONGEST_VARIABLE - len("NEMO_GYM_CONFIG_DICT="):
+            raise ServerStartError(
+                f"{server.name}: the merged config has {len(text.encode())} bytes; servers of NeMo Gym's get it in an "
+                f"environment variable, which holds {LONGEST_VARIABLE}. Start fewer servers in one gym"
+            )
+        path = [str(STAND_IN), str(folder), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(one for one in path if one),
+            "NEMO_GYM_CONFIG_DICT": text,
+            "NEMO_GYM_CONFIG_PATH": server.name,
+            "PALESTRA_GYM_SECRET": self.config.secret,
+            SOCKET_VARIABLE: str(socket),
+        }
+        return Command(
+            arguments=[await interpreter_for(folder, self.config.settings, tell), server.settings["entrypoint"]],
+            environment=os.environ | environment,
+            folder=folder,
+            told=b"",
+            sockets=[socket],
+        )
+
+
+def processes(config: GymConfig, ports: Ports) -> list[Process]:
+    shared = [one for one in config.servers.values() if one.isolation is Isolation.SHARED]
+    own = [one for one in config.servers.values() if one.isolation is not Isolation.SHARED]
+    together = [Process(SHARED, shared, config, ports)] if shared else []
+    return [*together, *(Process(one.name, [one], config, ports) for one in own)]

@@ -1,0 +1,179 @@
+"""Processes of a gym on the nodes of a Ray cluster. Callers find them at the addresses of the config all the same.
+
+Owns: the actor that runs a process on its node, and following it from node to node. Never touches: health, restarts.
+
+Server folders and Palestra itself must be at the same path on every node. When a node is lost, its processes are
+started on another one; the addresses stay those of this machine, which hands connections on (`relay.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections import Counter, deque
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
+
+from palestra.gym.config.ports import Ports
+from palestra.gym.records import GymConfig
+from palestra.gym.start import Start, read_start, to_bytes
+from palestra.gym.supervisor.child import LAST_LINES, Child
+from palestra.gym.supervisor.places import NotPlaced, Running, Tell
+from palestra.gym.supervisor.plan import Process
+from palestra.gym.supervisor.reaper import Reaper
+from palestra.gym.supervisor.relay import Relay
+
+PLACE_S = 120.0  # for an actor to come up on some node
+GOODBYE_S = 5.0
+NEWS_S = 1.0
+LOST = -9
+"""The exit code of a process whose node is gone."""
+
+
+class RemoteProcess:
+    """Runs on the node, as an actor: the same child as on this machine, with its own reaper."""
+
+    def __init__(self) -> None:
+        self._reaper = Reaper()
+        self._ports = Ports()
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._child: Child | None = None
+
+    async def start(self, name: str, told: bytes) -> dict[str, tuple[str, int]]:
+        """Where each server listens on this node."""
+        start = read_start(io.BytesIO(told))
+        servers = [start.config.servers[one] for one in start.sockets]
+        address = ray.util.get_node_ip_address()
+        found = {one.name: (address, self._ports.hold_for(one.host, one.port, address)) for one in servers}
+        process = Process(name, servers, start.config, self._ports)
+        command = await process.command(self._lines.put_nowait)
+        self._child = await Child.start(name, command, self._reaper, self._lines.put_nowait)
+        return found
+
+    async def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    async def news(self) -> list[str]:
+        """What it printed since; waits a moment for something."""
+        found: list[str] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NEWS_S):
+                found.append(await self._lines.get())
+        while not self._lines.empty():
+            found.append(self._lines.get_nowait())
+        return found
+
+    async def wait(self) -> int:
+        assert self._child is not None
+        return await self._child.wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        if self._child is not None:
+            await self._child.stop(timeout_s)
+
+
+class RemoteChild:
+    """The same process as the supervisor sees it."""
+
+    def __init__(self, actor: Any, pid: int, relays: list[Relay], heard: Tell) -> None:
+        self.pid = pid
+        self._actor = actor
+        self._relays = relays
+        self._heard = heard
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._reading = asyncio.create_task(self._read(), name="ray-output")
+        self._ending: asyncio.Task[int] = asyncio.create_task(self._end(), name="ray-end")
+
+    @property
+    def last_words(self) -> str:
+        return "\n".join(self._last)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ending.done()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ending)
+
+    async def stop(self, timeout_s: float) -> None:
+        with suppress(RayError, TimeoutError):
+            await asyncio.wait_for(self._actor.stop.remote(timeout_s), timeout_s + GOODBYE_S)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """The actor's end is that of its process: the reaper on the node sees to it."""
+        with suppress(RayError):
+            ray.kill(self._actor)
+        await self.wait()
+
+    async def _end(self) -> int:
+        try:
+            code = await self._actor.wait.remote()
+            await asyncio.wait({self._reading}, timeout=NEWS_S * 2)
+            ray.kill(self._actor)
+        except RayError as error:
+            code = LOST
+            self._last.append(f"its node or its actor is gone: {error}")
+        for relay in self._relays:
+            relay.point_to(None)
+        self._reading.cancel()
+        return code
+
+    async def _read(self) -> None:
+        with suppress(RayError):
+            while True:
+                for line in await self._actor.news.remote():
+                    self._last.append(line.partition(") ")[2])
+                    self._heard(line)
+
+
+class RayNodes:
+    """Processes are spread evenly; one that is started again goes elsewhere, since its node may be the trouble."""
+
+    def __init__(self, config: GymConfig, ports: Ports) -> None:
+        self._config = config
+        self._relays = {one.name: Relay(ports.socket_of(one.host, one.port)) for one in config.servers.values()}
+        self._nodes: dict[str, str] = {}
+        """The last node of each process."""
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Joins the cluster unless this process is in one already."""
+        if not ray.is_initialized():
+            address = self._config.settings.get("ray_head_node_address")
+            await asyncio.to_thread(ray.init, address=address, log_to_driver=False, configure_logging=False)
+            stack.callback(ray.shutdown)
+        for relay in self._relays.values():
+            await relay.open()
+            stack.push_async_callback(relay.close)
+
+    def _chosen(self, name: str) -> str:
+        last = self._nodes.pop(name, None)
+        load = Counter(self._nodes.values())
+        alive = sorted(one["NodeID"] for one in ray.nodes() if one["Alive"])
+        self._nodes[name] = min(alive, key=lambda node: (node == last, load[node]))
+        return self._nodes[name]
+
+    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
+        node = self._chosen(process.name)
+        actor = (
+            ray.remote(RemoteProcess)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
+            .remote()
+        )
+        told = to_bytes(Start(config=self._config, sockets={one.name: 0 for one in process.servers}))
+        try:
+            found = await asyncio.wait_for(actor.start.remote(process.name, told), PLACE_S)
+            pid = await actor.pid.remote()
+        except (RayError, TimeoutError) as error:
+            with suppress(RayError):
+                ray.kill(actor)
+            raise NotPlaced(f"no node of the cluster took it ({error!r})") from None
+        for name, (host, port) in found.items():
+            self._relays[name].point_to((host, port))
+            tell(f"{name} is on a node of the cluster, at {host}:{port}")
+        return RemoteChild(actor, pid, [self._relays[one.name] for one in process.servers], heard)

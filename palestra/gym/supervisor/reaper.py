@@ -1,0 +1,77 @@
+"""A small process that outlives the supervisor for a moment: when that is gone, however it went, the servers go too.
+
+Owns: the list of process groups that must not be left behind. Never touches: how servers are started.
+
+Our own servers notice by themselves that their starter is gone. Those of others do not, nor do their children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import IO
+
+# Nothing of ours is imported: it is to be small. Lines `+group` and `-group` come in; at their end, the rest is killed.
+_PROGRAM = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Reaper:
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._process = self._started()
+
+    def add(self, group: int) -> None:
+        self._groups.add(group)
+        self._say(f"+{group}\n")
+
+    def end(self, group: int) -> None:
+        """Its leader was waited for: what is left of the group goes."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+        self._groups.discard(group)
+        self._say(f"-{group}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _say(self, line: str) -> None:
+        try:
+            _write(self._process.stdin, line)
+        except OSError:  # somebody killed it
+            self._process.wait()
+            self._process = self._started()
+            for group in self._groups:
+                _write(self._process.stdin, f"+{group}\n")
+
+    @staticmethod
+    def _started() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # ctrl-c is the supervisor's
+        )
+
+
+def _write(pipe: IO[str] | None, line: str) -> None:
+    assert pipe is not None
+    pipe.write(line)
+    pipe.flush()

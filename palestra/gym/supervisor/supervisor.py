@@ -1,0 +1,188 @@
+"""A gym that runs: the head, every process of servers, and an eye on them.
+
+Owns: starting all at once, telling when all are healthy, ending all. Never touches: how one process is kept going.
+
+    with Ports() as ports:
+        config = load_gym(GymSources(files=["gym.yaml"]), ports=ports)
+        async with Supervisor(config, ports, tell=print) as gym:
+            await gym.ready()
+            await gym.run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+
+from palestra.gym.config import Ports, our_settings
+from palestra.gym.config.settings import is_on_ray
+from palestra.gym.errors import GymConfigError, ServerStartError
+from palestra.gym.head import Head, is_loopback
+from palestra.gym.records import GymConfig, ServerInstance
+from palestra.gym.supervisor.keeper import Keeper, State
+from palestra.gym.supervisor.places import Place, ThisMachine
+from palestra.gym.supervisor.plan import processes
+from palestra.gym.supervisor.reaper import Reaper
+from palestra.gym.supervisor.upstreams import wait_for_upstreams
+
+READY = "All {count} / {count} servers ready!"
+WAITING_S = 30.0
+STATUS = {State.HEALTHY: "success", State.FAILED: "unknown_error"}
+"""In NeMo Gym's words; anything else is `connection_error`. `state` says it in ours."""
+
+
+class _HeadServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for whoever runs the gym."""
+        yield
+
+
+class Supervisor:
+    """`tell` gets what a person wants to know, and what the servers print. Not restartable."""
+
+    def __init__(self, config: GymConfig, ports: Ports, tell: Callable[[str], None]) -> None:
+        if not config.servers:
+            raise GymConfigError("the config has no servers: nothing to run; type: palestra gym run -c FILE")
+        self.config = config
+        self._ports = ports
+        self._tell = tell
+        self._keepers: list[Keeper] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stack = AsyncExitStack()
+        self._is_ready = False
+        self.made_key: str | None = None
+        """The admin key, where the head listens beyond loopback and none was given."""
+
+    @property
+    def head_url(self) -> str:
+        return f"http://{self.config.head_host}:{self.config.head_port}"
+
+    async def __aenter__(self) -> Self:
+        async with self._stack as stack:
+            await self._start_head(stack)
+            place = await self._place(stack)
+            self._keepers = [Keeper(one, place, self._tell) for one in processes(self.config, self._ports)]
+            stack.push_async_callback(self._end_all)
+            self._tasks = [asyncio.create_task(one.keep(), name=f"keep-{one.name}") for one in self._keepers]
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def build(self) -> None:
+        """The environments of all servers, one after another, without starting any: for images without a network."""
+        for one in processes(self.config, self._ports):
+            await one.command(self._tell)
+
+    async def ready(self) -> None:
+        """Until every server is healthy and every model endpoint answers. Raises ServerStartError."""
+        waiting = asyncio.create_task(self._all_healthy(), name="all-healthy")
+        await self._unless_broken(waiting)
+        self._tell(READY.format(count=len(self.config.servers)))
+        await self._unless_broken(asyncio.create_task(wait_for_upstreams(self.config, self._tell), name="upstreams"))
+        self._is_ready = True
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ServerStartError when a server cannot be kept going."""
+        await self._unless_broken(asyncio.create_task(asyncio.Event().wait(), name="forever"))
+
+    def instances(self) -> list[dict[str, Any]]:
+        """As `/server_instances` tells them."""
+        return [_told(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._is_ready and all(keeper.state is State.HEALTHY for keeper in self._keepers)
+
+    async def _place(self, stack: AsyncExitStack) -> Place:
+        if is_on_ray(self.config.settings):
+            try:
+                from palestra.gym.supervisor.ray_nodes import RayNodes
+            except ModuleNotFoundError as error:
+                raise GymConfigError(
+                    f"gym.ray needs {error.name}; to install it: pip install 'palestra[ray]'"
+                ) from None
+            nodes = RayNodes(self.config, self._ports)
+            await nodes.open(stack)
+            return nodes
+        reaper = Reaper()
+        stack.callback(reaper.close)
+        return ThisMachine(reaper)
+
+    async def _start_head(self, stack: AsyncExitStack) -> None:
+        key = our_settings(self.config.settings).admin_key
+        if key is None and not is_loopback(self.config.head_host):
+            key = self.made_key = f"tml-{secrets.token_urlsafe(32)}"
+        head = Head(self.config, key, self.instances, lambda: self.is_healthy)
+        server = _HeadServer(
+            uvicorn.Config(head, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)
+        )
+        listener = self._ports.socket_of(self.config.head_host, self.config.head_port).dup()
+        serving = asyncio.create_task(server.serve([listener]), name="head")
+        self._tasks.append(serving)
+
+        async def stop() -> None:
+            server.should_exit = True
+            await asyncio.wait({serving})
+
+        stack.push_async_callback(stop)
+
+    async def _all_healthy(self) -> None:
+        while waited := [keeper for keeper in self._keepers if not keeper.is_ready.is_set()]:
+            try:
+                async with asyncio.timeout(WAITING_S):
+                    await waited[0].is_ready.wait()
+            except TimeoutError:
+                names = ", ".join(server.name for keeper in waited for server in keeper.process.servers)
+                self._tell(f"waiting for {names}")
+
+    async def _unless_broken(self, task: asyncio.Task[Any]) -> None:
+        """Its result; or the error of the first keeper that gave up meanwhile."""
+        try:
+            await asyncio.wait({task, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for one in self._tasks:
+                if one.done():
+                    one.result()
+                    raise ServerStartError(f"{one.get_name()} ended")
+            task.result()
+        finally:
+            task.cancel()
+
+    async def _end_all(self) -> None:
+        """All at once: it takes as long as the slowest."""
+        keeping = [task for task in self._tasks if task.get_name() != "head"]
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+
+
+def _told(server: ServerInstance, keeper: Keeper) -> dict[str, Any]:
+    return {
+        "process_name": server.name,
+        "config_path": server.name,
+        "server_type": server.kind,
+        "name": server.implementation,
+        "dir_path": None if server.folder is None else str(server.folder),
+        "entrypoint": server.settings["entrypoint"],
+        "host": server.host,
+        "port": server.port,
+        "url": server.url,
+        "pid": None if keeper.child is None else keeper.child.pid,
+        "start_time": keeper.started_at,
+        "status": STATUS.get(keeper.state, "connection_error"),
+        "uptime_seconds": time.time() - keeper.started_at if keeper.state is State.HEALTHY else 0.0,
+        "state": keeper.state,
+        "restarts": keeper.restarts,
+        "isolation": server.isolation,
+    }

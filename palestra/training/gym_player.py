@@ -1,0 +1,183 @@
+"""One rollout played by the servers of a gym: its row posted to its agent, asked again where that may help.
+
+Owns: what a row says about sampling, the call, its attempts and its time. Never touches: what its answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+from msgspec import Struct
+
+from palestra.chat import ChatTokenizer
+from palestra.config.gym_entries import GymEntry, gym_entry
+from palestra.config.train import GrpoConfig
+from palestra.environments.gym_rows import AGENT, EXTRA_BODY, PARAMS, ROW
+from palestra.training.gym_results import fill
+from palestra.training.gym_servers import Gym, PolicyAddress, open_gyms
+from palestra.training.player import RolloutSettings
+from palestra.training.policy import Sampler
+from palestra.training.seeds import derive_seed
+from palestra.training.session import Session
+from palestra.training.sources import ERROR_LENGTH, blank_rollout
+from palestra.training.stopwatch import OutOfTime, Stopwatch
+from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
+
+FAILURE, TERMINAL, UNWANTED = "_ng_failure_class", "_ng_failure_terminal", "_ng_no_persist"
+MODEL = "policy_model_name"
+"""In a request's metadata: which weights are to answer it."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
+AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
+AGAIN = frozenset({408, 409, 425, 429})
+SEED_BITS = 31
+NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class _Failed(Exception):
+    """The attempt came to nothing."""
+
+    def __init__(self, reason: str, *, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class _Away(_Failed):
+    """Nobody answered: it has not begun."""
+
+
+class GymPlayer(Struct, frozen=True):
+    """Of one entry."""
+
+    gym: Gym
+    entry: GymEntry
+    extras: dict[str, Any]
+    """Of the entry: added to each row."""
+    policy: PolicyAddress
+    tokenizer: ChatTokenizer
+    http: httpx.AsyncClient
+
+    async def play(self, request: GroupRequest, index: int, sampler: Sampler, settings: RolloutSettings) -> Rollout:
+        """Always a record, whatever happens to the servers."""
+        rollout = blank_rollout(request, index, request.seeds[index])
+        rollout.temperature = settings.temperature
+        rollout.messages = list(request.task.prompt)
+        watch = Stopwatch(settings.timeout_s)
+        row = {**request.task.extras[ROW], **self.extras}
+        try:
+            result = await watch.run(self._result(sampling_row(row, request, index, sampler, settings)))
+            self._check_weights(result, sampler)
+        except OutOfTime as late:
+            rollout.stop, rollout.error = RolloutStop.TIMEOUT, str(late)
+        except _Failed as error:
+            rollout.stop = RolloutStop.ENV_FAILED
+            rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
+        else:
+            fill(rollout, result, self.tokenizer, sampler.version)
+        rollout.seconds = watch.spent_s
+        return rollout
+
+    async def _result(self, row: dict[str, Any]) -> Mapping[str, Any]:
+        """A server that is away is waited for a while, and asked where it is now."""
+        failed, pause_s, away_until = 0, FIRST_PAUSE_S, time.monotonic() + AWAY_S
+        while True:
+            try:
+                return await self._attempt({**row, "_ng_attempt_index": failed} if failed else row)
+            except _Failed as error:
+                is_waited_for = isinstance(error, _Away) and time.monotonic() < away_until
+                failed += not is_waited_for
+                if error.is_final or failed >= self.entry.attempts:
+                    raise
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+            with suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError):  # the head may be away as well
+                await self.gym.refresh()
+
+    async def _attempt(self, row: dict[str, Any]) -> Mapping[str, Any]:
+        try:
+            url = self.gym.agent(row[AGENT]["name"])
+        except LookupError as error:
+            raise _Failed(str(error.args[0]), is_final=True) from None
+        try:
+            answer = await self.http.post(f"{url}/run", json=row)
+        except (httpx.ConnectError, httpx.InvalidURL) as error:
+            raise _Away(f"{row[AGENT]['name']} is away: {error}") from error
+        except httpx.HTTPError as error:
+            raise _Failed(f"{row[AGENT]['name']}: {type(error).__name__}: {error}") from error
+        if answer.status_code >= 400:
+            is_final = answer.status_code < 500 and answer.status_code not in AGAIN
+            raise _Failed(f"HTTP {answer.status_code}: {answer.text[:ERROR_LENGTH]}", is_final=is_final)
+        return _usable(answer)
+
+    def _check_weights(self, result: Mapping[str, Any], sampler: Sampler) -> None:
+        """Whoever else has answered: to learn from it would be wrong, and nothing else would tell."""
+        response = result.get("response")
+        model = response.get("model") if isinstance(response, Mapping) else None
+        if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
+            said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
+            told = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
+            raise _Failed(f"model {model!r} has answered, not this run's weights; start the gym with {told}")
+
+
+def _usable(answer: httpx.Response) -> Mapping[str, Any]:
+    """Raises _Failed where it tells of a failure."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _Failed(f"its answer is no JSON object: {answer.text[:ERROR_LENGTH]}")
+    if kind := found.get(FAILURE):
+        raise _Failed(f"{kind}: {found.get('failure_reason') or 'no reason told'}", is_final=bool(found.get(TERMINAL)))
+    if found.get(UNWANTED):
+        raise _Failed(f"its agent does not want it kept ({UNWANTED})", is_final=True)
+    return found
+
+
+def sampling_row(
+    row: Mapping[str, Any], request: GroupRequest, index: int, sampler: Sampler, settings: RolloutSettings
+) -> dict[str, Any]:
+    """The row as it is posted: this run's way to sample in place of its own."""
+    params = dict(row[PARAMS])
+    metadata = dict(params.get("metadata") or {})
+    extra = json.loads(metadata.get(EXTRA_BODY) or "{}")
+    extra["seed"] = derive_seed(request.seeds[index], "gym") >> (63 - SEED_BITS)
+    if settings.top_k > 0:
+        extra["top_k"] = settings.top_k
+    metadata |= {EXTRA_BODY: json.dumps(extra), MODEL: sampler.model}
+    params |= {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": min(params.get("max_output_tokens") or settings.max_tokens, settings.max_tokens),
+        "metadata": metadata,
+    }
+    return {
+        **row,
+        PARAMS: params,
+        "_ng_task_index": request.position,
+        "_ng_rollout_index": index,
+        "_ng_rollout_id": NOT_IN_IDS.sub("_", f"s{request.step}-{request.id}-{index}"),
+    }
+
+
+@asynccontextmanager
+async def open_gym_players(config: GrpoConfig, session: Session) -> AsyncIterator[dict[str, GymPlayer]]:
+    """By the name of their entry; none where a run has no gym."""
+    policy = PolicyAddress(session.url, config.alias, config.model.name)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with (
+        httpx.AsyncClient(timeout=None, limits=limits) as http,  # rollout.timeout_s is around each call
+        open_gyms(config.environments, policy, session.run.path / "logs", http) as gyms,
+    ):
+        yield {
+            entry.name: GymPlayer(gyms[entry.name], gym_entry(entry), entry.extras, policy, session.tokenizer, http)
+            for entry in config.environments
+            if entry.name in gyms
+        }

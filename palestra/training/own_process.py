@@ -1,0 +1,80 @@
+"""A process that a run starts for itself, and that goes when the run goes: its server, its gyms.
+
+Owns: starting it, waiting until it says that it is ready, noticing its end. Never touches: what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from palestra.training.guard import guarded
+from palestra.training.policy import PolicyError
+
+STOP_S = 20.0
+ERROR_LINES = 12  # of its last words
+
+
+@asynccontextmanager
+async def own_process(
+    command: Sequence[str], ready: str, log: Path, name: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[str]:
+    """What it prints after `ready`, its address. Raises PolicyError with its own words when it cannot start, and in the
+    middle of whatever is being done when it ends."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        began_at = out.tell()
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,  # closes when we end, however we end: --with-parent
+            stdout=asyncio.subprocess.PIPE,
+            stderr=out,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,  # ctrl-c is the run's, which says goodbye to it
+        )
+    try:
+        address = await _wait_ready(process, ready, name, log, began_at)
+        with guarded(_until_ended(process, name, log)):
+            yield address
+    finally:
+        await _stop(process)
+
+
+async def _until_ended(process: asyncio.subprocess.Process, name: str, log: Path) -> str:
+    code = await process.wait()
+    return f"{name} ended with code {code}; its last words are in {log}"
+
+
+async def _wait_ready(process: asyncio.subprocess.Process, ready: str, name: str, log: Path, began_at: int) -> str:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        text = line.decode(errors="replace")
+        if ready in text:
+            return text.partition(ready)[2].split()[0]
+    await process.wait()
+    reason = _last_error(log, began_at) or f"exit code {process.returncode}; see {log}"
+    raise PolicyError(f"{name} did not start: {reason}")
+
+
+def _last_error(log: Path, began_at: int) -> str | None:
+    with log.open("rb") as file:
+        file.seek(began_at)
+        lines = file.read().decode(errors="replace").splitlines()
+    places = [place for place, line in enumerate(lines) if line.startswith("error:")]
+    if not places:
+        return None
+    return "\n".join(lines[places[-1] :][:ERROR_LINES]).removeprefix("error: ")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

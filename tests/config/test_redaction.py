@@ -1,0 +1,59 @@
+"""A mask: secrets always, and what is named, wherever it is in a JSON value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palestra.config.redaction import REDACTED, Mask
+
+KEY = "tml-0123456789abcdef"
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def texts(value: Any) -> str:
+    return repr(value)
+
+
+def test_keys_are_blacked_out_without_being_asked_for():
+    masked = Mask().of({"tool": [f"curl -H 'X-API-Key: {KEY}'"], KEY: 1, "api_key": ["any", "thing"], "key": "kept"})
+    assert KEY not in texts(masked)
+    assert (masked["api_key"], masked["key"], masked[REDACTED]) == (REDACTED, "kept", 1)
+
+
+@pytest.mark.parametrize("name", ["password", "db_password", "X-Api-Key", "Authorization", "client-secret"])
+def test_a_field_whose_name_says_so_is_secret_whatever_it_holds(name: str):
+    assert Mask().of({name: "sesame"}) == {name: REDACTED}
+    assert Mask().of({name: {"nested": "sesame"}}) == {name: REDACTED}
+    assert Mask().of({name: None}) == {name: None}
+
+
+def test_what_a_pattern_matches_is_blacked_out_everywhere():
+    mask = Mask([r"\d{3}-\d{4}", "(?i)alice"])
+    told = mask.of({"said": "ALICE: call 555-0123 or 555-0124", "to": ["alice"], "n": 5550123})
+    assert told == {"said": f"{REDACTED}: call {REDACTED} or {REDACTED}", "to": [REDACTED], "n": 5550123}
+
+
+@given(VALUES)
+def test_the_shape_stays_and_what_is_harmless_too(value: Any):
+    masked = Mask(["never said"]).of(value)
+    assert type(masked) is type(value)
+    if isinstance(value, list):
+        assert len(masked) == len(value)
+    if not isinstance(value, str | list | dict):
+        assert masked == value
+    assert Mask(["never said"]).of(masked) == masked
+
+
+@given(VALUES, st.text(min_size=1, max_size=3))
+def test_nothing_that_a_pattern_matches_is_left(value: Any, inside: str):
+    masked = Mask(["SENTINEL[0-9]+"]).of({"value": value, "text": f"{inside}SENTINEL42{inside}", "list": ["SENTINEL1"]})
+    assert "SENTINEL4" not in texts(masked)
+    assert masked["list"] == [REDACTED]

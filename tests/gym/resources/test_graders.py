@@ -1,0 +1,296 @@
+"""The resources servers we ship: what they grade as right, and what they do not fall for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from palestra.gym.errors import PeerFailed
+from palestra.gym.roots import SHIPPED
+from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
+from palestra.gym.shipped.resources_servers.instruction_following.app import InstructionFollowing
+from palestra.gym.shipped.resources_servers.math_with_judge.app import Math
+from palestra.gym.shipped.resources_servers.mcqa.app import Mcqa
+from palestra.gym.shipped.resources_servers.structured_outputs.app import StructuredOutputs
+from palestra.gym.testing import opened, said
+
+OPTIONS = [{"A": "red"}, {"B": "blue sky"}, {"C": "green"}]
+
+
+def examples(name: str) -> list[dict[str, Any]]:
+    path = SHIPPED / "resources_servers" / name / "data/example.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def graded(server: Any, text: str, row: dict[str, Any]) -> float:
+    fields = {name: value for name, value in row.items() if name != "responses_create_params"}
+    return server.caller().verify(said(text), **fields)["reward"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "letter"),
+    [
+        ("strict_single_letter_boxed", r"so \boxed{B}", "B"),
+        ("strict_single_letter_boxed", r"first \boxed{A}, no: \boxed{\text{(b)}}", "B"),
+        ("strict_single_letter_boxed", r"\boxed{B: blue sky}", "B"),
+        ("strict_single_letter_boxed", r"\boxed{blue sky}", None),
+        ("strict_single_letter_boxed", r"\boxed{D}", None),
+        ("strict_single_letter_boxed", r"B", None),
+        ("strict_single_letter_boxed", r"\boxed{B", None),
+        ("lenient_boxed", r"\boxed{a Blue  sky}", "B"),
+        ("lenient_boxed", r"\boxed{red or green}", None),
+        ("lenient_answer_colon", "Answer: b because", "B"),
+        ("lenient_answer_colon", "**Answer:** (C)", "C"),
+        ("lenient_answer_colon", "Answer: A or B", None),
+        ("lenient_answer_colon", "Answer: blue", None),
+    ],
+)
+def test_a_letter_is_read_as_strictly_as_asked(mode: str, text: str, letter: str | None) -> None:
+    with opened(Mcqa) as mcqa:
+        told = mcqa.caller().verify(said(text), options=OPTIONS, expected_answer="B", grading_mode=mode)
+        assert told["extracted_answer"] == letter
+        assert told["reward"] == float(letter == "B")
+
+
+def test_a_rows_own_pattern_finds_the_letter() -> None:
+    with opened(Mcqa) as mcqa:
+        patterns = {"output_regex": ["(", r"choose:\s*(\w)"]}
+        told = mcqa.caller().verify(
+            said("I choose: A. No, I choose: b"), expected_answer="B", template_metadata=patterns
+        )
+        assert told["extracted_answer"] == "B"
+
+
+@pytest.mark.parametrize(
+    ("expected", "text", "reward"),
+    [
+        ("102", r"\boxed{102}", 1.0),
+        ("102", "102", 1.0),
+        (r"\(\frac{5}{6}\)", r"\boxed{\frac{10}{12}}", 1.0),
+        ("x + 1", r"\boxed{1+x}", 1.0),
+        ("3x^2", r"\boxed{3x^3}", 0.0),
+        ("5", "", 0.0),
+        ("5", r"\boxed{}", 0.0),
+    ],
+)
+def test_equal_expressions_are_right_however_they_are_written(
+    math: Any, expected: str, text: str, reward: float
+) -> None:
+    assert graded(math, text, {"expected_answer": expected}) == reward
+
+
+@pytest.fixture(scope="module")
+def math() -> Any:
+    with opened(Math) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_an_expression_that_takes_for_ever_is_given_up() -> None:
+    with opened(Math, library_verifier_timeout_seconds=1) as server:
+        caller = server.caller()
+        told = caller.verify(said(r"\boxed{(((9^{9})^{9})^{9})^{9^{9}}!}"), expected_answer="7")
+        assert told["reward"] == 0.0
+        assert caller.verify(said(r"\boxed{\frac{14}{2}}"), expected_answer="7")["reward"] == 1.0, (
+            "and the next one is read"
+        )
+
+
+def test_a_judge_is_asked_in_both_orders_and_may_fail() -> None:
+    asked: list[str] = []
+
+    def judge(verdicts: list[str]) -> Callable[[Any], Any]:
+        def answered(call: Any) -> Any:
+            asked.append(call.body["input"][0]["content"])
+            return said(verdicts.pop(0))
+
+        return answered
+
+    settings = {"should_use_judge": True, "symbolic": False, "judge_model_server": {"name": "judge"}}
+    for verdicts, reward in (["yes [[SAME]]", "[[SAME]]"], 1.0), (["[[SAME]]", "no: [[DIFFERENT]]"], 0.0):
+        with opened(Math, peers={"judge": judge(verdicts)}, **settings) as server:
+            assert graded(server, r"\boxed{two}", {"expected_answer": "2", "question": "1+1?"}) == reward
+    assert "First answer: 2\n\nSecond answer: two" in asked[0]
+    assert "First answer: two\n\nSecond answer: 2" in asked[1]
+
+    def broken(call: Any) -> Any:
+        raise RuntimeError("no model")
+
+    with opened(Math, peers={"judge": broken}, **settings) as server:
+        told = server.caller().verify(said(r"\boxed{two}"), expected_answer="2")
+        assert told["_ng_failure_class"] == "judge_failed"
+
+
+INSTRUCTIONS = [
+    ("The sea is wide. It is deep. I like it.", "no commas, so: here, one", 0),
+    ("HELLO YOU", "Hello", 1),
+    ("* apple\n* pear\n* plum", "* apple\n* pear", 2),
+    ('```json\n{"colour": "blue"}\n```', "blue {", 3),
+    ("A bee in the shade. And so it grows.", "A bee. And so it grows.", 4),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "example"), INSTRUCTIONS)
+def test_instructions_are_checked(good: str, bad: str, example: int) -> None:
+    row = examples("instruction_following")[example]
+    with opened(InstructionFollowing) as server:
+        assert graded(server, good, row) == 1.0
+        assert graded(server, bad, row) == 0.0
+        assert graded(server, "", row) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "good", "bad"),
+    [
+        ("keywords:frequency", {"keyword": "ha", "frequency": 2, "relation": "at least"}, "ha Ha", "ha"),
+        ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "category", "a cat"),
+        ("keywords:letter_frequency", {"letter": "q", "let_frequency": 1, "let_relation": "less than"}, "abc", "Q"),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "one two", "one two three"),
+        (
+            "length_constraints:number_sentences",
+            {"num_sentences": 2, "relation": "less than"},
+            "Mr. Fox ran.",
+            "I. Ran! So.",
+        ),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n\nb"),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+            "First.\n\nThen more.",
+            "First.\n\nMore then.",
+        ),
+        ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[name] at [place]", "[name]"),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye.\nP.S. more", "Bye."),
+        ("detectable_format:constrained_response", {}, "My answer is no.", "No."),
+        ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a*"),
+        (
+            "detectable_format:multiple_sections",
+            {"section_spliter": "SECTION", "num_sections": 2},
+            "SECTION 1\na\nSECTION 2\nb",
+            "SECTION 1 a",
+        ),
+        ("detectable_format:title", {}, "<<My day>>\nIt was.", "<< >>"),
+        ("combination:two_responses", {}, "one\n******\ntwo", "one\n******\none"),
+        ("combination:repeat_prompt", {"prompt_to_repeat": "Say hi"}, "say hi: hi", "hi"),
+        ("startend:quotation", {}, '"all of it"', '"a" and b'),
+        (
+            "change_case:capital_word_frequency",
+            {"capital_frequency": 2, "capital_relation": "at least"},
+            "A BIG dog",
+            "A dog",
+        ),
+        ("change_case:english_lowercase", {}, "quiet", "Quiet"),
+        ("last_word:last_word_answer", {"last_word": "Contest"}, "It was a contest.", "contest it was"),
+        ("first_word:first_word_answer", {"first_word": "yes"}, "Yes, sir", "No, yes"),
+    ],
+)
+def test_every_kind_of_instruction(name: str, arguments: dict[str, Any], good: str, bad: str) -> None:
+    row = {"verifier_metadata": {"instruction_id_list": [name], "kwargs": [arguments]}}
+    with opened(InstructionFollowing) as server:
+        assert (graded(server, good, row), graded(server, bad, row)) == (1.0, 0.0)
+
+
+def test_an_instruction_nobody_can_check_is_refused_with_the_nearest() -> None:
+    row = {"instruction_id_list": ["punctuation:no_commas"], "kwargs": [{}]}
+    with opened(InstructionFollowing) as server, pytest.raises(PeerFailed, match="did you mean punctuation:no_comma"):
+        graded(server, "x", row)
+
+
+def test_a_share_of_the_instructions_where_asked() -> None:
+    names = ["change_case:english_lowercase", "punctuation:no_comma"]
+    row = {"instruction_id_list": names, "kwargs": [None, None], "grading_mode": "fraction"}
+    with opened(InstructionFollowing) as server:
+        assert graded(server, "a, b", row) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("example", "good", "bad"),
+    [
+        (0, '{"name": "Ada", "age": 36}', '{"name": "Ada", "age": "36"}'),
+        (1, '```json\n["a", "b", "c"]\n```', '["a", "b"]'),
+        (2, "title: Emma\nyear: 1815", "title: Emma\nyear: [1815"),
+        (3, 'host = "a"\nport = 80', "host = a"),
+        (4, "fruit,price\napple,1.5\npear,2", "fruit,price\napple"),
+    ],
+)
+def test_structured_answers_are_held_against_their_schema(example: int, good: str, bad: str) -> None:
+    row = examples("structured_outputs")[example]
+    with opened(StructuredOutputs) as server:
+        assert (graded(server, good, row), graded(server, bad, row)) == (1.0, 0.0)
+
+
+def test_the_arguments_of_a_call_are_held_against_the_schema() -> None:
+    row = {"schema_str": '{"type": "object", "required": ["x"]}', "response_mode": "tool_call", "tool_name": "give"}
+    with opened(StructuredOutputs) as server:
+        caller = server.caller()
+        assert caller.verify(said("", ("give", {"x": 1})), **row)["reward"] == 1.0
+        for wrong, kind in (
+            (said("", ("take", {"x": 1})), "wrong_tool_name"),
+            (said("", ("give", {})), "validation_error"),
+            (said('{"x": 1}'), "missing_tool_call"),
+        ):
+            assert caller.verify(wrong, **row)["error_type"] == kind
+        with pytest.raises(PeerFailed, match="no JSON Schema"):
+            graded(server, "{}", {"schema_str": "{"})
+
+
+PROGRAMS = [
+    "print(sum(map(int, input().split())))",
+    "print(input()[::-1])",
+    "n = int(input())\nprint(max(map(int, input().split())))",
+    "def is_even(n):\n    return n % 2 == 0",
+    "class Solution:\n    def pairs(self, a, t):\n        return sum(a[i] + b == t for i in range(len(a)) for b in a[:i])",  # noqa: E501
+]
+
+
+@pytest.mark.parametrize(("example", "program"), list(enumerate(PROGRAMS)))
+def test_programs_are_judged_by_their_outputs(code: Any, example: int, program: str) -> None:
+    row = examples("code_gen")[example]
+    assert graded(code, f"Here:\n```python\n{program}\n```", row) == 1.0
+
+
+@pytest.fixture(scope="module")
+def code() -> Any:
+    with opened(CodeGen, unit_test_timeout_secs=1, debug=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print(open('/etc/passwd').read())", "PermissionError"),
+        ("import socket; socket.socket()", "Error"),
+        ("import os; os.system('true')", "Error"),
+        ("while True: pass", "no end within 1 s"),
+        ("x = bytearray(4 * 10**9)", "MemoryError"),
+        ("def f(): return f()\nf()", "RecursionError"),
+        ("import os\nos._exit(0)", "not reached"),
+        ("raise SystemExit(3)", None),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_program_that_breaks_or_breaks_out_is_wrong_and_nothing_else_happens(
+    code: Any, program: str, words: str | None
+) -> None:
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
+    told = code.caller().verify(said(f"```python\n{program}\n```"), **row)
+    assert told["reward"] == 0.0
+    assert words is None or words in told["errors"][0]
+
+
+def test_the_next_input_gets_a_fresh_program(code: Any) -> None:
+    program = "try:\n    seen\nexcept NameError:\n    seen = 1\n    print(input())"
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["a\n", "b\n"], "outputs": ["a\n", "b\n"]}}}
+    assert graded(code, f"```\n{program}\n```", row) == 1.0
+
+
+def test_every_server_we_ship_has_a_config_data_and_a_page() -> None:
+    folders = [folder for folder in (SHIPPED / "resources_servers").iterdir() if (folder / "app.py").exists()]
+    assert len(folders) >= 7
+    for folder in folders:
+        assert (folder / "configs" / f"{folder.name}.yaml").exists(), folder
+        assert (folder / "README.md").exists(), folder
+        assert len((folder / "data/example.jsonl").read_text().splitlines()) >= 5, folder

@@ -1,0 +1,210 @@
+"""The agents play as NeMo Gym's do, whether the servers share a process or not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palestra.gym.records import PARAMS
+from palestra.gym.servers.agents import AgentServer, Rollout
+from palestra.gym.testing import opened
+
+NAMES = [
+    PARAMS,
+    "input",
+    "tools",
+    "response",
+    "verify_responses",
+    "_ng_task_index",
+    "_ng_rollout_index",
+    "reward",
+    "secret",
+]
+
+
+@pytest.fixture(params=["gym", "shared_gym"])
+def any_gym(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def row(*turns: Any, **fields: Any) -> dict[str, Any]:
+    return {PARAMS: {"input": [{"role": "user", "content": json.dumps(turns)}]}, "expected_count": 0, **fields}
+
+
+def outputs(found: dict[str, Any]) -> list[str]:
+    return [item["output"] for item in found["response"]["output"] if item["type"] == "function_call_output"]
+
+
+def test_a_rollout_keeps_its_session_from_seed_to_verdict(any_gym: Any) -> None:
+    turns = [{"add": {"count": 2}}, {"add": {"count": 3}, "show": {}}, "done"]
+    found = any_gym.post("agent", "/run", row(*turns, initial_count=1, expected_count=6)).value()
+    assert (found["reward"], found["count"]) == (1.0, 6)
+    assert outputs(found) == ['{"count":3}', '{"count":6}', "it is 6"]
+    kinds = [item["type"] for item in found["response"]["output"]]
+    assert kinds == [
+        *("function_call", "function_call_output"),
+        *2 * ["function_call"],
+        *2 * ["function_call_output"],
+        "message",
+    ]
+    assert found["response"]["usage"] == {
+        "input_tokens": 6,
+        "output_tokens": 3,
+        "total_tokens": 9,
+        "input_tokens_details": {"cached_tokens": None},
+    }
+
+
+def test_the_row_comes_back_with_every_request_field(any_gym: Any) -> None:
+    found = any_gym.post("agent", "/run", row("hello", expected_count=0)).value()
+    params = found[PARAMS]
+    assert params["tool_choice"] == "auto"
+    assert params["temperature"] is None
+    assert params["tools"] == []
+    assert len(params) == 23
+
+
+def test_what_a_tool_says_reaches_the_model_whatever_its_status(any_gym: Any) -> None:
+    turns = [{"divide": {"by": 0}}, {"nothing": {}}, {"add": {"count": "x"}}, {"add": "{not json"}, "done"]
+    found = any_gym.post("agent", "/run", row(*turns)).value()
+    broken, unknown, wrong, bad = outputs(found)
+    assert broken == "\"ZeroDivisionError('division by zero')\""
+    assert unknown == '{"detail":"Not Found"}'
+    assert json.loads(wrong)["detail"][0]["loc"] == ["body", "count"]
+    assert json.loads(bad)["error"].startswith("Invalid tool call arguments: JSONDecodeError(")
+    assert found["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["verify", "seed_session", "close_session", "ng-rollout/x/verify", "aggregate_metrics"]
+)
+def test_a_model_cannot_call_the_servers_own_routes(any_gym: Any, name: str) -> None:
+    turns = [{name: {"initial_count": 7}}, "done"]
+    found = any_gym.post("agent", "/run", row(*turns, expected_count=0)).value()
+    assert outputs(found) == ['{"detail":"Not Found"}']
+    assert found["count"] == 0
+
+
+def test_it_stops_when_it_should(any_gym: Any) -> None:
+    cut = any_gym.post("agent", "/run", row("cut", "never said")).value()
+    assert [item["type"] for item in cut["response"]["output"]] == ["message"]
+    thought = any_gym.post("agent", "/run", row({"think": 0}, "said")).value()
+    assert [item["type"] for item in thought["response"]["output"]] == ["reasoning", "message"]
+    endless = any_gym.post("agent", "/run", row(*20 * [{"add": {"count": 1}}])).value()
+    assert len(outputs(endless)) == 6
+
+
+def test_model_calls_carry_rollout_and_session(any_gym: Any) -> None:
+    named = row({"add": {"count": 1}}, "done", _ng_task_index=4, _ng_rollout_index=2, _ng_attempt_index=1)
+    response = any_gym.post("agent", "/run", named).value()["response"]
+    assert (response["rollout"], response["captured"]) == ("4-2-a1", False)
+    kept = any_gym.post("kept", "/run", named).value()["response"]
+    assert (kept["rollout"], kept["captured"]) == ("4-2-a1", True)
+    again = any_gym.post("agent", "/ng-rollout/mine/v1/responses", row("hi")[PARAMS]).value()
+    assert again["rollout"] == "mine"
+    for bad in ({"_ng_rollout_id": "../x"}, {"_ng_rollout_id": "x", "_ng_attempt_index": "1/../../verify"}):
+        assert any_gym.post("agent", "/run", row("hi", **bad)).status == 422
+
+
+def test_a_model_that_fails_fails_the_rollout_in_its_words(any_gym: Any) -> None:
+    answer = any_gym.post("agent", "/run", row({"status": 503, "body": {"error": "busy"}}))
+    assert answer.status == 500
+    assert answer.value() == ('Hit an exception in SimpleAgent___agent calling an inner server: b\'{"error":"busy"}\'')
+    garbage = any_gym.post("agent", "/run", row({"status": 200, "body": {"output": "none"}}))
+    assert garbage.status == 500
+    assert "gave no Responses object" in garbage.value()
+
+
+def test_a_failed_judge_is_a_row_for_the_failures(any_gym: Any) -> None:
+    found = any_gym.post("agent", "/run", row("judge me")).value()
+    assert found["_ng_failure_class"] == "judge_failed"
+    assert found["_ng_failure_judge_error"] == "the judge sleeps"
+    assert found["reward"] == 0.0
+
+
+def test_verification_can_be_skipped(any_gym: Any) -> None:
+    found = any_gym.post("unjudged", "/run", row("hello", extra="kept")).value()
+    assert (found["reward"], found["verification_skipped"], found["extra"]) == (0.5, True, "kept")
+
+
+def test_a_rollout_has_a_time_limit(any_gym: Any) -> None:
+    answer = any_gym.post("hasty", "/run", row("hello"))
+    assert answer.status == 500
+    assert "rollout_timeout_s = 0" in answer.value()
+
+
+@pytest.mark.parametrize(
+    ("params", "loc"),
+    [
+        ({"input": "x", "max_tokens": 3}, [PARAMS, "max_tokens"]),
+        ({}, [PARAMS, "input"]),
+        (None, [PARAMS]),
+        ({"input": "x", "stream": True}, [PARAMS, "stream"]),
+    ],
+)
+def test_bad_params_are_refused(any_gym: Any, params: Any, loc: list[str]) -> None:
+    answer = any_gym.post("agent", "/run", {PARAMS: params})
+    assert answer.status == 422
+    assert answer.value()["detail"][0]["loc"] == ["body", *loc]
+
+
+def test_metrics_are_the_resources_servers(any_gym: Any) -> None:
+    rows = [{"_ng_task_index": 0, "_ng_rollout_index": n, "reward": float(n)} for n in range(2)]
+    found = any_gym.post("agent", "/aggregate_metrics", {"verify_responses": rows}).value()
+    assert found["key_metrics"]["mean/reward"] == 0.5
+    assert any_gym.post("agent", "/aggregate_metrics", {}).status == 500
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(path=st.sampled_from(["/run", "/v1/responses", "/aggregate_metrics", "/ng-rollout/x/run", "/"]), body=JSON)
+def test_any_body_gets_an_answer_that_is_meant(shared_gym: Any, path: str, body: Any) -> None:
+    for name in ("agent", "player", "counter"):
+        answer = shared_gym.run(shared_gym.near.post(name, path, body))
+        assert answer.status in (200, 404, 422, 500)
+        if answer.status == 500:  # another server's no, in this one's words
+            assert answer.value().startswith("Hit an exception in ")
+
+
+class Alone(AgentServer):
+    """Its own world."""
+
+    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+        return {**row, "reward": len(row)}
+
+
+def test_an_agent_may_be_its_own_world() -> None:
+    with opened(Alone) as alone:
+        caller = alone.caller()
+        played = caller.post("/run", {PARAMS: {"input": "x"}}).value()
+        assert played["reward"] == 1
+        metrics = caller.post("/aggregate_metrics", {"verify_responses": [played]}).value()
+        assert metrics["key_metrics"] == {"mean/reward": 1.0}
+        assert caller.post("/aggregate_metrics", {"verify_responses": 3}).status == 422
+
+
+def test_the_gymnasium_agent_plays_until_the_world_ends(any_gym: Any) -> None:
+    turns = [{"hint": {}}, "3", "4"]
+    found = any_gym.post("player", "/run", row(*turns, secret=4)).value()
+    assert (found["reward"], found["terminated"], found["truncated"]) == (0.75, True, False)
+    assert found["info"] == {"tries": 3}
+    assert outputs(found) == ["even"]
+    said = [item["content"] for item in found["response"]["output"] if item.get("role") == "user"]
+    assert said == ["No."]
+    assert found[PARAMS]["input"][-1]["content"] == "Guess a number."
+
+
+def test_the_gymnasium_agent_stops_at_its_limit(any_gym: Any) -> None:
+    found = any_gym.post("player", "/run", row(*10 * [{"hint": {}}], secret=4)).value()
+    assert (found["reward"], found["terminated"], found["truncated"]) == (0.0, False, True)
+    assert len(outputs(found)) == 4
