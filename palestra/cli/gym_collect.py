@@ -173,12 +173,14 @@ async def _collect(
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
     from palestra.gym.collect.files import OutputFiles
+    from palestra.gym.collect.folding import Captured
     from palestra.gym.collect.playing import RowPlayer
 
     async with open_gym(**given) as (session, directory):
-        player = RowPlayer(session, directory, wanted.patience)
+        settings = await directory.settings()
+        player = RowPlayer(session, directory, wanted.patience, Captured.of_gym(settings))
         with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as told:
-            standing = await run(wanted, player, await directory.settings(), told)
+            standing = await run(wanted, player, settings, told)
         if no_metrics or not standing.done:
             return standing, []
         metrics = await aggregated(delivered(wanted.output), directory, session)

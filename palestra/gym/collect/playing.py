@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.folding import Captured
 from palestra.gym.collect.rows import Row, agent_of, key_of
 from palestra.gym.records import (
     AGENT_REF,
@@ -73,10 +74,17 @@ class Played(Struct, kw_only=True):
 class RowPlayer:
     """Plays rows of a running gym. Stateless but for the connection pool."""
 
-    def __init__(self, session: aiohttp.ClientSession, directory: Directory, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        directory: Directory,
+        patience: Patience | None = None,
+        captured: Captured | None = None,
+    ) -> None:
         self._session = session
         self._directory = directory
         self._patience = patience or Patience()
+        self._captured = captured or Captured()
 
     def check(self, rows: Iterable[Row]) -> None:
         """Raises CollectError for an agent that the gym does not have."""
@@ -88,9 +96,10 @@ class RowPlayer:
         played = Played(row=row)
         tries, lost = failed_before, 0
         while True:
-            if tries:
-                row = {**row, ATTEMPT_INDEX: tries}
-            answer = await self._attempt(row)
+            if tries + lost:
+                row = {**row, ATTEMPT_INDEX: tries + lost}
+            self._captured.clear([row])
+            answer = self._captured.into(await self._attempt(row), row)
             if answer.get(NO_PERSIST):
                 return played
             if FAILURE_CLASS not in answer:

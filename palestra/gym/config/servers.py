@@ -52,6 +52,9 @@ def find_servers(data: dict[str, Any]) -> Found:
             continue
         kinds = [kind for kind in KINDS if kind in value]
         if not kinds:
+            if unknown := _unknown_kind(value):
+                near = did_you_mean(unknown, KINDS)
+                found.almost[name] = [f"{name}.{unknown}: is no kind of server; there are {', '.join(KINDS)}{near}"]
             continue
         runnable = [one for kind in kinds for one in _implementations(value[kind]) if "entrypoint" in one[1]]
         if not runnable:
@@ -67,6 +70,13 @@ def find_servers(data: dict[str, Any]) -> Found:
             implementation, fields = runnable[0]
             found.entries.append(Entry(name, ServerKind(kinds[0]), implementation, fields))
     return found
+
+
+def _unknown_kind(value: dict[str, Any]) -> str | None:
+    """Everything else says that it is a server."""
+    return next(
+        (str(kind) for kind in value if any("entrypoint" in one for _, one in _implementations(value[kind]))), None
+    )
 
 
 def _implementations(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

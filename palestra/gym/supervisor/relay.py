@@ -53,11 +53,8 @@ class Relay:
             async with asyncio.TaskGroup() as pumps:
                 pumps.create_task(_pump(reader, far))
                 pumps.create_task(_pump(far_reader, writer))
-        except (OSError, TimeoutError, ExceptionGroup):
-            pass  # the caller sees a connection that ends, and may try again
-        except asyncio.CancelledError:
-            if self._server is not None and self._server.is_serving():
-                raise
+        except (OSError, TimeoutError, ExceptionGroup, asyncio.CancelledError):
+            pass  # the caller sees a connection that ends, and may try again; only `close` cancels
         finally:
             self._connections.discard(task)
             for one in (writer, far):

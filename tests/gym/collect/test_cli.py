@@ -105,3 +105,20 @@ def test_ctrl_c_keeps_what_was_played_and_leaves_nothing_behind(
     assert 10 <= before < 300
     subprocess.run([*command, "--resume"], cwd=tmp_path, check=True, timeout=100, capture_output=True)
     assert sorted(key_of(one)[0] for one in read_lines(tmp_path / "out.jsonl")) == list(range(300))
+
+
+def test_what_the_model_was_asked_is_folded_into_the_rows(tmp_path: Path, upstream: str) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", 3)
+    captures = ["++observability_enabled=true", f"++model_call_capture_dir={tmp_path / 'captures'}"]
+    palestra(
+        *("collect", *MCQA, "--agent", "mcqa_simple_agent", "-i", rows, "-o", "out.jsonl", *policy(upstream)),
+        *captures,
+        cwd=tmp_path,
+    )
+    for result in read_lines(tmp_path / "out.jsonl"):
+        capture = result["ng_model_call_capture"]
+        assert capture["rollout_id"] == f"{result['_ng_task_index']}-0"
+        assert (capture["metrics"]["num_calls"], capture["metrics"]["tokens_out"]) == (1, 3)
+        assert len(result["ng_trajectory"]["turns"]) == 1
+    (entry,) = orjson.loads((tmp_path / "out_aggregate_metrics.json").read_bytes())
+    assert "mean/reward" in entry["agent_metrics"]

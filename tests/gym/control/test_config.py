@@ -266,6 +266,7 @@ def test_data_commands_need_no_model(files: Files) -> None:
             "a: {responses_api_agents: {x: {entrypoint: app.py}}, resources_servers: {y: {}}}",
             "an instance is of one kind",
         ),
+        ("a: {resource_servers: {x: {entrypoint: app.py}}}", "did you mean: resources_servers?"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, port: 99999}}}", "a.responses_api_agents.x.port"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, num_workers: 0}}}", "num_workers"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "none of shared, process"),

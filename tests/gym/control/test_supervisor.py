@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 from collections.abc import Callable
@@ -171,6 +172,19 @@ def test_a_stranger_on_the_port_is_not_the_server(gym: RunningGym) -> None:
     asyncio.run(check_server("counter", "127.0.0.1", port, PATIENCE_S))
     with pytest.raises(NoAnswer, match="the server 'counter' answers there"):
         asyncio.run(check_server("lone", "127.0.0.1", port, PATIENCE_S))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_a_cluster_needs_ray(gym_root: Path) -> None:
+    async def start(config: GymConfig, ports: Ports) -> None:
+        async with Supervisor(config, ports, print):
+            pass
+
+    with Ports() as ports:
+        overrides = ["head_server.port=0", "gym.ray=true"]
+        config = load_gym(GymSources(files=["one.yaml"], roots=[gym_root], overrides=overrides), ports=ports)
+        with pytest.raises(GymConfigError, match=r"palestra\[ray\]"):
+            asyncio.run(start(config, ports))
 
 
 def test_a_gym_without_servers_is_refused(gym_root: Path) -> None:

@@ -13,7 +13,7 @@ from palestra.gym.models.to_responses import output_items
 from tests.gym.models.scripted import always, asked, completion
 
 Json = dict[str, Any]
-RESPONSES, CHAT, MESSAGES = "/v1/responses", "/v1/chat/completions", "/v1/messages"
+RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
 IDS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 THOUGHT = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "hm"}]}

@@ -74,8 +74,8 @@ def test_a_disk_that_fails_in_the_middle_leaves_nothing_of_it(tmp_path: Path) ->
             await store.write(lambda c: c.execute(text(f"{limit} SELECT RAISE(ABORT, 'it is full'); END")))
             with pytest.raises(NotSaved):
                 await register(episodes)
-            while episodes.broker._board is None:
-                await asyncio.sleep(0.05)
+            assert episodes.broker._reloading is not None
+            await episodes.broker._reloading
             await episodes.broker.saved()
             assert (queued(episodes), await store.read(count)) == (0, 0)
             await store.write(lambda c: c.execute(text("DROP TRIGGER small")))

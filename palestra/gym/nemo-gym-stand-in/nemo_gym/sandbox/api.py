@@ -1,0 +1,152 @@
+"""A sandbox, for code that awaits and for code that does not.
+
+Owns: its life, from start to stop. Never touches: how a provider does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import TimeoutError as TooLate
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from nemo_gym.sandbox.providers import (
+    SandboxExecResult,
+    SandboxHandle,
+    SandboxProvider,
+    SandboxSpec,
+    SandboxStatus,
+    create_provider,
+)
+
+Result = TypeVar("Result")
+LIMIT_S = 3600.0  # of one operation of the blocking kind
+EXEC_S = 180.0
+
+
+class AsyncSandbox:
+    """Started once, stopped once."""
+
+    def __init__(self, provider: Mapping[str, Any] | SandboxProvider, spec: SandboxSpec | None = None) -> None:
+        self._provider = create_provider(provider) if isinstance(provider, Mapping) else provider
+        self._spec = spec
+        self._handle: SandboxHandle | None = None
+        self._is_stopped = False
+
+    async def start(self, spec: SandboxSpec | None = None) -> Self:
+        wanted = spec or self._spec
+        if wanted is None:
+            raise ValueError("a sandbox is started with a SandboxSpec")
+        if self._handle is not None or self._is_stopped:
+            raise RuntimeError("the sandbox is already started, or was stopped")
+        self._handle, self._spec = await self._provider.create(wanted), wanted
+        try:
+            await self._upload_texts(wanted.files)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_s: float | None = EXEC_S,
+        user: str | int | None = None,
+    ) -> SandboxExecResult:
+        folder = cwd if cwd is not None or self._spec is None else self._spec.workdir
+        return await self._provider.exec(self._started(), command, cwd=folder, env=env, timeout_s=timeout_s, user=user)
+
+    async def upload(self, local_path: Path | str, remote_path: str) -> None:
+        await self._provider.upload_file(self._started(), Path(local_path), remote_path)
+
+    async def download(self, remote_path: str, local_path: Path | str) -> None:
+        await self._provider.download_file(self._started(), remote_path, Path(local_path))
+
+    async def status(self) -> SandboxStatus:
+        if self._handle is None:
+            return SandboxStatus.UNKNOWN
+        return SandboxStatus.STOPPED if self._is_stopped else await self._provider.status(self._handle)
+
+    async def stop(self) -> None:
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        try:
+            if self._handle is not None:
+                await self._provider.close(self._handle)
+        finally:
+            await self._provider.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _started(self) -> SandboxHandle:
+        if self._handle is None or self._is_stopped:
+            raise RuntimeError("Sandbox has not been started")
+        return self._handle
+
+    async def _upload_texts(self, files: Mapping[str, str]) -> None:
+        with tempfile.TemporaryDirectory(prefix="sandbox-upload-") as folder:
+            for number, (target, text) in enumerate(files.items()):
+                source = Path(folder, str(number))
+                source.write_text(text, encoding="utf-8")
+                await self._provider.upload_file(self._started(), source, target)
+
+
+class Sandbox:
+    """The same, blocking: it has a loop in a thread of its own."""
+
+    def __init__(self, provider: Mapping[str, Any] | SandboxProvider, spec: SandboxSpec | None = None) -> None:
+        self._sandbox = AsyncSandbox(provider, spec)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox", daemon=True)
+        self._thread.start()
+
+    def start(self, spec: SandboxSpec | None = None) -> Self:
+        self._run(self._sandbox.start(spec))
+        return self
+
+    def exec(self, command: str, **options: Any) -> SandboxExecResult:
+        return self._run(self._sandbox.exec(command, **options))
+
+    def upload(self, local_path: Path | str, remote_path: str) -> None:
+        self._run(self._sandbox.upload(local_path, remote_path))
+
+    def download(self, remote_path: str, local_path: Path | str) -> None:
+        self._run(self._sandbox.download(remote_path, local_path))
+
+    def status(self) -> SandboxStatus:
+        return SandboxStatus.STOPPED if self._loop.is_closed() else self._run(self._sandbox.status())
+
+    def stop(self) -> None:
+        if self._loop.is_closed():
+            return
+        try:
+            self._run(self._sandbox.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(LIMIT_S)
+        except TooLate:
+            future.cancel()
+            raise

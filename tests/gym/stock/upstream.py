@@ -1,0 +1,43 @@
+"""A model endpoint that does what the first user message says."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from aiohttp import web
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    if body["model"] == "absent":
+        return web.json_response({"error": "there is no such model"}, status=404)
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    message = said(body["messages"])
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
+    return web.json_response(
+        {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    )
+
+
+def said(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """`add 3 4`: two calls, one after the other; `judge: …`: a verdict on capitals; else up."""
+    wanted = next(text_of(one) for one in messages if one["role"] == "user")
+    if wanted.startswith("judge: "):
+        return {"role": "assistant", "content": "GOOD" if wanted[7:].isupper() else "BAD"}
+    amounts = re.findall(r"\d+", wanted) if wanted.startswith("add") else []
+    done = sum(one["role"] == "tool" for one in messages)
+    if done < len(amounts):
+        function = {"name": "add", "arguments": json.dumps({"amount": int(amounts[done])})}
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"call_{done}", "type": "function", "function": function}],
+        }
+    return {"role": "assistant", "content": "up"}
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

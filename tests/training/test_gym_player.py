@@ -1,0 +1,133 @@
+"""A rollout that the servers of a gym play: what they are asked, and every way in which they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from palestra.config.gym_entries import GymEntry
+from palestra.training.gym_player import GymPlayer
+from palestra.training.gym_servers import Gym, PolicyAddress
+from palestra.training.player import RolloutSettings
+from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
+from tests.gym.collect.scripted import ScriptedGym
+from tests.training.scripted import ScriptedSampler, chat_tokenizer
+from tests.training.test_gym_results import answer, item
+
+SETTINGS = RolloutSettings(max_tokens=64, max_context=512, temperature=0.7, top_p=0.9, timeout_s=20)
+RIGHT = answer(item([5], [6]))
+Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
+
+
+class NamedSampler(ScriptedSampler):
+    model = "session-4"
+
+
+def always(told: Any, status: int = 200) -> Reply:
+    async def reply(row: dict[str, Any], attempt: int) -> web.StreamResponse:
+        return web.json_response(told, status=status)
+
+    return reply
+
+
+def play(
+    reply: Reply,
+    row: dict[str, Any] | None = None,
+    settings: RolloutSettings = SETTINGS,
+    agent: str = "player",
+    **entry: Any,
+) -> tuple[Rollout, ScriptedGym]:
+    gym = ScriptedGym()
+    gym.reply = reply
+    row = {"responses_create_params": {"input": "2 + 2?"}, "agent_ref": {"name": agent}, **(row or {})}
+    task = Task(id="t", environment="gym", prompt=[{"role": "user", "content": "2 + 2?"}], extras={"row": row})
+    request = GroupRequest(id="g000003", task=task, step=2, seeds=(11, 12), position=3)
+
+    async def main() -> Rollout:
+        async with gym.serving(), httpx.AsyncClient(timeout=None) as http:
+            known = Gym(http, gym.url)
+            await known.refresh()
+            policy = PolicyAddress("http://here:1", "policy", "ephebe")
+            given = GymEntry(head=gym.url, **entry)
+            player = GymPlayer(known, given, {"added": 1}, policy, chat_tokenizer(), http)
+            return await player.play(request, 1, NamedSampler("x", version=2), settings)
+
+    return asyncio.run(asyncio.wait_for(main(), 60)), gym
+
+
+def test_a_row_is_posted_with_this_runs_way_to_sample() -> None:
+    given = {"input": "2 + 2?", "temperature": 0.1, "max_output_tokens": 500, "metadata": {"extra_body": '{"a": 1}'}}
+    rollout, gym = play(always(RIGHT), {"responses_create_params": given, "expected_answer": "4"})
+    assert (rollout.reward, rollout.stop, rollout.temperature) == (1.0, RolloutStop.DONE, 0.7)
+    assert rollout.messages[0] == {"role": "user", "content": "2 + 2?"}
+    (row,) = gym.rows
+    params, metadata = row["responses_create_params"], row["responses_create_params"]["metadata"]
+    assert (params["temperature"], params["top_p"], params["max_output_tokens"]) == (0.7, 0.9, 64)
+    assert metadata["policy_model_name"] == "session-4"
+    extra = json.loads(metadata["extra_body"])
+    assert extra.pop("seed") > 0
+    assert extra == {"a": 1}
+    assert (row["expected_answer"], row["added"]) == ("4", 1)
+    assert (row["_ng_task_index"], row["_ng_rollout_index"]) == (3, 1)
+
+
+def test_what_may_pass_is_asked_again() -> None:
+    async def reply(row: dict[str, Any], attempt: int) -> web.StreamResponse:
+        if attempt == 0:
+            raise ConnectionResetError  # the connection breaks without an answer
+        if attempt == 1:
+            return web.json_response({"_ng_failure_class": "judge_failed", "failure_reason": "busy"})
+        return web.json_response(RIGHT)
+
+    rollout, gym = play(reply)
+    assert rollout.is_graded
+    assert [row.get("_ng_attempt_index") for row in gym.rows] == [None, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("reply", "asked", "error"),
+    [
+        (always({"detail": "no"}, 500), 2, "HTTP 500"),
+        (always({"detail": "what is this"}, 422), 1, "HTTP 422"),
+        (always(["no object"]), 2, "its answer is no JSON object"),
+        (always({"_ng_failure_class": "gone"}), 2, "gone: no reason told"),
+        (always({"_ng_failure_class": "gone", "_ng_failure_terminal": True}), 1, "gone"),
+        (always({**RIGHT, "_ng_no_persist": True}), 1, "does not want it kept"),
+    ],
+)
+def test_a_failure_is_a_record_after_as_many_attempts_as_make_sense(reply: Reply, asked: int, error: str) -> None:
+    rollout, gym = play(reply, attempts=2)
+    assert (rollout.stop, rollout.reward) == (RolloutStop.ENV_FAILED, None)
+    assert error in (rollout.error or "")
+    assert len(gym.rows) == asked
+
+
+def test_a_rollout_that_does_not_end_is_given_up() -> None:
+    async def reply(row: dict[str, Any], attempt: int) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    short = RolloutSettings(max_tokens=8, max_context=64, timeout_s=0.2)
+    rollout, _ = play(reply, settings=short)
+    assert rollout.stop is RolloutStop.TIMEOUT
+    assert "rollout.timeout_s" in (rollout.error or "")
+
+
+def test_answers_of_other_weights_are_not_learned_from() -> None:
+    def of(model: str) -> Rollout:
+        return play(always({**RIGHT, "response": {**RIGHT["response"], "model": model}}), attempts=1)[0]
+
+    assert of("session-4").is_graded
+    assert of("policy").is_graded
+    assert "model 'gpt' has answered, not this run's weights" in (of("gpt").error or "")
+
+
+def test_an_agent_that_the_gym_has_not_is_told_with_the_nearest() -> None:
+    rollout, _ = play(always(RIGHT), agent="payer")
+    assert "has no agent 'payer'; did you mean player?" in (rollout.error or "")
