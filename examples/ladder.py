@@ -37,7 +37,7 @@ LEVELS = ("0a", "0b", "0c", "0d")
 WANTED = {"0a": 0.9, "0b": 0.9, "0c": 0.9}
 """At the end. Of 0d it must have become clearly more than by imitation: by two standard errors of the difference."""
 SIGMAS = 2.0
-HARDEST_SHARE = 0.05  # of what is imitated: two calls it has seen, and not mastered; the rest it learns from rewards
+HARDEST_SHARE = 0.02  # of what is imitated: two calls it has only just seen, the rest it learns from rewards
 
 
 class Measured(NamedTuple):
@@ -156,7 +156,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/ladder"), help="where everything goes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--gold", type=int, default=2000, help="solutions to imitate; one in twenty is of the last level"
+        "--gold", type=int, default=2000, help="solutions to imitate; one in fifty is of the last level"
     )
     parser.add_argument("--sft", action="append", default=[], metavar="KEY=VALUE", help="a setting of SFT; may repeat")
     parser.add_argument("--grpo", action="append", default=[], metavar="KEY=VALUE", help="of GRPO and the evaluations")

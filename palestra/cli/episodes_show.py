@@ -48,16 +48,16 @@ def show(episode_id: str, full: bool, patterns: tuple[str, ...], url: str, key: 
     """Show one episode: its attempts with their model calls and tools, its losses, its result."""
     mask = mask_of(patterns)
     with open_client(url, key) as client:
-        found = client.timeline(episode_id)
+        found = mask.of(client.timeline(episode_id))  # before anything is cut: half a secret fits no pattern
     if as_json:
-        told = mask.of(plain(found))
+        told = plain(found)
         print_json({**told.pop("episode"), **told})
         return
     for name, text in facts(found).items():
         if text:
-            click.echo(f"{name:<12}{safe_text(mask.text(text), keep='')}")
+            click.echo(f"{name:<12}{safe_text(text, keep='')}")
     for line in timeline_lines(found, full=full):
-        click.echo(safe_text(mask.text(line)))
+        click.echo(safe_text(line))
 
 
 @click.command()
@@ -84,7 +84,7 @@ def export(
     mask, count = mask_of(patterns), 0
     with open_client(url, key) as client:
         for one in client.export(run, state, limit=limit, **which):
-            file.write(msgspec.json.encode(mask.of(plain(one))) + b"\n")
+            file.write(msgspec.json.encode(mask.of(one)) + b"\n")
             count += 1
     click.echo(f"{count} written", err=True)
 

@@ -78,7 +78,7 @@ def serve(
         max_instances=max_instances, max_per_team=max_per_team, max_resident_bytes=memory_mib * MIB, ttl_s=ttl_s
     )
     settings = ServeSettings(host=host, port=port, folder=state, keys=keys, public_url=public_url, limits=limits)
-    with one_line_errors(PlatformError):
+    with one_line_errors(PlatformError, OSError):
         run(settings, announce)
 
 

@@ -17,7 +17,17 @@ import rich_click as click
 
 from palestra.cli.output import print_json
 from palestra.cli.run_common import safe_text
-from palestra.environments.platform import APPS, Instance, PlatformTask, TaskKey, Tool, ToolResult, make_task, verify
+from palestra.environments.platform import (
+    APPS,
+    Instance,
+    PlatformTask,
+    TaskKey,
+    Tool,
+    ToolResult,
+    app_of,
+    make_task,
+    verify,
+)
 from palestra.environments.platform.expectations import told_change
 from palestra.environments.platform.tasks import FIRST_EVAL
 
@@ -32,6 +42,8 @@ COMMANDS = ("tools", "task", "diff", "reset", "done", "quit", "help")
 
 
 def play_task(key: str, *, as_json: bool) -> None:
+    if "-" not in key:
+        app_of(key)  # what is no app either is told the nearest
     task = make_task(drawn(key) if key in APPS else key)
     game = Game(task, is_silent=as_json)
     try:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from palestra.config.base import Config, Folder
+from palestra.types.gym import is_gym
 
 if TYPE_CHECKING:
     from palestra.config.train import EnvironmentEntry, GrpoConfig
-
-GYM = "gym"
 
 
 class GymStart(Config):
@@ -50,11 +49,6 @@ class GymEntry(GymStart):
     @property
     def start(self) -> GymStart:
         return GymStart(files=self.files, overrides=self.overrides, search_dirs=self.search_dirs)
-
-
-def is_gym(name: str) -> bool:
-    """`gym`, or `gym:NAME` where a run has several."""
-    return name == GYM or name.startswith(f"{GYM}:")
 
 
 def gym_entry(entry: EnvironmentEntry) -> GymEntry:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
+
+import msgspec
 
 REDACTED = "[redacted]"
 
@@ -22,7 +25,8 @@ _SECRETS = re.compile(
     r"|(?P<url>://[^:/@\s]{0,99}:)[^@/\s]{1,999}(?=@)"
     r"|tml-[\w.~+/=%-]+"  # keys, ours and Tinker's; no word boundary: after an escaped line break there is none
     r"|ep-[\w-]{43}"  # of an episode's attempt
-    r"|eyJ[\w.=-]{5,}",  # JSON web tokens
+    r"|eyJ[\w.=-]{5,}"  # JSON web tokens
+    r"|\b(?:sk-(?=[\w-]{0,40}\d)|hf_|gh[oprsu]_)[\w-]{20,}",  # OpenAI's and others', Hugging Face's, GitHub's
     re.IGNORECASE,
 )
 
@@ -31,7 +35,10 @@ def redact(text: str) -> str:
     return _SECRETS.sub(lambda found: f"{found['before'] or found['url'] or ''}{REDACTED}", text)
 
 
-_SECRET_FIELD = re.compile(r"(?:.*[-_])?(?:api[-_]?key|authorization|password|secret)", re.IGNORECASE)
+_SECRET_FIELD = re.compile(
+    r"(?:.*[-_])?(?:(?:api|secret|private|access)[-_]?key|(?:access|refresh|auth)[-_]?token|authorization|passw(?:or)?d|secret)",
+    re.IGNORECASE,
+)
 
 
 class Mask:
@@ -47,7 +54,13 @@ class Mask:
         return text
 
     def of(self, value: Any) -> Any:
-        """All texts in a JSON value, and whatever a field holds whose name says that it is secret."""
+        """All texts in a JSON value, and whatever a field holds whose name says that it is secret. Of our own records
+        the fields' names and the states stay: they are nobody's secrets, and programs read them."""
+        if isinstance(value, Enum):
+            return value
+        if isinstance(value, msgspec.Struct):
+            fields = {name: self.of(getattr(value, name)) for name in value.__struct_fields__}
+            return msgspec.structs.replace(value, **fields)
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -55,7 +68,9 @@ class Mask:
         return [self.of(one) for one in value] if isinstance(value, list) else value
 
     def _field(self, name: str, value: Any) -> Any:
-        return REDACTED if value and _SECRET_FIELD.fullmatch(name) else self.of(value)
+        """A number with a fraction is none: a metric may be called `found_secret`."""
+        is_secret = value and not isinstance(value, bool | float) and _SECRET_FIELD.fullmatch(name)
+        return REDACTED if is_secret else self.of(value)
 
 
 def check_pattern(text: str) -> re.Pattern[str]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from palestra.config.gym_entries import gym_entry
 from palestra.environments.answers import shown
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError
 from palestra.environments.registry import spec
 from palestra.environments.tasks import Row, read_rows, tasks_of_rows
+from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS
 from palestra.types.rollouts import Message, Task
 
 if TYPE_CHECKING:
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 ROW = "row"
 """In a task's extras: what its agent gets."""
-PARAMS, AGENT = "responses_create_params", "agent_ref"
-EXTRA_BODY = "extra_body"
-"""In the metadata of a request: fields for the model's endpoint, as JSON text."""
 LABELS = ("data_source", "level")
 """Of a row: metrics are told apart by them."""
 
 
 def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
     """Raises TaskFileError, with the line."""
+    from palestra.config.gym_entries import gym_entry  # environments need no pydantic
+
     known = gym_entry(entry)
     file = entry.tasks if split == "train" else entry.eval_tasks
     if file is not None:
@@ -66,11 +65,11 @@ def _wrapped(row: Row, agent: str | None) -> Row:
     if not isinstance(params, Mapping) or not isinstance(params.get("input"), str | list):
         raise TaskFileError(f"{row.where}: no {PARAMS}.input, text or a list of messages; a gym's agents begin with it")
     _check_sampling(row.where, params)
-    named = content.get(AGENT)
+    named = content.get(AGENT_REF)
     if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
         if agent is None:
             raise TaskFileError(f"{row.where}: it names no agent; put agent_ref into it, or say config.agent")
-        content[AGENT] = {"name": agent}
+        content[AGENT_REF] = {"name": agent}
     labels = {name: content[name] for name in LABELS if isinstance(content.get(name), str)}
     return Row(row.where, {"prompt": messages_of(params["input"]), ROW: content, **labels})
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from palestra.config.gym_entries import is_gym
 from palestra.environments.answers import numbers_of, shown
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
@@ -24,6 +23,7 @@ from palestra.environments.session import Deferred, EnvSession
 from palestra.environments.tasks import LabelledTasks, Row, read_tasks, tasks_of_rows
 from palestra.environments.text import mean_of_numbers
 from palestra.environments.threads import CallThreads
+from palestra.types.gym import is_gym
 from palestra.types.rollouts import Task
 
 if TYPE_CHECKING:

@@ -221,8 +221,9 @@ class Board:
         self._state.run(owner, run).engine = engine
 
     def engine_of(self, owner: str, run: str) -> str:
-        """Empty where none was noted."""
-        return self._state.run(owner, run).engine
+        """Empty where none was noted, or the run is deleted meanwhile."""
+        found = self._state.runs.get(owner, {}).get(run)
+        return "" if found is None else found.engine
 
     def sampled(self, lease: LeaseRef, tokens: int) -> None:
         """By a call that was noted. Of an attempt that is over, it changes nothing."""

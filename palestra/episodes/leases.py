@@ -62,11 +62,17 @@ def claim(state: State, owner: str, request: ClaimRequest, full: Mapping[str, st
 
 
 def why_nothing(state: State, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:
-    """Of a claim that got nothing, and could have got something: what holds it off."""
+    """Of a claim that got nothing, and could have got something: what holds it off. Of several runs, a spent share
+    comes first: it alone is no sign for other clients that wait for the same."""
     if request.run is not None:
         return _hold(state.run(owner, request.run), request, full)
-    waiting = (run for run in state.waiting.get(owner, {}).values() if run.queue.has(request.kind))
-    return next((hold for run in waiting if (hold := _hold(run, request, full)) is not None), None)
+    first = None
+    for run in state.waiting.get(owner, {}).values():
+        hold = _hold(run, request, full) if run.queue.has(request.kind) else None
+        if hold is not None and hold.code is Held.CLIENT_SHARE:
+            return hold
+        first = first or hold
+    return first
 
 
 def find(state: State, owner: str, client_id: str | None, ref: LeaseRef) -> Episode | NoLease:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from palestra.episodes.records import Episode, Group
 from palestra.types.episodes import EpisodeInfo, EpisodeResult, EpisodeState
 
 PART = 1000  # episodes looked at in one go: some milliseconds, where 100,000 may wait
+PART_SIZE = 1 << 22  # of tasks and results that are read in one go: some 10 ms, where each may have a MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,29 +76,38 @@ class Searching:
     def __init__(self, groups: Sequence[Group], wanted: Search, *, limit: int | None, offset: int):
         self._wanted, self._from, self._to = wanted, offset, math.inf if limit is None else offset + limit
         self._left = self._members(groups)
+        self._read = 0
+        """Characters, in this step."""
         self.found: list[EpisodeInfo] = []
         self.total = 0
 
     def step(self) -> bool:
         """Looks at some more. False: that was the last of them."""
-        looked = 0
-        for member in islice(self._left, PART):
-            looked += 1
-            if member is None or not self._wanted.fits(member):
-                continue
-            if self._from <= self.total < self._to:
-                self.found.append(member.info())
-            self.total += 1
-        return looked == PART
+        self._read = 0
+        for looked, member in enumerate(self._left, 1):
+            if member is not None:
+                self._look_at(member)
+            if looked == PART or self._read >= PART_SIZE:
+                return True
+        return False
 
     def take(self) -> list[EpisodeInfo]:
         """What was found since the last time."""
         taken, self.found = self.found, []
         return taken
 
+    def _look_at(self, member: Episode) -> None:
+        self._read += len(member.result or "")
+        if not self._wanted.fits(member):
+            return
+        if self._from <= self.total < self._to:
+            self.found.append(member.info())
+        self.total += 1
+
     def _members(self, groups: Sequence[Group]) -> Iterator[Episode | None]:
         """None for a group whose task is another: to look at it takes time, too."""
         for group in groups:
+            self._read += 0 if self._wanted.task is None else len(group.text)
             if self._wanted.has_task(group):
                 yield from group.members
             else:

@@ -11,21 +11,42 @@ from typing import Any
 
 from msgspec import Struct
 
-TASK_INDEX = "_ng_task_index"
-ROLLOUT_INDEX = "_ng_rollout_index"
-ROLLOUT_ID = "_ng_rollout_id"
-ATTEMPT_INDEX = "_ng_attempt_index"
-ROW_INDEX = "_rowidx"
-FAILURE_CLASS = "_ng_failure_class"
-FAILURE_TERMINAL = "_ng_failure_terminal"
-STEP_ID = "_ng_step_request_id"
-NO_PERSIST = "_ng_no_persist"
-MASK_SAMPLE = "mask_sample"
-AGENT_REF = "agent_ref"
-PARAMS = "responses_create_params"
+from palestra.types.gym import (
+    AGENT_REF,
+    ATTEMPT_INDEX,
+    FAILURE_CLASS,
+    FAILURE_TERMINAL,
+    MASK_SAMPLE,
+    NO_PERSIST,
+    PARAMS,
+    ROLLOUT_ID,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    TOKEN_FIELDS,
+)
 
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""On the last output item of each model call: all three or none."""
+__all__ = [
+    "AGENT_REF",
+    "ATTEMPT_INDEX",
+    "FAILURE_CLASS",
+    "FAILURE_TERMINAL",
+    "MASK_SAMPLE",
+    "NO_PERSIST",
+    "PARAMS",
+    "ROLLOUT_ID",
+    "ROLLOUT_INDEX",
+    "ROW_INDEX",
+    "STEP_ID",
+    "TASK_INDEX",
+    "TOKEN_FIELDS",
+    "GymConfig",
+    "Isolation",
+    "ServerInstance",
+    "ServerKind",
+]
+
+ROW_INDEX = "_rowidx"
+STEP_ID = "_ng_step_request_id"
 
 
 class ServerKind(StrEnum):

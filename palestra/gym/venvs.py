@@ -19,7 +19,7 @@ import shutil
 import sys
 import sysconfig
 import tomllib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -70,23 +70,33 @@ def _beside(line: str, folder: Path) -> str:
     return line if found is None else line.replace(found["file"], str((folder / found["file"]).absolute()))
 
 
-async def interpreter_for(folder: Path, settings: dict[str, Any], tell: Callable[[str], None]) -> str:
-    """Its path; ours where nothing is required. May take minutes the first time. Raises ServerStartError."""
+async def interpreter_for(
+    folder: Path,
+    settings: dict[str, Any],
+    tell: Callable[[str], None],
+    more: Sequence[str] = (),
+    alone: Sequence[str] = (),
+) -> str:
+    """Its path; ours where nothing is required. May take minutes the first time. Raises ServerStartError.
+
+    `more` is required beside what the folder says; `alone` too, where it is another Python that cannot see ours."""
     venvs = settings.get("uv_venv_dir")
     own = [Path(venvs, *folder.parts[-2:]) if venvs else folder, folder]
     if settings.get("skip_venv_if_present"):
         for place in own:
             if (place / ".venv/bin/python").exists():
                 return str(place / ".venv/bin/python")
-    lines = requirements_of(folder)
+    lines = [*requirements_of(folder), *more]
     if not lines:
         return sys.executable
+    if not _is_our_version(_version(settings)):
+        lines += alone
     return str(await _built(folder, lines, settings, tell) / "bin" / "python")
 
 
 async def _built(folder: Path, lines: list[str], settings: dict[str, Any], tell: Callable[[str], None]) -> Path:
     overrides = folder / "overrides.txt"
-    version = str(settings.get("python_version") or ".".join(map(str, sys.version_info[:3])))
+    version = _version(settings)
     replaced = overrides.read_text() if overrides.is_file() else ""
     content = "\n".join([*sorted(lines), replaced, version, sys.executable, sysconfig.get_paths()["purelib"]])
     name = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -100,6 +110,14 @@ async def _built(folder: Path, lines: list[str], settings: dict[str, Any], tell:
             await _build(venv, folder, lines, version, settings)
             (venv / MARK).touch()
     return venv
+
+
+def _version(settings: dict[str, Any]) -> str:
+    return str(settings.get("python_version") or ".".join(map(str, sys.version_info[:3])))
+
+
+def _is_our_version(version: str) -> bool:
+    return version.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
 
 
 def _root(folder: Path, settings: dict[str, Any]) -> Path:
@@ -124,7 +142,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 async def _build(venv: Path, folder: Path, lines: list[str], version: str, settings: dict[str, Any]) -> None:
-    is_same = version.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
+    is_same = _is_our_version(version)
     wanted = sys.executable if is_same else f"python{'.'.join(version.split('.')[:2])}"
     listed = venv / "palestra-requirements.txt"
     uv = shutil.which("uv")

@@ -20,24 +20,33 @@ from msgspec import Struct
 from palestra.chat import ChatTokenizer
 from palestra.config.gym_entries import GymEntry, gym_entry
 from palestra.config.train import GrpoConfig
-from palestra.environments.gym_rows import AGENT, EXTRA_BODY, PARAMS, ROW
+from palestra.environments.gym_rows import ROW
 from palestra.training.gym_results import fill
 from palestra.training.gym_servers import Gym, PolicyAddress, open_gyms
 from palestra.training.player import RolloutSettings
 from palestra.training.policy import Sampler
-from palestra.training.seeds import derive_seed
 from palestra.training.session import Session
 from palestra.training.sources import ERROR_LENGTH, blank_rollout
 from palestra.training.stopwatch import OutOfTime, Stopwatch
+from palestra.types.gym import (
+    AGENT_REF,
+    ATTEMPT_INDEX,
+    EXTRA_BODY,
+    FAILURE_CLASS,
+    FAILURE_TERMINAL,
+    NO_PERSIST,
+    PARAMS,
+    POLICY,
+    ROLLOUT_ID,
+    ROLLOUT_INDEX,
+    ROLLOUT_SEED,
+    TASK_INDEX,
+)
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
 
-FAILURE, TERMINAL, UNWANTED = "_ng_failure_class", "_ng_failure_terminal", "_ng_no_persist"
-MODEL = "policy_model_name"
-"""In a request's metadata: which weights are to answer it."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
 AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
 AGAIN = frozenset({408, 409, 425, 429})
-SEED_BITS = 31
 NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -89,7 +98,7 @@ class GymPlayer(Struct, frozen=True):
         failed, pause_s, away_until = 0, FIRST_PAUSE_S, time.monotonic() + AWAY_S
         while True:
             try:
-                return await self._attempt({**row, "_ng_attempt_index": failed} if failed else row)
+                return await self._attempt({**row, ATTEMPT_INDEX: failed} if failed else row)
             except _Failed as error:
                 is_waited_for = isinstance(error, _Away) and time.monotonic() < away_until
                 failed += not is_waited_for
@@ -102,15 +111,15 @@ class GymPlayer(Struct, frozen=True):
 
     async def _attempt(self, row: dict[str, Any]) -> Mapping[str, Any]:
         try:
-            url = self.gym.agent(row[AGENT]["name"])
+            url = self.gym.agent(row[AGENT_REF]["name"])
         except LookupError as error:
             raise _Failed(str(error.args[0]), is_final=True) from None
         try:
             answer = await self.http.post(f"{url}/run", json=row)
         except (httpx.ConnectError, httpx.InvalidURL) as error:
-            raise _Away(f"{row[AGENT]['name']} is away: {error}") from error
+            raise _Away(f"{row[AGENT_REF]['name']} is away: {error}") from error
         except httpx.HTTPError as error:
-            raise _Failed(f"{row[AGENT]['name']}: {type(error).__name__}: {error}") from error
+            raise _Failed(f"{row[AGENT_REF]['name']}: {type(error).__name__}: {error}") from error
         if answer.status_code >= 400:
             is_final = answer.status_code < 500 and answer.status_code not in AGAIN
             raise _Failed(f"HTTP {answer.status_code}: {answer.text[:ERROR_LENGTH]}", is_final=is_final)
@@ -134,10 +143,12 @@ def _usable(answer: httpx.Response) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise _Failed(f"its answer is no JSON object: {answer.text[:ERROR_LENGTH]}")
-    if kind := found.get(FAILURE):
-        raise _Failed(f"{kind}: {found.get('failure_reason') or 'no reason told'}", is_final=bool(found.get(TERMINAL)))
-    if found.get(UNWANTED):
-        raise _Failed(f"its agent does not want it kept ({UNWANTED})", is_final=True)
+    if kind := found.get(FAILURE_CLASS):
+        raise _Failed(
+            f"{kind}: {found.get('failure_reason') or 'no reason told'}", is_final=bool(found.get(FAILURE_TERMINAL))
+        )
+    if found.get(NO_PERSIST):
+        raise _Failed(f"its agent does not want it kept ({NO_PERSIST})", is_final=True)
     return found
 
 
@@ -148,10 +159,10 @@ def sampling_row(
     params = dict(row[PARAMS])
     metadata = dict(params.get("metadata") or {})
     extra = json.loads(metadata.get(EXTRA_BODY) or "{}")
-    extra["seed"] = derive_seed(request.seeds[index], "gym") >> (63 - SEED_BITS)
+    extra.pop("seed", None)  # a row's own would make its group's rollouts all the same
     if settings.top_k > 0:
         extra["top_k"] = settings.top_k
-    metadata |= {EXTRA_BODY: json.dumps(extra), MODEL: sampler.model}
+    metadata |= {EXTRA_BODY: json.dumps(extra), POLICY: sampler.model, ROLLOUT_SEED: str(request.seeds[index])}
     params |= {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -161,9 +172,9 @@ def sampling_row(
     return {
         **row,
         PARAMS: params,
-        "_ng_task_index": request.position,
-        "_ng_rollout_index": index,
-        "_ng_rollout_id": NOT_IN_IDS.sub("_", f"s{request.step}-{request.id}-{index}"),
+        TASK_INDEX: request.position,
+        ROLLOUT_INDEX: index,
+        ROLLOUT_ID: NOT_IN_IDS.sub("_", f"s{request.step}-{request.id}-{index}"),
     }
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
-from palestra.config.gym_entries import GymEntry, GymStart, gym_entry, is_gym
+from palestra.config.gym_entries import GymEntry, GymStart, gym_entry
 from palestra.config.train import EnvironmentEntry
 from palestra.training.aliases import api_key
 from palestra.training.collecting import TrainingError
 from palestra.training.own_process import own_process
+from palestra.types.gym import is_gym
 
 READY = "The gym is ready at "
 KEY_VARIABLE = "PALESTRA_POLICY_KEY"

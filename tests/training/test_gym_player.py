@@ -20,7 +20,7 @@ from tests.gym.collect.scripted import ScriptedGym
 from tests.training.scripted import ScriptedSampler, chat_tokenizer
 from tests.training.test_gym_results import answer, item
 
-SETTINGS = RolloutSettings(max_tokens=64, max_context=512, temperature=0.7, top_p=0.9, timeout_s=20)
+SETTINGS = RolloutSettings(max_tokens=64, max_context=512, temperature=0.7, top_p=0.9, top_k=20, timeout_s=20)
 RIGHT = answer(item([5], [6]))
 Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
 
@@ -62,7 +62,12 @@ def play(
 
 
 def test_a_row_is_posted_with_this_runs_way_to_sample() -> None:
-    given = {"input": "2 + 2?", "temperature": 0.1, "max_output_tokens": 500, "metadata": {"extra_body": '{"a": 1}'}}
+    given = {
+        "input": "2 + 2?",
+        "temperature": 0.1,
+        "max_output_tokens": 500,
+        "metadata": {"extra_body": '{"a": 1, "seed": 3}'},
+    }
     rollout, gym = play(always(RIGHT), {"responses_create_params": given, "expected_answer": "4"})
     assert (rollout.reward, rollout.stop, rollout.temperature) == (1.0, RolloutStop.DONE, 0.7)
     assert rollout.messages[0] == {"role": "user", "content": "2 + 2?"}
@@ -70,9 +75,8 @@ def test_a_row_is_posted_with_this_runs_way_to_sample() -> None:
     params, metadata = row["responses_create_params"], row["responses_create_params"]["metadata"]
     assert (params["temperature"], params["top_p"], params["max_output_tokens"]) == (0.7, 0.9, 64)
     assert metadata["policy_model_name"] == "session-4"
-    extra = json.loads(metadata["extra_body"])
-    assert extra.pop("seed") > 0
-    assert extra == {"a": 1}
+    assert metadata["rollout_seed"] == "12"
+    assert json.loads(metadata["extra_body"]) == {"a": 1, "top_k": 20}, "a row's own seed would be that of all"
     assert (row["expected_answer"], row["added"]) == ("4", 1)
     assert (row["_ng_task_index"], row["_ng_rollout_index"]) == (3, 1)
 

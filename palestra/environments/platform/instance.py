@@ -20,11 +20,16 @@ from palestra.environments.platform.app import App, Size
 from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import PlatformError, ToolError
-from palestra.environments.platform.seeds import CLOCK, Seed, seed_of
+from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, Seed, seed_of
 from palestra.environments.platform.toolbox import Tool, ToolResult
 
 TICK = timedelta(minutes=1)
 """Of the world's clock, for each call that writes."""
+MAX_PAGES = (64 << 20) // PAGE_BYTES  # a hundred times a large world
+SQLITE_PAGES = 2**32 - 2  # as many as there can be
+FULL = {"error": "full", "message": "this world holds nothing more", "hint": "the task cannot be gone on with"}
+MAX_CALL = 200_000  # characters: ten of the longest texts that a tool takes
+MAX_NAME = 100  # characters of an unknown tool's name that its caller is told again
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -72,13 +77,16 @@ class Instance:
     # Tools
 
     def call(self, name: str, arguments: object) -> ToolResult:
-        """Always a result: what the model got wrong is one, too. A call that fails has changed nothing."""
+        """Always a result: what the model got wrong is one, too. A call that fails has changed nothing. All are noted,
+        but for those of an instance that is full."""
         with self._lock:
             connection = self.connection
+            if connection.execute("PRAGMA page_count").fetchone()[0] > MAX_PAGES:
+                return ToolResult(msgspec.json.encode(FULL).decode(), is_error=True)
             connection.execute("BEGIN")
             noted = "null"
             try:
-                noted = as_text([name, arguments])
+                noted = _noted(name, arguments)
                 tool = self._tool(name)
                 told, error = self._run(connection, tool, tool.checked(arguments)), ""
                 connection.execute("COMMIT")
@@ -95,7 +103,9 @@ class Instance:
         found = self.app.tool(name)
         if found is None:
             raise ToolError(
-                "unknown_tool", f"there is no tool {name!r}", f"use {', '.join(t.name for t in self.app.tools)}"
+                "unknown_tool",
+                f"there is no tool {name[:MAX_NAME]!r}",
+                f"use {', '.join(t.name for t in self.app.tools)}",
             )
         return found
 
@@ -114,6 +124,7 @@ class Instance:
         """For whoever sets a world up by hand: all of it or nothing, and no call between."""
         with self._lock:
             connection = self.connection
+            connection.execute(f"PRAGMA max_page_count = {MAX_PAGES + 1}")  # tools are told when they come to the last
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -121,6 +132,8 @@ class Instance:
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
+            finally:
+                connection.execute(f"PRAGMA max_page_count = {SQLITE_PAGES}")
 
     # State
 
@@ -167,6 +180,16 @@ class Instance:
 
     def fork(self) -> Instance:
         return Instance(self.seed, self.snapshot(), self.variables)
+
+
+def _noted(name: str, arguments: object) -> str:
+    """What is kept of a call, whatever comes of it: so it has a bound."""
+    text = as_text([name, arguments])
+    if len(text) > MAX_CALL:
+        raise ToolError(
+            "bad_arguments", f"a call has at most {MAX_CALL} characters, this has {len(text)}", "shorten it"
+        )
+    return text
 
 
 def as_text(value: object) -> str:

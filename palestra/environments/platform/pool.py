@@ -1,6 +1,6 @@
 """The instances of a server: made on request, found by id, ended by their owners or by time.
 
-Owns: lives of instances, limits, which are in memory. Never touches: what is called on them, HTTP.
+Owns: lives of instances, limits. Never touches: what is called on them, HTTP.
 
 After a clean end of the server its instances go on at the next start. After a crash those that were on disk go on,
 since nothing happened to them there; those that were in memory end with the state `error`, because nobody knows what
@@ -15,17 +15,20 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
+from palestra.environments.platform.pool_memory import PoolMemory
 from palestra.environments.platform.pool_records import (
+    DiskFull,
     DuplicateRequest,
     InstanceGone,
     InstanceOver,
@@ -36,14 +39,12 @@ from palestra.environments.platform.pool_records import (
     Record,
     Wanted,
 )
-from palestra.environments.platform.seeds import PAGE_BYTES, seed_named
+from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.wheel import Wheel
 
 log = logging.getLogger(__name__)
 
 ID_BYTES = 16  # 128 bits: an id is all it takes to call an instance's tools
-CONNECTION_BYTES = 50 << 10  # of one that was used, beside its pages
-PARSED = 14  # bytes for each character of tables and triggers: each connection has parsed them (measured on five apps)
 SPARE_LINES = 10_000  # of the journal, before it is begun anew
 CLOSED, TIMED_OUT = "closed by its owner", "nobody used it for too long"
 CRASHED = "the platform went down while it was in memory: make another"
@@ -66,11 +67,7 @@ class Pool:
         self._alive = 0
         """Of all teams."""
         self._requests: dict[tuple[str, str], str] = {}
-        self._resident: OrderedDict[str, None] = OrderedDict()
-        """Least recently used first."""
-        self._resident_bytes = 0
-        self._overheads: dict[str, int] = {}
-        """Beside the pages of an instance, by app."""
+        self._memory = PoolMemory(self.files, self.limits.max_resident_bytes)
         self._wheel = Wheel(clock())
         self._restore()
 
@@ -99,10 +96,13 @@ class Pool:
             if record.is_over:  # closed meanwhile
                 instance.close()
                 return record
-            self._keep(record, instance)
+            self._memory.keep(record, instance)
             record.move(InstanceState.RUNNING, self._clock())
-            self.files.note(record)
-            self._make_room()
+            try:
+                self.files.note(record)
+                self._memory.make_room()
+            except OSError as e:
+                raise self._unkept(record, e) from e
         return record
 
     def record(self, instance_id: str, team: str | None = None) -> Record:
@@ -126,7 +126,7 @@ class Pool:
             instance = record.instance or self._bring_back(record)
             record.users += 1
             record.updated_at = self._clock()
-            self._resident.move_to_end(instance_id)
+            self._memory.used(record)
         try:
             yield instance
         finally:
@@ -154,11 +154,14 @@ class Pool:
             if record.users:
                 raise PlatformError(f"instance {instance_id} is in use")
             instance = Instance(seed_named(app_of(record.wanted.app), data), variables=record.wanted.variables)
-            self._forget_memory(record)
+            self._memory.forget(record)
             self.files.drop(instance_id)
-            record.wanted = Wanted(**{**_fields(record.wanted), "data": data})
-            self._keep(record, instance)
-            self.files.note(record)
+            record.wanted = msgspec.structs.replace(record.wanted, data=data)
+            self._memory.keep(record, instance)
+            try:
+                self.files.note(record)
+            except OSError as e:
+                raise self._unkept(record, e) from e
 
     # Ending
 
@@ -206,18 +209,17 @@ class Pool:
         """All go to disk, where they wait for the next start."""
         with self._lock:
             if self._temporary is None:
-                for instance_id in list(self._resident):
-                    self._spill(self._records[instance_id])
+                self._memory.spill_all()
             for record in self._records.values():
-                self._forget_memory(record)
+                self._memory.forget(record)
             self.files.close()
             if self._temporary is not None:
                 self._temporary.cleanup()
 
     def usage(self) -> PoolUsage:
         with self._lock:
-            resident = len(self._resident)
-            return PoolUsage(self._alive, resident, self._resident_bytes, self._alive - resident, len(self._records))
+            resident, size_bytes = len(self._memory), self._memory.size_bytes
+            return PoolUsage(self._alive, resident, size_bytes, self._alive - resident, len(self._records))
 
     def count(self, team: str) -> int:
         return len(self._teams.get(team, ()))
@@ -267,10 +269,18 @@ class Pool:
         if not team:
             del self._teams[record.team]
         if not record.users:  # else the last of them does it
-            self._forget_memory(record)
-        self.files.drop(record.id)
-        self.files.note(record)
+            self._memory.forget(record)
         self._schedule(record)
+        try:
+            self.files.drop(record.id)
+            self.files.note(record)
+        except OSError as e:  # it is over all the same; a restart that finds no state of it ends it, too
+            log.warning("the end of instance %s cannot be noted on disk: %s", record.id, e)
+
+    def _unkept(self, record: Record, error: OSError) -> DiskFull:
+        """What a restart would not know of is not handed out."""
+        self._end(record, InstanceState.ERROR, f"the platform's disk takes nothing more: {error}")
+        return DiskFull(record)
 
     def _forget(self, record: Record) -> None:
         del self._records[record.id]
@@ -281,63 +291,22 @@ class Pool:
         record.users -= 1
         if record.is_over:
             if not record.users:
-                self._forget_memory(record)
+                self._memory.forget(record)
             return
-        if (writes := instance.connection.total_changes) != record.writes:
-            record.writes = writes
-            pages = instance.connection.execute("PRAGMA page_count").fetchone()[0]
-            size_bytes = pages * PAGE_BYTES + self._overhead(instance)
-            self._resident_bytes += size_bytes - record.size_bytes
-            record.size_bytes = size_bytes
-        self._make_room()
-
-    # Memory and disk, under the lock
-
-    def _keep(self, record: Record, instance: Instance) -> None:
-        record.instance, record.writes = instance, instance.connection.total_changes
-        record.size_bytes = len(instance.seed.data) + self._overhead(instance)
-        self._resident_bytes += record.size_bytes
-        self._resident[record.id] = None
-
-    def _overhead(self, instance: Instance) -> int:
-        app = instance.app.key
-        if app not in self._overheads:
-            (found,) = instance.seed.rows("SELECT sum(length(sql)) AS size FROM sqlite_master")
-            self._overheads[app] = CONNECTION_BYTES + PARSED * found["size"]
-        return self._overheads[app]
-
-    def _forget_memory(self, record: Record) -> None:
-        if record.instance is not None:
-            record.instance.close()
-            record.instance = None
-            self._resident_bytes -= record.size_bytes
-            del self._resident[record.id]
-
-    def _make_room(self) -> None:
-        while self._resident_bytes > self.limits.max_resident_bytes:
-            idle = next((i for i in self._resident if not self._records[i].users), None)
-            if idle is None:
-                return
-            self._spill(self._records[idle])
-
-    def _spill(self, record: Record) -> None:
-        assert record.instance is not None
-        self.files.spill(record.id, record.instance.snapshot())
-        self._forget_memory(record)
+        self._memory.measure(record, instance)
+        try:
+            self._memory.make_room()
+        except OSError as e:  # the call was made: whoever made it is told its result
+            log.warning("no instance can go to disk, and memory is full: %s", e)
 
     def _bring_back(self, record: Record) -> Instance:
         try:
-            state = self.files.take_back(record.id)
-            seed = seed_named(app_of(record.wanted.app), record.wanted.data)
-            instance = Instance(seed, state, record.wanted.variables)
-            _ = instance.now
-        except (OSError, sqlite3.Error, PlatformError) as e:
+            return self._memory.bring_back(record)
+        except (FileNotFoundError, sqlite3.Error, PlatformError) as e:
             self._end(record, InstanceState.ERROR, f"its state cannot be read from disk: {e}")
             raise InstanceOver(record) from e
-        self._keep(record, instance)
-        self._resident_bytes += len(state) - len(seed.data)
-        record.size_bytes += len(state) - len(seed.data)
-        return instance
+        except OSError as e:  # too many open files, say: it may pass
+            raise PlatformError(f"instance {record.id} cannot be read from disk now: {e}; ask again") from e
 
     def _restore(self) -> None:
         now = self._clock()
@@ -364,7 +333,3 @@ class Pool:
             return "" if app_of(record.wanted.app).version == record.wanted.version else OTHER_VERSION
         except PlatformError as e:
             return str(e)
-
-
-def _fields(wanted: Wanted) -> dict[str, object]:
-    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}

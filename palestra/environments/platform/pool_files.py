@@ -20,7 +20,7 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.pool_records import InstanceState, Record, Wanted
 
 if TYPE_CHECKING:
-    from io import BufferedWriter
+    from io import FileIO
 
 SECRET_BYTES = 32
 
@@ -54,8 +54,10 @@ class PoolFiles:
         self._states = folder / "instances"
         self._states.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(folder / "lock")
-        self._journal: BufferedWriter | None = None
+        self._journal: FileIO | None = None
         self.lines = 0
+        self._is_cut = False
+        """The disk was full in the midst of a line."""
 
     def close(self) -> None:
         if self._journal is not None:
@@ -85,15 +87,20 @@ class PoolFiles:
     def begin(self, records: Iterable[Record]) -> None:
         """Anew, with what is known now."""
         lines = [msgspec.json.encode(Entry.of(record)) + b"\n" for record in records]
+        _write_whole(self._path, b"".join(lines))
         if self._journal is not None:
             self._journal.close()
-        _write_whole(self._path, b"".join(lines))
-        self._journal = self._path.open("ab", buffering=0)  # pyright: ignore[reportAttributeAccessIssue]
-        self.lines = len(lines)
+        self._journal = self._path.open("ab", buffering=0)
+        self.lines, self._is_cut = len(lines), False
 
     def note(self, record: Record) -> None:
+        """Raises OSError: then it is as if nothing was noted, and the next line is whole again."""
         assert self._journal is not None
-        self._journal.write(msgspec.json.encode(Entry.of(record)) + b"\n")
+        line = b"\n" * self._is_cut + msgspec.json.encode(Entry.of(record)) + b"\n"
+        self._is_cut = True
+        while line:
+            line = line[self._journal.write(line) :]
+        self._is_cut = False
         self.lines += 1
 
     # States

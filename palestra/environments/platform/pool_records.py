@@ -136,6 +136,13 @@ class InstanceGone(PlatformError):
         super().__init__(f"there is no instance {instance_id[:64]!r} (any more): make another")
 
 
+class DiskFull(PlatformError):
+    """An instance could not be kept, and has ended."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(f"{record.reason}; close instances, or make room where the platform keeps its state")
+
+
 class InstanceOver(PlatformError):
     def __init__(self, record: Record) -> None:
         super().__init__(f"instance {record.id} is {record.state}: {record.reason or 'it is not ready yet'}")

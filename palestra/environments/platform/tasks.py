@@ -1,7 +1,7 @@
 """Tasks by their key: any key can be made again from nothing.
 
-    mail-move_message-0-17         app, template, difficulty, random number
-    mail-move_message-0-17.hint    and a knob on its difficulty
+    mail-move_only-0-17         app, template, difficulty, random number
+    mail-move_only-0-17.hint    and a knob on its difficulty
 
 Owns: keys, splits, drawing until a task is sound. Never touches: instances.
 """
@@ -48,7 +48,7 @@ class TaskKey(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> TaskKey:
         found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})((?:\.[a-z]+)*)", text)
         if found is None:
-            raise PlatformError(f"{text!r} is no task key; one looks like keys-set_value-0b-17")
+            raise PlatformError(f"{text!r} is no task key; one looks like keys-put_number-0b-17")
         return cls(found[1], found[2], found[3], int(found[4]), knobs_of(found[5].split(".")[1:]))
 
     @property

@@ -16,6 +16,7 @@ from palestra.environments.platform.errors import ToolError
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "required": []}
 MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
+MAX_SHOWN = 100  # characters of what is told again
 
 
 class ToolResult(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class Tool(msgspec.Struct, frozen=True):
             raise ToolError("bad_arguments", f"arguments must be an object, found {_kind(given)}", self.usage)
         unknown = [name for name in given if name not in self.parameters["properties"]]
         if unknown:
-            raise ToolError("bad_arguments", f"{self.name} has no argument {unknown[0]!r}", self.usage)
+            raise ToolError("bad_arguments", f"{self.name} has no argument {unknown[0][:MAX_SHOWN]!r}", self.usage)
         long = [name for name, value in given.items() if isinstance(value, str) and len(value) > MAX_TEXT]
         if long:
             raise ToolError("bad_arguments", f"{long[0]} is longer than {MAX_TEXT} characters", "shorten it")

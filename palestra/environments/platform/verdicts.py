@@ -15,18 +15,25 @@ from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.tasks import PlatformTask
 from palestra.environments.platform.worlds import part_of
 
+CHANGES, NO_CHANGES = "changes", "no unexpected changes"
+"""The second is met by doing nothing: whoever reads what a verifier prints knows it by these words."""
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None
     """1 or 0; None: nobody can tell, because the verifier itself broke."""
     met: list[str] = []
     """Checks by name, for people and for partial rewards."""
-    checks: int = 0
-    """How many there are."""
+    missed: list[str] = []
     apps: dict[str, bool] = {}
     """Of a world: those where something had to change, or did, and whether it is right there."""
     failed: list[str] = []
     """Why not, in words. Never for the model."""
+
+    @property
+    def checks(self) -> int:
+        """How many there are."""
+        return len(self.met) + len(self.missed)
 
     @property
     def is_unknown(self) -> bool:
@@ -36,24 +43,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def verify(task: PlatformTask, instance: Instance, answer: str | None = None) -> Verdict:
     """Of the state as it is now. Asked twice, it says the same."""
     template, params = task.template, task.params
-    met: list[str] = []
     expected, changes = template.expect(params, task.seed), instance.changes()
     found = mismatch(expected, changes)
     failed = [f"missing: {one}" for one in found.missing] + [f"unasked: {one}" for one in found.stray]
     apps = verify_multi_app(expected, changes) if task.app.parts else {}
-    if apps:
-        met += [f"app {name}" for name, is_right in apps.items() if is_right]
-    elif not found:
-        met.append("changes")
+    checks = {f"app {name}": is_right for name, is_right in apps.items()}
+    checks = checks or {CHANGES if expected else NO_CHANGES: not found}
     if template.answer is not None:
         wanted = template.answer(params)
-        is_right = wanted.is_met(answer)
-        (met if is_right else failed).append("answer" if is_right else f"answer: {answer!r} is not {wanted.text!r}")
+        checks["answer"] = wanted.is_met(answer)
+        failed += [] if checks["answer"] else [f"answer: {answer!r} is not {wanted.text!r}"]
     if template.process is not None:
-        is_right = template.process(params).is_met(instance.events())
-        (met if is_right else failed).append("process" if is_right else "process: not the calls that were asked for")
-    checks = max(1, len(apps)) + (template.answer is not None) + (template.process is not None)
-    return Verdict(score=0.0 if failed else 1.0, met=met, failed=failed, checks=checks, apps=apps)
+        checks["process"] = template.process(params).is_met(instance.events())
+        failed += [] if checks["process"] else ["process: not the calls that were asked for"]
+    met, missed = ([name for name, found in checks.items() if found is is_right] for is_right in (True, False))
+    return Verdict(score=0.0 if failed else 1.0, met=met, missed=missed, failed=failed, apps=apps)
 
 
 def verify_multi_app(expected: Sequence[Expected], changes: Sequence[Change]) -> dict[str, bool]:

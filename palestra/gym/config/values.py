@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from palestra.config.redaction import redact
+from palestra.gym.config.secrets import MASK, is_secret_name
 from palestra.gym.errors import GymConfigError
 
 _KEY = re.compile(r"(?P<how>\+\+|\+|~|)(?P<key>[^\s=+~][^\s=]*)(?P<rest>=.*)?", re.DOTALL)
@@ -33,23 +35,24 @@ class GymOverride:
     """Dotted."""
     value: Any
     text: str
-    """As it was typed."""
+    """As it was typed, but for secrets: it is for messages."""
 
     @classmethod
     def parse(cls, text: str) -> GymOverride:
         found = _KEY.fullmatch(text)
         if found is None or (found["rest"] is None and found["how"] != How.DELETE):
-            raise GymConfigError(f"{text!r}: an override is key=value, +key=value, ++key=value or ~key")
-        value = None if found["rest"] is None else parsed(found["rest"][1:], text)
-        return cls(How(found["how"]), found["key"], value, text)
+            raise GymConfigError(f"{redact(text)!r}: an override is key=value, +key=value, ++key=value or ~key")
+        shown = f"{found['how']}{found['key']}={MASK}" if is_secret_name(found["key"]) else redact(text)
+        value = None if found["rest"] is None else parsed(found["rest"][1:], shown)
+        return cls(How(found["how"]), found["key"], value, shown)
 
 
 def parsed(text: str, whole: str) -> Any:
-    """One value. `whole` is what the user typed, for messages."""
+    """One value. `whole` is the override, for messages."""
     reader = _Reader(text, whole)
     value = reader.value("")
     if not reader.at_end:
-        raise reader.error("a comma outside of brackets: write [a,b] for a list, '…' for text")
+        raise reader.error("more than one value: write [a,b] for a list, '…' for text")
     return value
 
 

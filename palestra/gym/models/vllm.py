@@ -14,6 +14,7 @@ import orjson
 from palestra.gym.errors import PeerFailed
 from palestra.gym.models import tokens
 from palestra.gym.models.base import ModelServer
+from palestra.gym.models.call_seeds import CallSeeds
 from palestra.gym.models.errors import BadAnswer, BadRequest
 from palestra.gym.models.openai import whole_completion, whole_response
 from palestra.gym.models.plain_text import as_chat, template_of, text_request
@@ -24,6 +25,7 @@ from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import TOKEN_FIELDS, ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED
 
 Json = dict[str, Any]
 
@@ -31,9 +33,6 @@ CHAT, TEXT, RESPONSES, TOKENIZE = "/chat/completions", "/completions", "/respons
 TOO_LONG = (b"context length", b"max_tokens", b"context_length_exceeded")
 TOKENIZED = ("model", "messages", "tools", "chat_template_kwargs", "mm_processor_kwargs", "required_prefix_token_ids")
 AUDIO = ("audio_data", "audio_path", "audio_paths")
-POLICY = "policy_model_name"
-"""In a request's metadata: which model of the endpoint is to answer it, in place of the setting. Training says there
-which weights it wants; `model` will not do, as datasets have one in their rows."""
 
 
 class VLLMModel(ModelServer):
@@ -42,6 +41,7 @@ class VLLMModel(ModelServer):
         self.settings = read_settings(VLLMSettings, instance.settings, instance.name)
         headers = {**self.settings.default_headers, "authorization": f"Bearer {self.settings.api_key}"}
         self.upstream = Upstream(self.settings.urls, headers, self.settings)
+        self._seeds = CallSeeds()
         folder = self.settings.tokenizer_folder
         self._template = template_of(folder, self.name) if self.settings.render_chat_template else None
 
@@ -99,7 +99,9 @@ class VLLMModel(ModelServer):
                 body |= tokens.ASKED_INLINE
         elif body.get("top_logprobs", 0) is None:
             del body["top_logprobs"]  # vLLM reads a null as: no logprobs at all
-        beneath = (settings.extra_body or {}) | _object(metadata, "extra_body")
+        beneath = (settings.extra_body or {}) | _object(metadata, EXTRA_BODY)
+        if isinstance(metadata.get(ROLLOUT_SEED), str):
+            beneath["seed"] = self._seeds.next(metadata[ROLLOUT_SEED], body["messages"])
         return beneath | body | (settings.sampling_overrides or {})
 
     def _model(self, body: Json) -> str:

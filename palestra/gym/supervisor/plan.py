@@ -5,18 +5,20 @@ Owns: command, environment and sockets of each process. Never touches: starting 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from palestra.gym.brought import brought_along
 from palestra.gym.config import Ports, to_yaml
 from palestra.gym.errors import ServerStartError
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
 from palestra.gym.roots import STAND_IN
 from palestra.gym.start import Start, to_bytes
-from palestra.gym.venvs import interpreter_for
+from palestra.gym.venvs import interpreter_for, requirements_of
 
 SHARED = "gym"
 """What the process of the shared servers is called."""
@@ -80,8 +82,11 @@ class Process:
             "PALESTRA_GYM_SECRET": self.config.secret,
             SOCKET_VARIABLE: str(socket),
         }
+        entrypoint = server.settings["entrypoint"]
+        more = await asyncio.to_thread(brought_along, folder / entrypoint)
+        interpreter = await interpreter_for(folder, self.config.settings, tell, more, requirements_of(STAND_IN))
         return Command(
-            arguments=[await interpreter_for(folder, self.config.settings, tell), server.settings["entrypoint"]],
+            arguments=[interpreter, entrypoint],
             environment=os.environ | environment,
             folder=folder,
             told=b"",

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
-from palestra.config.redaction import Mask
 from palestra.config.serve import EpisodesConfig
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.claims import Claims
 from palestra.server.episodes.deliveries import Deliveries
+from palestra.server.episodes.masking import Masking
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.episodes.observer import EpisodeObserver
 from palestra.server.episodes.pressure import Pressure
@@ -32,7 +32,8 @@ class Episodes:
         self.pressure = Pressure(config.max_calls_waiting)
         self.claims = Claims(self.broker, self.pressure)
         self.deliveries = Deliveries(self.broker, store)
-        self.timelines = Timelines(self.broker, store, Mask(config.mask))
+        self.masking = Masking(config.mask)
+        self.timelines = Timelines(self.broker, store, self.masking)
         self.calls = EpisodeCalls(self.broker)
         errands = Errands()
         self.listeners = RunPushes(self.broker, self.deliveries, errands)
@@ -47,6 +48,7 @@ class Episodes:
                 yield
             finally:
                 watching.cancel()
+                await self.masking.close()
 
     def with_calls(self, owner: str, info: RunInfo) -> RunInfo:
         full = self.pressure.full().get(self.broker.board.engine_of(owner, info.run))

@@ -1,6 +1,6 @@
 """What happened in an episode, from its info and its traces: model calls, tools between them, how attempts ended.
 
-Owns: tool spans from messages, masking what is shown. Never touches: tokens' meaning, who may look.
+Owns: tool spans from messages. Never touches: tokens' meaning, who may look, what is a secret.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
-from palestra.config.redaction import Mask
 from palestra.episodes.search import Search, Searching
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.broker import BoardRefusal, Broker
 from palestra.server.episodes.deliveries import AGENT, KeptTurn, played_turns
+from palestra.server.episodes.masking import Masking
 from palestra.server.episodes.tracing import trace_id_of
 from palestra.store import Store
 from palestra.types.episodes import EpisodeInfo
-from palestra.types.rollouts import Message, Task
+from palestra.types.rollouts import Message
 from palestra.types.timelines import AttemptTimeline, CallSpan, EpisodeTimeline, ToolSpan
 
 
@@ -33,8 +33,8 @@ class Found:
 
 
 class Timelines:
-    def __init__(self, broker: Broker, store: Store, mask: Mask):
-        self._broker, self._store, self._mask = broker, store, mask
+    def __init__(self, broker: Broker, store: Store, masking: Masking):
+        self._broker, self._store, self._masking = broker, store, masking
 
     async def search(self, owner: str, wanted: Search, *, limit: int, offset: int) -> Found:
         """In the order of registration."""
@@ -60,7 +60,9 @@ class Timelines:
         info, task = await self._broker.do(
             lambda board, _now: (board.find(owner, episode_id), board.task(owner, episode_id))
         )
-        return await self._store.read(lambda conn: self._told(conn, owner, info, task))
+        attempts = await self._store.read(lambda conn: _attempts(conn, owner, info))
+        told = await self._masking.of(EpisodeTimeline(episode=info, task=task, attempts=attempts))
+        return msgspec.json.encode(told)
 
     async def lines(self, owner: str, searching: Searching) -> AsyncIterator[bytes]:
         """A timeline for each. One that is committed meanwhile is left out."""
@@ -74,10 +76,6 @@ class Timelines:
                 except BoardRefusal as error:
                     if error.status != 404:
                         raise
-
-    def _told(self, conn: Connection, owner: str, info: EpisodeInfo, task: Task) -> bytes:
-        whole = EpisodeTimeline(episode=info, task=task, attempts=_attempts(conn, owner, info))
-        return msgspec.json.encode(self._mask.of(msgspec.to_builtins(whole)))
 
 
 def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTimeline]:

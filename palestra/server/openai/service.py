@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from palestra.chat import ChatTokenizer
-from palestra.config.redaction import Mask
 from palestra.server.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.openai.answers import chat_body, chat_chunks
@@ -33,7 +32,7 @@ class OpenAIService:
     def __init__(self, hub: Hub, tinker: SamplingService):
         self.models = Models(hub)
         receipts = Receipts(hub.store, hub.episodes.calls)
-        self.traces = Traces(hub.store, hub.episodes.calls, receipts, Mask(hub.config.episodes.mask))
+        self.traces = Traces(hub.store, hub.episodes.calls, receipts, hub.episodes.masking)
         self.retries = Retries(receipts)
         self._held = HeldConversations(hub.config, hub.store)
         runner = Runner(hub, tinker)

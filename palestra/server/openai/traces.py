@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from palestra.chat.canonical import Message
 from palestra.chat.trajectories import ModelCall, SampledTokens, trajectories
 from palestra.chat.turns import Answer, Held, Prompt
-from palestra.config.redaction import Mask
 from palestra.server.auth import Caller
+from palestra.server.episodes.masking import Masking
 from palestra.server.episodes.model_calls import EpisodeCalls
 from palestra.server.openai.errors import ApiError
 from palestra.server.openai.json_text import dumps
@@ -67,9 +67,9 @@ class Call:
 
 
 class Traces:
-    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts, mask: Mask):
+    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts, masking: Masking):
         self._store, self._episodes, self._receipts = store, episodes, receipts
-        self._mask = mask
+        self._masking = masking
 
     async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
         """On disk when it returns. All in one trace: the parent's, or a new one."""
@@ -116,7 +116,7 @@ class Traces:
 
     async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         trace, turns = await self._read(caller, trace_id)
-        return self._whole(trace, turns)
+        return await self._whole(trace, turns)
 
     async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         _, turns = await self._read(caller, trace_id)
@@ -135,26 +135,29 @@ class Traces:
             for trace in page.items:
                 turns = await self._store.read(lambda c, name=trace.trace_id: rows.turns_of(c, name))
                 if turns:
-                    yield msgspec.json.encode(self._whole(trace, turns)) + b"\n"
+                    yield msgspec.json.encode(await self._whole(trace, turns)) + b"\n"
             if len(page.items) < size:
                 return
 
     async def lines(self, caller: Caller, trace_id: str) -> bytes:
         """A line for each turn."""
         trace, turns = await self._read(caller, trace_id)
-        told = ({"trace_id": trace.trace_id, **self._told(turn)} for turn in turns)
+        told = ({"trace_id": trace.trace_id, **one} for one in await self._told(turns))
         return b"".join(msgspec.json.encode(line) + b"\n" for line in told)
 
-    def _whole(self, trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
-        return _about(trace) | {"turns": [self._told(turn) for turn in turns]}
+    async def _whole(self, trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
+        return _about(trace) | {"turns": await self._told(turns)}
 
-    def _told(self, turn: Turn) -> dict[str, Any]:
-        """Its messages without secrets; the tokens are what they are."""
-        told = msgspec.to_builtins(turn)
-        facts = told.pop("facts")
-        spoken = {"messages": facts.pop("heard"), "answers": facts.pop("told")}
-        shown = {name: self._mask.of(json.loads(text or "[]")) for name, text in spoken.items()}
-        return {"number": told.pop("number"), **facts, **shown, **told}
+    async def _told(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Their messages without secrets; the tokens are what they are."""
+        told = [msgspec.to_builtins(turn) for turn in turns]
+        facts = [one.pop("facts") for one in told]
+        spoken = [
+            {name: json.loads(one.pop(field) or "[]") for name, field in (("messages", "heard"), ("answers", "told"))}
+            for one in facts
+        ]
+        shown = await self._masking.of(spoken)
+        return [{"number": one.pop("number"), **f, **s, **one} for one, f, s in zip(told, facts, shown, strict=True)]
 
     async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[Turn]]:
         def read(conn: Connection) -> tuple[Trace | None, list[Turn]]:

@@ -93,6 +93,33 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
         env.init([])
 
 
+JUDGED = """
+# We define def here, and nothing depends on it.
+def v(env, final_answer=None, conversation=None):
+    print("App keys: 1\\nApp more: 0\\n>>> SUCCESS_ACCUMULATOR >>>\\n['a']\\n<<< SUCCESS_ACCUMULATOR <<<")
+    assert len(conversation) > 2
+    if final_answer == "ask":
+        print("JUDGE ERROR: nobody answered")
+    return 0
+"""
+
+
+def test_a_platform_elsewhere_tells_what_the_verifier_printed(tmp_path: Path):
+    """Partial rewards, and a judge that did not judge, come from there. Without a key, too."""
+    row = {**fleet_row(make_task(PUT)), "prompt": "Answer with submit_final_answer.", "verifier_func": JUDGED}
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps([row]))
+    config: dict[str, Any] = {"tasks_file": str(file), "partial_reward": True}
+    with Pool() as pool:
+        for url in started(pool, Door(secret=b"of the tests")):
+            for backend in ({}, {"backend": "remote", "base_url": url}):
+                for answer, reward in (("no", 0.5), ("ask", None)):
+                    env = FleetTaskEnv(config | backend, {"task_key": PUT})
+                    env.init([])
+                    assert env.step(call("submit_final_answer", answer=answer))["reward"] == reward
+                    env.close()
+
+
 @pytest.mark.skipif(find_spec("fleet") is not None, reason="fleet-python is installed here")
 def test_without_the_sdk_it_is_said_what_to_install(tmp_path: Path):
     row = {"key": "x", "prompt": "p", "env_id": "booking"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import Any
 
 import pytest
@@ -50,6 +51,30 @@ def test_whatever_a_model_calls_it_gets_a_result_and_nothing_changes(name: str, 
         assert told(instance, known, arguments)["error"] == "bad_arguments"
         assert told(instance, known, {"name": arguments, "value": arguments, "more": 1})["error"] == "bad_arguments"
     assert instance.state_hash() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("put", {"x" * 150_000: 1}), ("y" * 150_000, {}), ("put", {"value": ["z" * 300_000]}), ("w" * 300_000, {})],
+)
+def test_a_long_call_is_told_shortly_and_fills_nothing(name: str, arguments: Any):
+    instance = Instance.create(KEYS)
+    assert len(instance.call(name, arguments).text) < 500
+    assert len(instance.snapshot()) - len(instance.seed.data) < 200_000
+
+
+def test_an_instance_that_is_full_says_so_and_grows_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("palestra.environments.platform.instance.MAX_PAGES", 200)
+    instance = Instance.create(KEYS)
+    with pytest.raises(sqlite3.OperationalError, match="full"), instance.transaction() as connection:
+        connection.execute("INSERT INTO numbers (value) VALUES (zeroblob(300000))")
+    assert instance.changes() == []
+    while told(instance, "nothing", {"text": "x" * 50_000})["error"] != "full":
+        pass
+    before = instance.state_hash(), instance.events()
+    assert told(instance, "put", {"value": 1})["error"] == "full"
+    assert (instance.state_hash(), instance.events()) == before
+    assert len(instance.snapshot()) < 300_000
 
 
 @pytest.mark.parametrize(

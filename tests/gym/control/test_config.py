@@ -326,6 +326,15 @@ def test_wrong_overrides_name_the_nearest(files: Files, override: str, words: st
     assert words in files.problem("mcqa.yaml", "model.yaml", overrides=(*POLICY, override))
 
 
+@pytest.mark.parametrize(
+    "override", ["hf_tokn.api_key=sk-hush", "polcy_api_key=sk-hush", "policy_api_key=sk-hush,more"]
+)
+def test_mistakes_do_not_repeat_secrets(files: Files, override: str) -> None:
+    problem = files.problem("mcqa.yaml", "model.yaml", overrides=(override,))
+    assert override.partition("=")[0] in problem
+    assert "hush" not in problem
+
+
 def test_a_file_that_is_not_there_or_no_config(files: Files) -> None:
     problem = files.problem("mcq.yaml")
     assert "there is no 'mcq.yaml'" in problem

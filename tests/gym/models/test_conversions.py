@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from palestra.config.bundled import bundled_model
+from palestra.gym.models.call_seeds import CallSeeds
 from palestra.gym.models.requests import checked
 from palestra.gym.models.to_chat import chat_request
 from palestra.gym.models.to_responses import output_items
@@ -41,6 +42,28 @@ def told(answer: Json, body: Json | None = None, path: str = RESPONSES, **settin
     found, _ = asked(always(answer), path, body or {"input": "Hi"}, **settings)
     assert found.status == 200, found.body
     return found.body
+
+
+def test_a_request_may_name_the_weights_that_are_to_answer_it() -> None:
+    body = {"input": "Hi", "model": "gpt-4o", "metadata": {"policy_model_name": "session-7"}}
+    found, endpoint = asked(always(completion()), RESPONSES, body)
+    assert (endpoint.bodies[0]["model"], found.body["model"]) == ("session-7", "session-7")
+    found, endpoint = asked(always(completion()), RESPONSES, {**body, "metadata": {"policy_model_name": ""}})
+    assert (endpoint.bodies[0]["model"], found.body["model"]) == ("ephebe", "ephebe")
+
+
+def test_each_call_of_a_rollout_gets_a_seed_of_its_own() -> None:
+    def seeds(*rollouts: str) -> list[int]:
+        made = CallSeeds(most=2)
+        return [made.next(rollout, [USER]) for rollout in rollouts]
+
+    first = seeds("7", "7", "8", "7")
+    assert len(set(first)) == 4
+    assert first == seeds("7", "7", "8", "7")
+    assert all(0 <= one < 1 << 63 for one in first)
+    assert seeds("7", "8", "9", "7")[3] == first[0], "the oldest is forgotten"
+    given = {"input": [USER], "metadata": {"rollout_seed": "7", "extra_body": '{"seed": 4}'}}
+    assert sent(given)["seed"] == first[0]
 
 
 def messages_of(items: list[Json], *, with_ids: bool = False, **more: Any) -> list[Json]:

@@ -14,6 +14,7 @@ from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.mcp_client import answer_of
+from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
@@ -70,11 +71,17 @@ class RemoteBackend:
         source = self._source()
         if source is None:
             return Grade(score=None, error=f"task {self._task.task_key} has no verifier")
-        name = source.partition("def ")[2].partition("(")[0]
-        asked = {"function_code": source, "function_name": name, "text_solution": attempt.answer}
-        found = await self._sent("POST", f"{self._opened['urls']['manager']['api']}/execute_verifier_function", asked)
-        done = Execution(success=found["success"], result=found["result"], error=found["error"] or "")
-        return Grade(score=done.score, error=done.error)
+        asked = {
+            "function_code": source,
+            "text_solution": attempt.answer,
+            "conversation": list(attempt.conversation),
+            "timeout": self._settings.verifier_timeout_s,
+        }
+        runner = self._opened["urls"]["manager"]["api"]
+        found = await self._sent("POST", f"{runner}/execute_verifier_function", asked, await self._runner_token())
+        told = {name: found[name] for name in ("success", "result", "stdout")}
+        done = Execution(**told, error=found["error"] or "")
+        return Grade(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
 
     async def close(self) -> None:
         http, instance, self._http = self._http, self._instance, None
@@ -103,6 +110,13 @@ class RemoteBackend:
         except PlatformError:
             return None
 
+    async def _runner_token(self) -> dict[str, str]:
+        """Without a key, what is behind the tools opens by a token only."""
+        if self._settings.api_key:
+            return {}
+        found = await self._sent("GET", f"{self._base_url}/v1/runner-auth/token")
+        return {"X-Runner-Token": found["token"]}
+
     async def _mcp(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         found = await self._sent("POST", f"{self._opened['urls']['root']}mcp", message)
@@ -110,11 +124,13 @@ class RemoteBackend:
             raise BackendError(f"{method} was refused: {str(found.get('error'))[:SHOWN]}")
         return found["result"]
 
-    async def _sent(self, method: str, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _sent(
+        self, method: str, url: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
         """Raises BackendError for whatever is no answer."""
         assert self._http is not None
         try:
-            answer = await self._http.request(method, url, json=body)
+            answer = await self._http.request(method, url, json=body, headers=headers)
             found = answer.json() if answer.is_success else None
         except Exception as e:
             raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e

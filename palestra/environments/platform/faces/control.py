@@ -25,6 +25,8 @@ from palestra.environments.platform.tasks import FIRST_EVAL, PlatformTask, TaskK
 DEFAULT_DATA = "small-0"
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
+MAX_DIGITS = 9
+OWN_PROFILE = "self"
 FINAL_STATES = (InstanceState.STOPPED, InstanceState.ERROR)
 
 
@@ -67,7 +69,7 @@ class Asked:
         text = self.one(name)
         if text is None:
             return default
-        if not text.isdecimal() or int(text) > most:
+        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) > most:
             raise Refusal(400, f"{name} is a number from 0 to {most}")
         return int(text)
 
@@ -118,6 +120,7 @@ class ControlPlane:
         return wire.instance(record, asked.base_url, self._door.login(record.id) if is_world else "")
 
     def instances(self, asked: Asked) -> Any:
+        _check_profile(asked)
         status, run_id = asked.one("status"), asked.one("run_id")
         found = (
             record
@@ -134,10 +137,14 @@ class ControlPlane:
         return self._shown(self.pool.close(asked.parts[0], asked.team), asked)
 
     def close_all(self, asked: Asked) -> Any:
+        """Of a run, or with `profile_id=self` all of the team's."""
         run_id = asked.one("run_id")
-        if run_id is None and asked.one("profile_id") is None:
-            raise Refusal(400, "name the run whose instances are to be closed: ?run_id=")
-        found = [r for r in self.pool.records(asked.team) if not r.is_over and r.wanted.run_id == run_id]
+        if run_id is None and not _check_profile(asked):
+            raise Refusal(
+                400, f"name the run whose instances are to be closed (?run_id=), or ?profile_id={OWN_PROFILE}"
+            )
+        alive = [record for record in self.pool.records(asked.team) if not record.is_over]
+        found = [record for record in alive if run_id is None or record.wanted.run_id == run_id]
         return [self._shown(self.pool.close(record.id, asked.team), asked) for record in found]
 
     def heartbeat(self, asked: Asked) -> Any:
@@ -152,6 +159,7 @@ class ControlPlane:
         }
 
     def runs(self, asked: Asked) -> Any:
+        _check_profile(asked)
         runs: dict[str, list[Record]] = {}
         for record in self.pool.records(asked.team):
             if record.wanted.run_id is not None:
@@ -232,6 +240,16 @@ def _variables(given: dict[str, Any], today: str) -> dict[str, str]:
     if found.get("CURRENT_DATE", today) != today:
         raise Refusal(400, f"CURRENT_DATE of this world is {today} and cannot be another: choose other data")
     return found
+
+
+def _check_profile(asked: Asked) -> bool:
+    """Whether one was named. A team has no others than its own."""
+    named = asked.one("profile_id")
+    if named not in (None, OWN_PROFILE, asked.team):
+        raise Refusal(
+            400, f"there is no profile {named[:64]!r} here: profile_id is {OWN_PROFILE}, all that your key made"
+        )
+    return named is not None
 
 
 def _app(key: str):

@@ -18,9 +18,10 @@ from palestra.environments.platform.instance import Instance
 
 MAX_COPIES = 64  # of instances that were looked at last
 MAX_ROWS = 100_000
-MAX_VALUE_BYTES = 16 << 20
+MAX_VALUE_BYTES = 1 << 20
+MAX_RESULT_BYTES = 32 << 20
 MAX_QUERY_S = 1.0  # others wait meanwhile
-LOOK_EVERY = 20_000  # steps of SQLite's machine between looks at the clock
+LOOK_EVERY = 1000  # steps of SQLite's machine between looks at the clock
 PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"})
 REFUSED = frozenset(
     {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
@@ -72,9 +73,11 @@ def write(instance: Instance, query: str, args: object) -> dict[str, Any]:
     """On the instance itself: it counts as a change like any other."""
     with instance.transaction() as connection:
         connection.set_authorizer(_writing(instance))
+        most = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         try:
             return _told(connection, query, args)
         finally:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, most)
             connection.set_authorizer(None)
 
 
@@ -83,9 +86,7 @@ def _told(connection: sqlite3.Connection, query: str, args: object) -> dict[str,
     connection.set_progress_handler(lambda: time.monotonic() > until, LOOK_EVERY)
     try:
         cursor = connection.execute(query, _values(args))
-        rows = cursor.fetchmany(MAX_ROWS + 1)
-        if len(rows) > MAX_ROWS:
-            raise ValueError(f"more than {MAX_ROWS} rows: ask for fewer with LIMIT")
+        rows = _fetched(cursor)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as e:
         told = f"it took longer than {MAX_QUERY_S:g} s" if str(e) == "interrupted" else str(e)
         return {"success": False, "columns": None, "rows": None, "error": told, "message": f"the query failed: {told}"}
@@ -100,6 +101,17 @@ def _told(connection: sqlite3.Connection, query: str, args: object) -> dict[str,
         "last_insert_id": cursor.lastrowid,
         "message": f"{len(rows)} rows",
     }
+
+
+def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    room = MAX_RESULT_BYTES
+    for row in cursor:
+        rows.append(row)
+        room -= sum(len(value) for value in row if isinstance(value, str | bytes))
+        if len(rows) > MAX_ROWS or room < 0:
+            raise ValueError(f"more than {MAX_ROWS} rows or {MAX_RESULT_BYTES >> 20} MiB: ask for fewer with LIMIT")
+    return rows
 
 
 def _values(args: object) -> tuple[Any, ...]:

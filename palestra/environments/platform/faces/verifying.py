@@ -34,6 +34,7 @@ from palestra.environments.platform.verdicts import verify
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
+MAX_ARGUMENTS, PART_BYTES = 16 << 20, 64  # a long conversation; what each of its parts counts beside its text
 MAX_WALL_S = 120.0
 BUNDLED = "verifier.py"
 
@@ -56,6 +57,8 @@ class FunctionRequest(msgspec.Struct, kw_only=True):
     function_code: str
     function_name: str | None = None
     text_solution: str | None = None
+    conversation: list[Any] | None = None
+    timeout: float | None = None
 
 
 class Given(msgspec.Struct, kw_only=True):
@@ -68,13 +71,13 @@ class Given(msgspec.Struct, kw_only=True):
 class Verifying:
     def __init__(self, pool: Pool, source_of: Callable[[PlatformTask], str]) -> None:
         self.pool, self._source_of = pool, source_of
-        self._sources: OrderedDict[str, str] = OrderedDict()
-        """By the hash of the bundle that brought them."""
+        self._sources: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """By the team that brought them in a bundle, and the hash it gave: nobody's word counts for another team."""
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         """Processes at a time."""
 
     def check(self, asked: Asked) -> Any:
-        return {"success": asked.one("sha256") in self._sources}
+        return {"success": (asked.team, asked.one("sha256") or "") in self._sources}
 
     def source(self, asked: Asked) -> Any:
         key = asked.parts[0].removeprefix(wire.VERIFIER_PREFIX)
@@ -90,9 +93,9 @@ class Verifying:
             raise Refusal(400, f"this is no request to verify something: {e}") from None
         self.pool.record(instance_id := _instance_id(request), asked.team)
         began = time.perf_counter()
-        is_known = request.sha256 in self._sources
+        is_known = (asked.team, request.sha256 or "") in self._sources
         try:
-            told = await self._execute(request, instance_id)
+            told = await self._execute(request, instance_id, asked.team)
         except CannotVerify as e:
             told = _failed("VerifierError", str(e))
         spent = {"execution_time_ms": round((time.perf_counter() - began) * 1000), "bundle_cache_hit": is_known}
@@ -106,17 +109,17 @@ class Verifying:
             raise Refusal(400, f"this is no verifier: {e}") from None
         try:
             _check_first(request.function_code, request.function_name)
-            told = await self._foreign(
-                instance_id, request.function_code, Given(final_answer=request.text_solution), None
-            )
+            given = Given(final_answer=request.text_solution, conversation=request.conversation)
+            told = await self._foreign(instance_id, request.function_code, given, request.timeout)
         except CannotVerify as e:
             told = _failed("VerifierError", str(e))
         error = told["error"]["message"] if told["error"] else None
-        return {"success": told["success"], "result": told["result"], "error": error, "message": error or "verified"}
+        found = {name: told[name] for name in ("success", "result", "stdout")}
+        return {**found, "error": error, "message": error or "verified"}
 
-    async def _execute(self, request: ExecuteRequest, instance_id: str) -> dict[str, Any]:
+    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> dict[str, Any]:
         given = _given(request.args)
-        source = self._source(request)
+        source = self._source(request, team)
         own = await asyncio.to_thread(_task, request.key or "")
         if own is not None and self._is_ours(own, source, request.sha256):
             return self._own(own, instance_id, given)
@@ -125,12 +128,12 @@ class Verifying:
         _check_first(source, request.function_name)
         return await self._foreign(instance_id, source, given, request.timeout)
 
-    def _source(self, request: ExecuteRequest) -> str | None:
+    def _source(self, request: ExecuteRequest, team: str) -> str | None:
         if request.bundle is None:
-            return self._sources.get(request.sha256 or "")
+            return self._sources.get((team, request.sha256 or ""))
         source = _unpacked(request.bundle)
         if request.sha256:
-            self._sources[request.sha256] = source
+            self._sources[team, request.sha256] = source
             if len(self._sources) > MAX_SOURCES:
                 self._sources.popitem(last=False)
         return source
@@ -147,13 +150,16 @@ class Verifying:
                     f"not of {instance.app.key} with {instance.seed.key}"
                 )
             verdict = verify(task, instance, given.final_answer)
-        printed = _accumulator("ERROR", verdict.failed) + _accumulator("SUCCESS", verdict.met)
-        printed += "".join(f"App {name}: {int(is_right)}\n" for name, is_right in verdict.apps.items())
+        lines = [*verdict.failed, *(f"App {name}: {int(is_right)}" for name, is_right in verdict.apps.items())]
+        printed = "".join(f"{line}\n" for line in lines)
+        printed += _accumulator("ERROR", verdict.missed) + _accumulator("SUCCESS", verdict.met)
         return {"success": verdict.score is not None, "result": verdict.score, "stdout": printed, "error": None}
 
     async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> dict[str, Any]:
         with self.pool.use(instance_id) as instance:
             seed, current = instance.seed.data, instance.snapshot()
+        if timeout_s is not None and not timeout_s > 0:
+            raise CannotVerify(f"the timeout is a number above 0, not {timeout_s:g}")
         limits = Limits(wall_s=min(timeout_s or Limits().wall_s, MAX_WALL_S))
         async with self._room:
             ran = await run_verifier(source, seed, current, given.final_answer, given.conversation, limits)
@@ -207,7 +213,8 @@ def _given(args: str | None) -> Given:
         return Given()
     try:
         found = _PlainData(io.BytesIO(base64.b64decode(args, validate=True))).load()
-        kwargs = json.loads(json.dumps(found["kwargs"], default=str))
+        _check_size(found)
+        kwargs = json.loads(json.dumps(found["kwargs"]))
         given = msgspec.convert(kwargs, Given)
         others = [*found["args"][1:-1], *(set(kwargs) - set(Given.__struct_fields__))]
     except Exception as e:
@@ -215,6 +222,18 @@ def _given(args: str | None) -> Given:
     if others:
         raise CannotVerify("a verifier is given final_answer and conversation here, nothing else")
     return given
+
+
+def _check_size(value: Any) -> None:
+    """A small pickle that names a list twice, that one, too, and so on, is endless when it is written out."""
+    room, waiting = MAX_ARGUMENTS, [value]
+    while waiting:
+        one = waiting.pop()
+        inside = [*one.keys(), *one.values()] if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+        room -= len(one) if isinstance(one, str) else PART_BYTES * len(inside)
+        if room < 0:
+            raise ValueError(f"they are longer than {MAX_ARGUMENTS >> 20} MiB")
+        waiting += inside
 
 
 def _failed(kind: str, message: str) -> dict[str, Any]:

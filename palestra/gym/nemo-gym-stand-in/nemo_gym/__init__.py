@@ -81,9 +81,7 @@ def component_search_roots() -> list[Path]:
     return list(dict.fromkeys([*extra, Path.cwd(), PARENT_DIR]))
 
 
-def _resolve_under_cwd_or_install(
-    rel_path: str | Path, *, validator: Callable[[Path], bool] | None = None
-) -> Path:
+def _resolve_under_cwd_or_install(rel_path: str | Path, *, validator: Callable[[Path], bool] | None = None) -> Path:
     """The first below the roots that exists; else where it would be."""
     roots = component_search_roots()
     is_valid = validator or Path.exists

@@ -97,6 +97,9 @@ class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleSe
         app.get("/reverify_mode")(self.get_reverify_mode)
         return app
 
+    def keeps_sessions(self) -> bool:
+        return self.config.REVERIFY_MODE is not ReverifyMode.STATELESS
+
     def normalize_tool_name(self, name: str) -> str:
         return normalize_tool_name(name, self.config.name)
 

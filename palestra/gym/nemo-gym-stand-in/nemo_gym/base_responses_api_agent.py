@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import wraps
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Request
 
@@ -96,10 +96,10 @@ class SimpleResponsesAPIAgent(BaseResponsesAPIAgent, AggregateMetricsMixin, Simp
         return apply_rollout_prefix(self.server_client._build_server_base_url(found), rollout_id) + "/v1"
 
     @abstractmethod
-    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse: ...
+    async def responses(self, body: Annotated[NeMoGymResponseCreateParamsNonStreaming, Body()]) -> NeMoGymResponse: ...
 
     @abstractmethod
-    async def run(self, body: BaseRunRequest = Body()) -> BaseVerifyResponse: ...
+    async def run(self, body: Annotated[BaseRunRequest, Body()]) -> BaseVerifyResponse: ...
 
-    async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:
+    async def aggregate_metrics(self, body: AggregateMetricsRequest) -> AggregateMetrics:
         return compute_aggregate_metrics(body.verify_responses, self.compute_metrics, self.get_key_metrics)

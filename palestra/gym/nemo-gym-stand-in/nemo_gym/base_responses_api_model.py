@@ -7,6 +7,7 @@ servers have.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Annotated
 
 from fastapi import Body, FastAPI
 
@@ -43,8 +44,8 @@ class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
 
     @abstractmethod
     async def chat_completions(
-        self, body: NeMoGymChatCompletionCreateParamsNonStreaming = Body()
+        self, body: Annotated[NeMoGymChatCompletionCreateParamsNonStreaming, Body()]
     ) -> NeMoGymChatCompletion: ...
 
     @abstractmethod
-    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming = Body()) -> NeMoGymResponse: ...
+    async def responses(self, body: Annotated[NeMoGymResponseCreateParamsNonStreaming, Body()]) -> NeMoGymResponse: ...

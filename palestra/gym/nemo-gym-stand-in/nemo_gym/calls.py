@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import orjson
@@ -52,28 +53,32 @@ class GlobalAIOHTTPAsyncClientConfig(BaseModel):
     peer_reconnect_s: float = RECONNECT_S
 
 
-_client: ClientSession | None = None
-_client_loop: asyncio.AbstractEventLoop | None = None
-_settings = GlobalAIOHTTPAsyncClientConfig()
+@dataclass(slots=True)
+class _Current:
+    """What this process calls with. A client cannot outlive its loop."""
+
+    client: ClientSession | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    settings: GlobalAIOHTTPAsyncClientConfig = field(default_factory=GlobalAIOHTTPAsyncClientConfig)
+
+
+_current = _Current()
 
 
 def get_global_aiohttp_client(*_: Any, **__: Any) -> ClientSession:
-    """Of the running loop: a client cannot outlive its own."""
-    if _client is None or _client.closed or _client_loop is not asyncio.get_running_loop():
-        found = get_global_config_dict()
-        given = {name: found.get(name) for name in GlobalAIOHTTPAsyncClientConfig.model_fields}
-        set_global_aiohttp_client(
-            GlobalAIOHTTPAsyncClientConfig.model_validate({k: v for k, v in given.items() if v is not None})
-        )
-    assert _client is not None
-    return _client
+    client = _current.client
+    if client is not None and not client.closed and _current.loop is asyncio.get_running_loop():
+        return client
+    found = get_global_config_dict()
+    given = {name: found.get(name) for name in GlobalAIOHTTPAsyncClientConfig.model_fields}
+    settings = {name: value for name, value in given.items() if value is not None}
+    return set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig.model_validate(settings))
 
 
 def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSession:
-    global _client, _client_loop, _settings
     workers = int(os.environ.get(NUM_WORKERS_VARIABLE, "1"))
-    _settings, _client_loop = cfg, asyncio.get_running_loop()
-    _client = ClientSession(
+    _current.settings, _current.loop = cfg, asyncio.get_running_loop()
+    _current.client = ClientSession(
         connector=TCPConnector(
             limit=cfg.global_aiohttp_connector_limit // workers,
             limit_per_host=cfg.global_aiohttp_connector_limit_per_host // workers,
@@ -83,22 +88,21 @@ def set_global_aiohttp_client(cfg: GlobalAIOHTTPAsyncClientConfig) -> ClientSess
         timeout=ClientTimeout(total=cfg.peer_timeout_s, sock_connect=CONNECT_S),
         cookie_jar=DummyCookieJar(),
     )
-    return _client
+    return _current.client
 
 
 def is_global_aiohttp_client_setup() -> bool:
-    return _client is not None
+    return _current.client is not None
 
 
 def is_global_aiohttp_client_request_debug_enabled() -> bool:
-    return _settings.global_aiohttp_client_request_debug
+    return _current.settings.global_aiohttp_client_request_debug
 
 
 async def close_client() -> None:
-    global _client
-    if _client is not None:
-        await _client.close()
-        _client = None
+    client, _current.client = _current.client, None
+    if client is not None:
+        await client.close()
 
 
 def _socket(address: Any) -> socket.socket:
@@ -106,9 +110,9 @@ def _socket(address: Any) -> socket.socket:
     made = socket.socket(family=address[0], type=address[1], proto=address[2])
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
-        ("TCP_KEEPIDLE", _settings.global_aiohttp_tcp_keepalive_idle_seconds),
-        ("TCP_KEEPINTVL", _settings.global_aiohttp_tcp_keepalive_interval_seconds),
-        ("TCP_KEEPCNT", _settings.global_aiohttp_tcp_keepalive_probes),
+        ("TCP_KEEPIDLE", _current.settings.global_aiohttp_tcp_keepalive_idle_seconds),
+        ("TCP_KEEPINTVL", _current.settings.global_aiohttp_tcp_keepalive_interval_seconds),
+        ("TCP_KEEPCNT", _current.settings.global_aiohttp_tcp_keepalive_probes),
     ):
         if hasattr(socket, option):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
@@ -125,7 +129,7 @@ async def request(
         kwargs["headers"] = {**(kwargs.get("headers") or {}), "Content-Type": "application/json"}
     client = get_global_aiohttp_client()
     now = asyncio.get_running_loop().time
-    give_up_at, wait_s, tries = now() + _settings.peer_reconnect_s, FIRST_WAIT_S, 0
+    give_up_at, wait_s, tries = now() + _current.settings.peer_reconnect_s, FIRST_WAIT_S, 0
     while True:
         try:
             return await client.request(method=method, url=url, **kwargs)

@@ -5,10 +5,10 @@ Owns: their shapes. Never touches: the Responses API, conversions.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Required, TypeAlias
 
 from pydantic import BaseModel
-from typing_extensions import Required, TypedDict
+from typing_extensions import TypedDict
 
 from nemo_gym.response_items import Open, TokenIDLogProbMixin, TokenIDLogProbTypedDictMixin
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from functools import lru_cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -48,23 +49,21 @@ DEFAULT_HEAD_SERVER_PORT = 11000
 LOWEST_PORT, HIGHEST_PORT = 10_001, 20_000
 PORT_TRIES = 50
 
-_GLOBAL_CONFIG_DICT: DictConfig | None = None
-
 
 def get_global_config_dict(*_: Any, **__: Any) -> DictConfig:
-    """Read once. Raises RuntimeError outside a gym."""
-    global _GLOBAL_CONFIG_DICT
-    if _GLOBAL_CONFIG_DICT is None:
-        text = os.environ.get(NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME)
-        if not text:
-            raise RuntimeError(
-                f"{NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME} is not set: this is a server of a gym, which gives it its config; "
-                "type: palestra gym run -c FILE"
-            )
-        made = OmegaConf.create(text)
-        assert isinstance(made, DictConfig), f"{NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME} should be a mapping"
-        _GLOBAL_CONFIG_DICT = made
-    return _GLOBAL_CONFIG_DICT
+    """Raises RuntimeError outside a gym."""
+    return _read(os.environ.get(NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME, ""))
+
+
+@lru_cache(maxsize=1)
+def _read(text: str) -> DictConfig:
+    made = OmegaConf.create(text)
+    if not text or not isinstance(made, DictConfig):
+        raise RuntimeError(
+            f"{NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME} is not set: this is a server of a gym, which gives it its config. "
+            "Type: palestra gym run -c FILE"
+        )
+    return made
 
 
 def get_first_server_config_dict(global_config_dict: Any, top_level_path: str) -> Any:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 
 JUDGE_FAILED = "judge_failed"
+TOLD_BYTES = 2_000
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
@@ -32,7 +33,8 @@ async def reraise_judge_errors(coro: Awaitable[Result]) -> Result:
     except JudgeError:
         raise
     except Exception as error:
-        raise JudgeError(f"{type(error).__name__}: {error}") from error
+        told = getattr(error, "response_content", b"")[:TOLD_BYTES].decode(errors="replace")
+        raise JudgeError(f"{type(error).__name__}: {error}{told and f'; it said: {told}'}") from error
 
 
 async def call_judge(
@@ -57,7 +59,9 @@ def judge_failsafe(verify_fn: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
         try:
             return await verify_fn(*args, **kwargs)
         except JudgeError as error:
-            given = (one for one in (*kwargs.values(), *args) if isinstance(one, BaseModel) and hasattr(one, "response"))
+            given = (
+                one for one in (*kwargs.values(), *args) if isinstance(one, BaseModel) and hasattr(one, "response")
+            )
             body = next(given, None)
             if body is None:
                 raise

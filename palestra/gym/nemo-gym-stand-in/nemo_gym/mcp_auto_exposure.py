@@ -27,7 +27,7 @@ from nemo_gym.base_resources_server import (
     MCPServerMetadata,
 )
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
-from nemo_gym.serving import cookie_key
+from nemo_gym.serving import LIFE, cookie_key
 from nemo_gym.within import Answer, body_of, post_within, session_in
 
 MCP_URL_PATH = "/mcp"
@@ -125,7 +125,7 @@ class _McpFace:
         told = answer.value()
         if answer.is_ok and isinstance(told, dict) and NEMO_GYM_MCP_METADATA_KEY not in told:
             row = _object(body)
-            token = {"sid": session_id, "tools": self._server.mcp_allowed_tools_for_session(row)}
+            token = {"sid": session_id, "life": LIFE, "tools": self._server.mcp_allowed_tools_for_session(row)}
             metadata = MCPServerMetadata(
                 server_name=self._server.config.name,
                 headers={NEMO_GYM_MCP_SESSION_TOKEN_HEADER: str(self._tokens.dumps(token))},
@@ -182,8 +182,8 @@ class _McpFace:
         name = str(params.get("name"))
         if name not in self._tools:
             return _failed(f"Unknown tool: {name!r}. Available tools: {sorted(self._tools)}")
-        if claims is None:
-            return _failed(f"{NEMO_GYM_MCP_SESSION_TOKEN_HEADER} is missing or not of this server")
+        if claims is None or claims["life"] != LIFE:
+            return _failed(f"{NEMO_GYM_MCP_SESSION_TOKEN_HEADER} is missing, or not of this server's session")
         if allowed is not None and name not in allowed:
             return _failed(f"Tool {name!r} is not allowed for this session.")
         return await self._called(name, params.get("arguments") or {}, claims["sid"], scope)
@@ -208,7 +208,7 @@ class _McpFace:
 
     def _signed(self, session_id: str) -> str:
         """The cookie of that session, as Starlette writes it."""
-        value = self._cookies.sign(b64encode(json.dumps({"session_id": session_id}).encode()))
+        value = self._cookies.sign(b64encode(json.dumps({"session_id": session_id, "life": LIFE}).encode()))
         return f"{self._cookie}={value.decode()}"
 
 

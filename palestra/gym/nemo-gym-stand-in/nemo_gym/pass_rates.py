@@ -18,7 +18,9 @@ _STATISTICS = ("std_dev_across_runs", "std_err_across_runs", "avg_sample_std_dev
 
 
 def compute_pass_majority_metrics(
-    tasks: list[Rollouts], score_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None, answer_key: str | None = None
+    tasks: list[Rollouts],
+    score_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    answer_key: str | None = None,
 ) -> tuple[dict[str, Any], list[Scores], list[str], int]:
     """Metrics, the scores of every rollout, their names, and the largest k."""
     if not tasks:
@@ -68,7 +70,10 @@ def compute_subset_metrics(
             subsets.setdefault(rollouts[0][subset_key], []).append(rollouts)
     found = {value: compute_pass_majority_metrics(ones, score_fn, answer_key)[0] for value, ones in subsets.items()}
     return {
-        f"{value}/{name}": metric for value, metrics in found.items() for name, metric in metrics.items() if name != PER_SAMPLE
+        f"{value}/{name}": metric
+        for value, metrics in found.items()
+        for name, metric in metrics.items()
+        if name != PER_SAMPLE
     }
 
 

@@ -7,10 +7,10 @@ import than a server to start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict  # pydantic knows no other before Python 3.12
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 RoutedExperts: TypeAlias = str | list[list[list[int]]]
@@ -21,6 +21,12 @@ class Open(BaseModel):
     """What it does not know it keeps."""
 
     model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_another(cls, given: Any) -> Any:
+        """The OpenAI package's own objects are as good."""
+        return given.model_dump() if isinstance(given, BaseModel) and not isinstance(given, cls) else given
 
 
 class TokenIDLogProbMixin(BaseModel):
@@ -216,7 +222,7 @@ def _tag(value: Any) -> str:
 
 def _message_class(value: Mapping[str, Any]) -> type[BaseModel]:
     content = value.get("content")
-    if isinstance(content, str) or value.get("role") == "assistant" and not _is_output(content) and "id" not in value:
+    if isinstance(content, str) or (value.get("role") == "assistant" and not _is_output(content) and "id" not in value):
         return NeMoGymEasyInputMessage
     if value.get("role") == "assistant":
         return NeMoGymResponseOutputMessage

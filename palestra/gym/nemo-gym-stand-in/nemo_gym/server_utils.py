@@ -7,6 +7,8 @@ served (`serving`).
 from __future__ import annotations
 
 import os
+import urllib.error
+import urllib.request
 from abc import abstractmethod
 from typing import Any, Unpack
 
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 SESSION_ID_KEY = "session_id"
+POLL_S = 5.0
 REPEATABLE = ("/seed_session", "/verify", "/aggregate_metrics", "/reset", "/close", "/close_session")
 """Said twice they do what they do once."""
 _MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
@@ -124,6 +127,23 @@ class ServerClient(BaseModel):
     async def post(self, server_name: str, url_path: str, **kwargs: Unpack[_RequestOptions]) -> ClientResponse:
         return await self.request(server_name=server_name, url_path=url_path, method="POST", **kwargs)
 
+    def poll_for_status(self, server_name: str) -> str:
+        """Whether it is there: `success`, `connection_error`, `timeout` or `unknown_error`. Blocks, for a while."""
+        is_head = server_name == HEAD_SERVER_KEY_NAME
+        settings = self.global_config_dict
+        found = settings[server_name] if is_head else get_first_server_config_dict(settings, server_name)
+        try:
+            with urllib.request.urlopen(self._build_server_base_url(found), timeout=POLL_S):
+                return "success"
+        except urllib.error.HTTPError:
+            return "success"  # it answers
+        except TimeoutError:
+            return "timeout"
+        except OSError:
+            return "connection_error"
+        except Exception:
+            return "unknown_error"
+
     def _may_repeat(self, server_name: str, url_path: str, method: str) -> bool:
         """A model keeps nothing. A tool's call is not sent again once it may have begun."""
         entry = self.global_config_dict.get(server_name) or {}
@@ -152,8 +172,9 @@ class BaseServer(BaseModel):
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
         """Of the server that this process is. Raises pydantic's ValidationError."""
+        settings = get_global_config_dict()
         name = os.environ[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
-        found = get_first_server_config_dict(get_global_config_dict(), name)
+        found = get_first_server_config_dict(settings, name)
         plain = OmegaConf.to_container(found, resolve=True)
         assert isinstance(plain, dict)
         config_class: Any = cls.model_fields["config"].annotation
@@ -175,8 +196,12 @@ class SimpleServer(BaseServer):
         """The name of its cookie."""
         return f"{self.__class__.__name__}___{self.config.name}"
 
+    def keeps_sessions(self) -> bool:
+        """Whether a session is lost with the process."""
+        return False
+
     def setup_session_middleware(self, app: FastAPI) -> None:
-        add_sessions(app, self.get_session_middleware_key())
+        add_sessions(app, self.get_session_middleware_key(), self.keeps_sessions())
 
     def setup_exception_middleware(self, app: FastAPI) -> None:
         add_exception_handling(app, self.get_session_middleware_key())

@@ -38,6 +38,11 @@ SECRET_VARIABLE = "PALESTRA_GYM_SECRET"
 WORKER_VARIABLE = "IS_NEMO_GYM_FASTAPI_WORKER"
 ENTRYPOINT_VARIABLE = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 BAD_SETTINGS = 78  # EX_CONFIG: starting it again will not help
+LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
+LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
+"""Of this process, and of its workers."""
+BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
+GONE = "the state of this session is gone: the server was started anew since. Play the rollout again"
 LAST_S = 2.0
 OPEN_FILES = 65_535
 
@@ -52,14 +57,27 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
 
 
 class _SessionIds:
-    """Whoever has none gets one. It is set anew each time, so that every answer has the cookie."""
+    """Whoever has none gets one. It is set anew each time, so that every answer has the cookie.
 
-    def __init__(self, app: Any) -> None:
+    What such a server knows of a session is in its process. One that was killed and started again would go on with
+    nothing, and judge a rollout it has not seen: instead, sessions of an earlier process are refused, and the rollout
+    is played again."""
+
+    def __init__(self, app: Any, has_state: bool) -> None:
         self._app = app
+        self._has_state = has_state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if "session" in scope:
-            scope["session"]["session_id"] = scope["session"].get("session_id") or str(uuid4())
+        session = scope.get("session")
+        if session is None:
+            await self._app(scope, receive, send)
+            return
+        is_gone = bool(session.get("session_id")) and session.get("life") != LIFE
+        if is_gone and self._has_state and scope["path"] not in BEGINNINGS:
+            session["session_id"] = session["session_id"]
+            await JSONResponse(GONE, status_code=500)(scope, receive, send)
+            return
+        session.update(session_id=session.get("session_id") or str(uuid4()), life=LIFE)
         await self._app(scope, receive, send)
 
 
@@ -93,11 +111,11 @@ class _Errors:
         return repr(error)
 
 
-def add_sessions(app: FastAPI, name: str) -> None:
+def add_sessions(app: FastAPI, name: str, has_state: bool = False) -> None:
     """The gym's secret signs the cookie: in NeMo Gym its name does, which everybody knows."""
     if any(one.cls is _SessionIds for one in app.user_middleware):
         return
-    app.add_middleware(_SessionIds)  # the first added is the innermost
+    app.add_middleware(_SessionIds, has_state=has_state)  # the first added is the innermost
     app.add_middleware(SessionMiddleware, secret_key=cookie_key(name), session_cookie=name)
 
 
@@ -202,6 +220,7 @@ def _import_string(server: SimpleServer, workers: int) -> str:
     kind = next(iter(entry))
     file = f"{kind}/{next(iter(entry[kind]))}/{server.config.entrypoint}"
     os.environ |= {WORKER_VARIABLE: "1", ENTRYPOINT_VARIABLE: file, NUM_WORKERS_VARIABLE: str(workers)}
+    os.environ[LIFE_VARIABLE] = LIFE
     return f"{file.removesuffix('.py').replace('/', '.')}:app"
 
 

@@ -160,6 +160,15 @@ def test_runs_are_counted_and_closed_together(platform: Platform):
     assert "together" not in [run["run_id"] for run in active]
 
 
+def test_all_of_a_team_are_closed_by_its_own_profile_only(guarded: Platform):
+    kept = guarded.make()["instance_id"]
+    assert guarded.http.delete("/v1/env/instances/batch?profile_id=others").status_code == 400
+    assert guarded.http.get(f"/v1/env/instances/{kept}").json()["status"] == "running"
+    ran = guarded.make(run_id="one")["instance_id"]
+    closed = guarded.http.delete("/v1/env/instances/batch?profile_id=self").json()
+    assert {one["instance_id"] for one in closed} == {kept, ran}
+
+
 def test_tasks_come_by_key_and_by_app(platform: Platform):
     task = make_task("keys-put_number-0b-17")
     told = platform.http.get("/v1/tasks/keys-put_number-0b-17").json()
@@ -185,6 +194,10 @@ def test_tasks_come_by_key_and_by_app(platform: Platform):
         ("GET", "/v1/tasks?task_keys=nothing"),
         ("GET", "/v1/tasks?per_template=many"),
         ("GET", "/v1/tasks?per_template=1000"),
+        ("GET", f"/v1/tasks?per_template={'1' * 5000}"),
+        ("GET", "/v1/env/instances?profile_id=others"),
+        ("GET", "/v1/env/runs?profile_id=others"),
+        ("DELETE", "/v1/env/instances/batch?profile_id=others"),
         ("POST", "/v1/tasks"),
         ("PUT", "/v1/tasks/keys-put_number-0b-17"),
         ("GET", "/v1/verifiers/nothing"),

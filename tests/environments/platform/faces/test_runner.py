@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from palestra.environments.fleet.export import verifier_source
+from palestra.environments.fleet.partial import partial_score
 from palestra.environments.platform import Instance, make_task
 from palestra.environments.platform.faces.wire import sha_of
 from palestra.environments.platform.golden import play_golden
@@ -92,6 +93,14 @@ def test_a_query_that_only_reads_can_do_nothing_else(platform: Platform, instanc
 def test_a_query_without_end_is_stopped(platform: Platform, instance_id: str):
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     assert "took longer" in query(platform, instance_id, endless)["error"]
+
+
+def test_an_answer_that_would_fill_the_memory_is_refused(platform: Platform, instance_id: str):
+    many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 90) SELECT zeroblob({}) FROM c"
+    assert "MiB: ask for fewer" in query(platform, instance_id, many.format(1_000_000))["error"]
+    assert "too big" in query(platform, instance_id, "SELECT zeroblob(2000000)")["error"]
+    long = query(platform, instance_id, "INSERT INTO numbers (value) VALUES (zeroblob(2000000))", read_only=False)
+    assert "too big" in long["error"]
 
 
 def test_rows_can_be_written_and_count_as_changes(platform: Platform, instance_id: str):
@@ -194,9 +203,29 @@ def test_an_answer_comes_out_of_the_pickle(platform: Platform):
     assert told == [1.0, 0.0, 0.0]
 
 
+def test_what_is_printed_of_our_own_tasks_pays_nothing_for_nothing(platform: Platform):
+    """Whoever reads partial rewards out of it finds what the platform in this process gives."""
+    task = make_task(ANSWERED)
+    idle = platform.make(data_key=task.seed.key)["instance_id"]
+    told = executed(platform, idle, key=ANSWERED, sha256=sha_of(verifier_source(task)))
+    assert (told["result"], partial_score(told["stdout"])) == (0.0, 0.0)
+    platform.call(idle, "put", {"value": 3})
+    given = arguments(final_answer=task.params["wanted"])
+    told = executed(platform, idle, key=ANSWERED, sha256=sha_of(verifier_source(task)), args=given)
+    assert (told["result"], partial_score(told["stdout"])) == (0.0, 0.5)
+
+
 class Evil:
     def __reduce__(self):
         return (print, ("gotcha",))
+
+
+def endless() -> list[Any]:
+    """A few hundred bytes as a pickle, longer than any memory as text."""
+    found: list[Any] = ["ha"]
+    for _ in range(60):
+        found = [found, found]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -208,6 +237,7 @@ class Evil:
         base64.b64encode(pickle.dumps(3)).decode(),
         arguments(final_answer=[1]),
         arguments(something="else"),
+        arguments(conversation=endless()),
         base64.b64encode(pickle.dumps({"args": (None, 5, {"env": "x"}), "kwargs": {}})).decode(),
     ],
 )
@@ -243,7 +273,22 @@ def test_verifiers_of_others_run_in_a_process_of_their_own(platform: Platform, i
     assert platform.http.get("/v1/verifiers/check?sha256=mine").json() == {"success": True}
     assert executed(platform, instance_id, **sent, args=arguments(final_answer="no"))["result"] == 0.0
     body = {"function_code": SUM, "function_name": "check", "text_solution": "yes"}
-    assert platform.runner(instance_id, "execute_verifier_function", body).json()["result"] == 1.0
+    told = platform.runner(instance_id, "execute_verifier_function", body).json()
+    assert (told["result"], told["stdout"]) == (1.0, "looking\n")
+
+
+def test_a_bundle_is_remembered_for_the_team_that_sent_it(platform: Platform):
+    """Else one team could say what judges another's episodes."""
+    sent = {"sha256": "claimed", "function_name": "check"}
+    mine = platform.make()["instance_id"]
+    assert executed(platform, mine, **sent, bundle=bundle("def check(env):\n    return 1\n"))["result"] == 1.0
+    other = {"Authorization": "Bearer other"}
+    theirs = platform.stranger.post("/v1/env/instances", json={"env_key": "keys"}, headers=other).json()["instance_id"]
+    asked = {"args_array": [{"env": theirs}], **sent}
+    told = platform.stranger.post("/v1/verifiers/execute", json=asked, headers=other).json()
+    assert (told["success"], told["error"]["message"]) == (False, "bundle not found: send it with the request")
+    known = platform.stranger.get("/v1/verifiers/check?sha256=claimed", headers=other)
+    assert known.json() == {"success": False}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Sockets:
                 await _send(send, error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
             else:
                 await self._played(session, session_id is None, receive, send)
-            await send({"type": "websocket.close", "code": 1000})
+            await _close(send)
 
     async def talk(self, app: App, team: str, receive: Receive, send: Send) -> None:
         """`/mcp`: one JSON-RPC message in each frame."""
@@ -74,7 +74,7 @@ class Sockets:
                                 await _send(send, told.decode())
                 finally:
                     self._sessions.close(session)
-            await send({"type": "websocket.close", "code": 1000})
+            await _close(send)
 
     async def _session(self, app: App, team: str, session_id: str | None) -> Session:
         if session_id is None:
@@ -137,6 +137,11 @@ class Sockets:
 async def _texts(receive: Receive) -> AsyncIterator[str | bytes]:
     while (message := await receive())["type"] == "websocket.receive":
         yield message["text"] if message.get("text") is not None else message["bytes"]
+
+
+async def _close(send: Send) -> None:
+    with contextlib.suppress(RuntimeError):  # the server did it already, of a frame that was too long
+        await send({"type": "websocket.close", "code": 1000})
 
 
 async def _send(send: Send, text: str) -> None:

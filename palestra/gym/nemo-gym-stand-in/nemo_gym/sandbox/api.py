@@ -95,11 +95,11 @@ class AsyncSandbox:
         return self._handle
 
     async def _upload_texts(self, files: Mapping[str, str]) -> None:
-        with tempfile.TemporaryDirectory(prefix="sandbox-upload-") as folder:
-            for number, (target, text) in enumerate(files.items()):
-                source = Path(folder, str(number))
-                source.write_text(text, encoding="utf-8")
-                await self._provider.upload_file(self._started(), source, target)
+        for target, text in files.items():
+            with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="sandbox-upload-") as source:
+                source.write(text)
+                source.flush()
+                await self._provider.upload_file(self._started(), Path(source.name), target)
 
 
 class Sandbox:

@@ -31,9 +31,9 @@ def get_provider_class(name: str) -> type[Any]:
     found = next((one for one in entry_points(group=ENTRY_POINT_GROUP) if one.name == name), None)
     if found is None:
         raise ValueError(
-            f"there is no sandbox provider {name!r} here; there are: {', '.join(list_providers()) or 'none'}. Palestra's "
-            f"stand-in for NeMo Gym has none of its own: install a package that publishes one as an entry point of "
-            f"{ENTRY_POINT_GROUP}, or call nemo_gym.sandbox.register_provider"
+            f"there is no sandbox provider {name!r} here; there are: {', '.join(list_providers()) or 'none'}. "
+            "Palestra's stand-in for NeMo Gym has none of its own: install a package that publishes one as an entry "
+            f"point of {ENTRY_POINT_GROUP}, or call nemo_gym.sandbox.register_provider"
         )
     return found.load()
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict
-
 from nemo_gym import BaseResourcesServerConfig, BaseVerifyResponse, NeMoGymResponse, SimpleResourcesServer
 from nemo_gym.server_utils import SESSION_ID_KEY
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Reset(BaseModel):
@@ -21,7 +20,7 @@ class Step(Reset):
 
 class Climb(SimpleResourcesServer):
     config: BaseResourcesServerConfig
-    heights: dict[str, int] = {}
+    heights: dict[str, int] = Field(default_factory=dict)
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

@@ -3,8 +3,6 @@
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from pydantic import BaseModel, Field
-
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseRunRequest,
@@ -17,6 +15,7 @@ from nemo_gym.base_resources_server import (
 )
 from nemo_gym.reward_profile import compute_pass_majority_metrics, highest_k_metrics
 from nemo_gym.server_utils import SESSION_ID_KEY
+from pydantic import BaseModel, Field
 
 
 class TallyConfig(BaseResourcesServerConfig):

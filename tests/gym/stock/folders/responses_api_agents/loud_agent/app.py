@@ -1,13 +1,12 @@
 """An agent that asks the model once, and has what it said judged in capitals."""
 
 from fastapi import Body, Request, Response
-from pydantic import ConfigDict
-
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyRequest, BaseVerifyResponse
 from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
 from nemo_gym.config_types import ModelServerRef, ResourcesServerRef
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.server_utils import get_response_json, is_nemo_gym_fastapi_entrypoint, raise_for_status
+from pydantic import ConfigDict
 
 
 class LoudConfig(BaseResponsesAPIAgentConfig):
@@ -31,7 +30,10 @@ class LoudAgent(SimpleResponsesAPIAgent):
     config: LoudConfig
 
     async def responses(
-        self, request: Request, response: Response, body: NeMoGymResponseCreateParamsNonStreaming = Body()
+        self,
+        request: Request,
+        response: Response,
+        body: NeMoGymResponseCreateParamsNonStreaming = Body(),  # noqa: B008
     ) -> NeMoGymResponse:
         answer = await self.server_client.post(
             server_name=self.config.model_server.name,
@@ -61,9 +63,7 @@ class LoudAgent(SimpleResponsesAPIAgent):
             cookies=seeded.cookies,
         )
         await raise_for_status(played)
-        judged = LoudVerifyRequest.model_validate(
-            {**body.model_dump(), "response": await get_response_json(played)}
-        )
+        judged = LoudVerifyRequest.model_validate({**body.model_dump(), "response": await get_response_json(played)})
         verified = await self.server_client.post(
             server_name=resources, url_path="/verify", json=judged.model_dump(), cookies=played.cookies
         )

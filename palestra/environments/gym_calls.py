@@ -1,0 +1,76 @@
+"""The model calls in an agent's answer: their token ids, and that each goes on from the ones before.
+
+Owns: reading and checking them. Never touches: what is trained on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.types.gym import TOKEN_FIELDS
+
+PROMPT, GENERATION, LOGPROBS = TOKEN_FIELDS
+
+
+class Flaw(StrEnum):
+    NOT_CONTIGUOUS = "not_contiguous"
+    """A call whose prompt does not begin with all that was read and said before."""
+    NO_LOGPROB = "no_logprob"
+    """A logprob that is no number."""
+    NO_IDS = "no_ids"
+    """Some of the three fields, or lists that do not fit each other."""
+
+
+class ModelCall(Struct):
+    item: Mapping[str, Any]
+    """Where it was told."""
+    read: list[int]
+    """What its prompt has more than everything before."""
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class ModelCalls(Struct):
+    calls: list[ModelCall]
+    """Up to the first flaw."""
+    flaw: Flaw | None = None
+    why: str = ""
+
+
+def model_calls(items: Sequence[Any]) -> ModelCalls:
+    """Of `response.output`; items without ids are what others said."""
+    found = ModelCalls([])
+    seen: list[int] = []
+    for item in items:
+        if not isinstance(item, Mapping) or not item.get(GENERATION):
+            continue
+        prompt, tokens, logprobs = _ids(item.get(PROMPT)), _ids(item.get(GENERATION)), item.get(LOGPROBS)
+        if not prompt or not tokens or not isinstance(logprobs, list):
+            return _flawed(found, Flaw.NO_IDS, f"{', '.join(TOKEN_FIELDS)} are not all on its items")
+        if len(tokens) != len(logprobs):
+            return _flawed(found, Flaw.NO_IDS, f"{len(tokens)} token ids with {len(logprobs)} logprobs")
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
+            return _flawed(found, Flaw.NO_LOGPROB, "a logprob is no number")
+        if prompt[: len(seen)] != seen:
+            why = (
+                f"the prompt of model call {len(found.calls) + 1} does not begin with the tokens of the calls before "
+                "it; the agent, or a chat template, has changed what was said"
+            )
+            return _flawed(found, Flaw.NOT_CONTIGUOUS, why)
+        found.calls.append(ModelCall(item, prompt[len(seen) :], tokens, [float(one) for one in logprobs]))
+        seen = prompt + tokens
+    return found
+
+
+def _flawed(found: ModelCalls, flaw: Flaw, why: str) -> ModelCalls:
+    found.flaw, found.why = flaw, why
+    return found
+
+
+def _ids(found: Any) -> list[int]:
+    return found if isinstance(found, list) and all(type(one) is int for one in found) else []

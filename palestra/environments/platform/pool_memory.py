@@ -1,0 +1,98 @@
+"""Which instances of a pool are in memory, and which wait on disk.
+
+Owns: sizes, the order of use, going to disk and coming back. Never touches: lives of instances; the pool's lock, under
+which all of this is called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+
+from palestra.environments.platform.catalog import app_of
+from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.pool_files import PoolFiles
+from palestra.environments.platform.pool_records import Record
+from palestra.environments.platform.seeds import PAGE_BYTES, seed_named
+
+log = logging.getLogger(__name__)
+
+CONNECTION_BYTES = 50 << 10  # of one that was used, beside its pages
+PARSED = 14  # bytes for each character of tables and triggers: each connection has parsed them (measured on five apps)
+
+
+class PoolMemory:
+    def __init__(self, files: PoolFiles, max_bytes: int) -> None:
+        self._files, self._max_bytes = files, max_bytes
+        self._resident: OrderedDict[str, Record] = OrderedDict()
+        """Least recently used first."""
+        self.size_bytes = 0
+        self._overheads: dict[str, int] = {}
+        """Beside the pages of an instance, by app."""
+
+    def __len__(self) -> int:
+        return len(self._resident)
+
+    def keep(self, record: Record, instance: Instance, state: bytes | None = None) -> None:
+        """`state`: what it was opened with, where that is not the seed."""
+        record.instance, record.writes = instance, instance.connection.total_changes
+        record.size_bytes = len(instance.seed.data if state is None else state) + self._overhead(instance)
+        self.size_bytes += record.size_bytes
+        self._resident[record.id] = record
+
+    def used(self, record: Record) -> None:
+        self._resident.move_to_end(record.id)
+
+    def measure(self, record: Record, instance: Instance) -> None:
+        """After a use, which may have written."""
+        if (writes := instance.connection.total_changes) == record.writes:
+            return
+        record.writes = writes
+        pages = instance.connection.execute("PRAGMA page_count").fetchone()[0]
+        size_bytes = pages * PAGE_BYTES + self._overhead(instance)
+        self.size_bytes += size_bytes - record.size_bytes
+        record.size_bytes = size_bytes
+
+    def forget(self, record: Record) -> None:
+        if record.instance is not None:
+            record.instance.close()
+            record.instance = None
+            self.size_bytes -= record.size_bytes
+            del self._resident[record.id]
+
+    def make_room(self) -> None:
+        """Those that nobody uses go to disk while there are too many. Raises OSError where the disk takes none."""
+        while self.size_bytes > self._max_bytes:
+            idle = next((record for record in self._resident.values() if not record.users), None)
+            if idle is None:
+                return
+            self._spill(idle)
+
+    def spill_all(self) -> None:
+        """One that the disk does not take is lost; the others are not."""
+        for record in list(self._resident.values()):
+            try:
+                self._spill(record)
+            except OSError as e:
+                log.warning("instance %s ends with this process: the disk does not take it (%s)", record.id, e)
+
+    def bring_back(self, record: Record) -> Instance:
+        """Raises OSError, sqlite3.Error, PlatformError."""
+        state = self._files.take_back(record.id)
+        seed = seed_named(app_of(record.wanted.app), record.wanted.data)
+        instance = Instance(seed, state, record.wanted.variables)
+        _ = instance.now  # what is no database says so here
+        self.keep(record, instance, state)
+        return instance
+
+    def _spill(self, record: Record) -> None:
+        assert record.instance is not None
+        self._files.spill(record.id, record.instance.snapshot())
+        self.forget(record)
+
+    def _overhead(self, instance: Instance) -> int:
+        app = instance.app.key
+        if app not in self._overheads:
+            (found,) = instance.seed.rows("SELECT sum(length(sql)) AS size FROM sqlite_master")
+            self._overheads[app] = CONNECTION_BYTES + PARSED * found["size"]
+        return self._overheads[app]

@@ -1,0 +1,187 @@
+"""The bridge that NeMo RL drives a gym by: rows in, logs of messages with token ids out, as they are finished.
+
+Owns: the gym behind it, the stream of results, what is counted. Never touches: how a row is played, what a message is.
+`bridge_actor.py` has it as a Ray actor.
+
+    bridge = GymBridge({"model_name": "policy", "base_urls": ["http://127.0.0.1:8000/v1"], ...})
+    async for index, result, timing in bridge.run_rollouts(rows, "timing"):
+        ...
+    await bridge.shutdown()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import aiohttp
+
+from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachable
+from palestra.gym.bridge_settings import read_bridge_settings
+from palestra.gym.collect.collection import play_all
+from palestra.gym.collect.directory import Directory
+from palestra.gym.collect.playing import FailureClass, Patience, Played, RowPlayer
+from palestra.gym.collect.rows import Row, agent_of
+from palestra.gym.config import Ports, load_gym
+from palestra.gym.errors import GymError, ServerStartError
+from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
+from palestra.gym.supervisor import Supervisor
+
+Streamed = tuple[int, dict[str, Any], dict[str, float] | None]
+BUSY = frozenset({408, 429})
+
+
+class GymBridge:
+    """Starts its gym when it is first needed, and again after `shutdown`. One event loop."""
+
+    def __init__(self, config: Mapping[str, Any], tell: Any = print) -> None:
+        self._settings = read_bridge_settings(config)
+        self._tell = tell
+        self._reader = Reader(self._settings)
+        self._stack: AsyncExitStack | None = None
+        self._starting = asyncio.Lock()  # two callers, one gym
+        self._supervisor: Supervisor | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._player: RowPlayer | None = None
+        self.counts: Counter[str] = Counter()
+        """`rows`, `failed`, and `masked_<why>`, since the beginning."""
+
+    async def spin_up(self) -> None:
+        """Until every server is healthy. Raises GymError."""
+        async with self._starting:
+            if self._stack is None:
+                self._stack = await self._started()
+
+    async def health_check(self) -> None:
+        """Raises GymError, with the servers that are not well."""
+        await self.spin_up()
+        assert self._supervisor is not None
+        assert self._watching is not None
+        if self._watching.done():
+            self._watching.result()
+        ill = [f"{one['process_name']} ({one['state']})" for one in self._supervisor.instances() if not _is_well(one)]
+        if ill:
+            raise ServerStartError(f"not healthy: {', '.join(ill)}")
+
+    def set_tokenizer(self, tokenizer: Decoder | None) -> None:
+        """For texts beside the ids; without one there are none."""
+        self._reader.tokenizer = tokenizer
+
+    async def run_rollouts(self, examples: Sequence[Row], timer_prefix: str = "timing") -> AsyncGenerator[Streamed]:
+        """`(row["_rowidx"], result, timing)` in the order they are finished; timing comes with the last. A row that
+        fails is a result that is masked; with `is_strict` it is raised as RowFailed."""
+        rows = _checked(examples)
+        await self.spin_up()
+        assert self._player is not None
+        self._player.check(rows)
+        clock = _Clock()
+        counted: Counter[str] = Counter()
+        left = len(rows)
+        async with aclosing(play_all(self._player, rows, len(rows))) as played:
+            async for one in played:
+                left -= 1
+                with clock:
+                    result = self._read(one, counted)
+                yield one.row[ROW_INDEX], result, None if left else clock.told(timer_prefix, counted)
+
+    async def shutdown(self) -> None:
+        async with self._starting:
+            stack, self._stack = self._stack, None
+            if stack is not None:
+                await stack.aclose()
+
+    def _read(self, played: Played, counted: Counter[str]) -> dict[str, Any]:
+        self._count("rows", counted)
+        if played.result is not None:
+            try:
+                result, flaw = self._reader.read(played.result)
+            except RowFailed as error:
+                return self._given_up({FAILURE_CLASS: "bad_tokens", "failure_reason": str(error)}, counted)
+            if flaw is not None:
+                self._count(f"masked_{flaw}", counted)
+            return result
+        nowhere = {FAILURE_CLASS: "unwanted", "failure_reason": "its agent does not want it kept"}
+        return self._given_up(played.failures[-1] if played.failures else nowhere, counted)
+
+    def _given_up(self, failure: Mapping[str, Any], counted: Counter[str]) -> dict[str, Any]:
+        if self._settings.is_strict:
+            raise _as_error(failure)
+        self._count("failed", counted)
+        return self._reader.failed(failure)
+
+    def _count(self, what: str, counted: Counter[str]) -> None:
+        counted[what] += 1
+        self.counts[what] += 1
+
+    async def _started(self) -> AsyncExitStack:
+        async with AsyncExitStack() as stack:
+            ports = stack.enter_context(Ports())
+            config = load_gym(self._settings.sources(), ports=ports, tell=self._tell)
+            self._supervisor = await stack.enter_async_context(Supervisor(config, ports, self._tell))
+            await self._supervisor.ready()
+            self._watching = asyncio.create_task(self._supervisor.run(), name="bridge-watch")
+            stack.callback(self._watching.cancel)
+            session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout())
+            await stack.enter_async_context(session)
+            directory = await Directory.of_head(session, self._supervisor.head_url)
+            patience = Patience(attempts=self._settings.attempts, run_limit_s=self._settings.row_timeout_s)
+            self._player = RowPlayer(session, directory, patience)
+            return stack.pop_all()
+
+
+class _Clock:
+    """How much of the time went into reading results; the rest was waiting."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._reading_s = 0.0
+        self._entered = 0.0
+
+    def __enter__(self) -> None:
+        self._entered = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._reading_s += time.perf_counter() - self._entered
+
+    def told(self, prefix: str, counted: Mapping[str, int]) -> dict[str, float]:
+        total_s = time.perf_counter() - self._began
+        times = {
+            "await_results": total_s - self._reading_s,
+            "postprocess_results": self._reading_s,
+            "postprocess_results_pct": 100 * self._reading_s / total_s,
+        }
+        return {f"{prefix}/{name}": float(value) for name, value in {**times, **counted}.items()}
+
+
+def _checked(examples: Sequence[Row]) -> list[Row]:
+    """With the indices that every row needs. Raises ValueError."""
+    if not examples:
+        raise ValueError("no rows to play")
+    rows: list[Row] = []
+    for place, one in enumerate(examples):
+        index = one.get(ROW_INDEX)
+        if type(index) is not int:
+            raise ValueError(f"row {place} has no {ROW_INDEX}, a whole number: {index!r}")
+        if agent_of(one) is None:
+            raise ValueError(f"row {place} ({ROW_INDEX} {index}) names no agent: put agent_ref into it")
+        rows.append({TASK_INDEX: index, ROLLOUT_INDEX: index, **one})
+    indices = Counter(row[ROW_INDEX] for row in rows)
+    if twice := [index for index, count in indices.items() if count > 1]:
+        raise ValueError(f"{ROW_INDEX} {twice[0]} is there more than once")
+    return rows
+
+
+def _is_well(instance: Mapping[str, Any]) -> bool:
+    return instance["state"] == "healthy"
+
+
+def _as_error(failure: Mapping[str, Any]) -> GymError:
+    kind, status = failure.get(FAILURE_CLASS), failure.get("status")
+    was_server = kind in (FailureClass.LOST, FailureClass.UNREACHABLE, FailureClass.TIMEOUT)
+    was_server |= isinstance(status, int) and (status >= 500 or status in BUSY)
+    text = f"{kind}: {failure.get('failure_reason') or failure}"
+    return RowUnreachable(text) if was_server else RowFailed(text)

@@ -1,0 +1,132 @@
+"""Results of a gym as NeMo RL reads them: a log of messages with token ids.
+
+Owns: what of a result becomes which message, and the stand-in for a row without any. Never touches: servers, the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from palestra.environments.gym_calls import Flaw, ModelCall, model_calls
+from palestra.gym.bridge_settings import BridgeSettings
+from palestra.gym.errors import GymError
+from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
+
+Message = dict[str, Any]
+NO_TURN = "no_generation"
+"""A result in which the model has said nothing: its prompt may be longer than the model's context."""
+
+
+class RowFailed(GymError):
+    """A row came to nothing. One text, so that it travels between processes."""
+
+
+class RowUnreachable(RowFailed):
+    """It was the servers: the same row may well be played later."""
+
+
+class Decoder(Protocol):
+    """A tokenizer, as far as it is needed: for texts beside the ids."""
+
+    def batch_decode(self, sequences: list[list[int]]) -> list[str]: ...
+
+
+class Reader:
+    """Of one bridge."""
+
+    def __init__(self, settings: BridgeSettings) -> None:
+        self._settings = settings
+        self.tokenizer: Decoder | None = None
+
+    def read(self, result: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """NeMo RL's result, and the flaw that has masked it. Changes the given one: ids make room for texts. Raises
+        RowFailed where that is wanted."""
+        response = result.get("response")
+        output = response.get("output") if isinstance(response, Mapping) else None
+        found = model_calls(output if isinstance(output, list) else [])
+        if found.flaw is Flaw.NO_LOGPROB or (found.flaw is not None and self._settings.is_strict):
+            raise RowFailed(found.why)
+        flaw = found.flaw or (None if found.calls else NO_TURN)
+        if flaw == NO_TURN and self._settings.is_strict:
+            raise RowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
+        log = [message for call in found.calls for message in self._messages(call)]
+        self._write_texts(found.calls)
+        for item in output or ():
+            if isinstance(item, dict):
+                _drop_ids(item)
+        if flaw is not None:
+            result |= {MASK_SAMPLE: True, "mask_reason": str(flaw)}
+            result.setdefault("reward", 0.0)
+        log = log or self._stand_in()
+        return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
+
+    def failed(self, failure: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a row that was given up: worth nothing, and masked."""
+        log = self._stand_in()
+        full = {"response": {"output": []}, **failure, "reward": 0.0, MASK_SAMPLE: True}
+        full.setdefault("mask_reason", failure.get(FAILURE_CLASS))
+        return {"message_log": log, "input_message_log": log[:1], "full_result": full}
+
+    def _messages(self, call: ModelCall) -> list[Message]:
+        text, is_reasoning = _said(call.item)
+        tags = self._settings.thoughts
+        is_malformed = any(text.count(tag) > 1 if is_reasoning else tag in text for tag in tags)
+        return [
+            {"role": "user", "content": "", "token_ids": self._ids(call.read)},
+            {
+                "role": "assistant",
+                "content": "",
+                "token_ids": self._ids(call.tokens),
+                "generation_logprobs": self._numbers(call.logprobs),
+                "is_invalid_tool_call": any(pattern in text for pattern in self._settings.invalid_tool_calls),
+                "has_malformed_thinking": is_malformed,
+            },
+        ]
+
+    def _stand_in(self) -> list[Message]:
+        """A batch has a place for each row, and each place wants a prompt and an answer."""
+        flags = {"is_invalid_tool_call": False, "has_malformed_thinking": False}
+        said = {"token_ids": self._ids([0]), "generation_logprobs": self._numbers([0.0])}
+        return [
+            {"role": "user", "content": "", "token_ids": self._ids([0])},
+            {"role": "assistant", "content": "", **said, **flags},
+        ]
+
+    def _write_texts(self, calls: Sequence[ModelCall]) -> None:
+        """What was read and said, beside ids nobody can read. Without a tokenizer there are none."""
+        if self.tokenizer is None or not calls:
+            return
+        prompts = self.tokenizer.batch_decode([list(call.item[TOKEN_FIELDS[0]]) for call in calls])
+        said = self.tokenizer.batch_decode([call.tokens for call in calls])
+        for call, prompt, text in zip(calls, prompts, said, strict=True):
+            assert isinstance(call.item, dict)
+            call.item.update(prompt_str=prompt, generation_str=text)
+
+    def _ids(self, ids: list[int]) -> Any:
+        if not self._settings.has_tensors:
+            return ids
+        import torch
+
+        return torch.tensor(ids, dtype=torch.int64)
+
+    def _numbers(self, numbers: list[float]) -> Any:
+        if not self._settings.has_tensors:
+            return numbers
+        import torch
+
+        return torch.tensor(numbers, dtype=torch.float32)
+
+
+def _drop_ids(item: dict[str, Any]) -> None:
+    for field in (*TOKEN_FIELDS, "routed_experts"):
+        item.pop(field, None)
+
+
+def _said(item: Mapping[str, Any]) -> tuple[str, bool]:
+    """The text of the last thing said in a call, and whether that is thinking."""
+    is_reasoning = item.get("type") == "reasoning"
+    parts = item.get("summary") if is_reasoning else item.get("content")
+    first = parts[0] if isinstance(parts, list) and parts else None
+    text = first.get("text") if isinstance(first, Mapping) else None
+    return (text if isinstance(text, str) else ""), is_reasoning

@@ -1,0 +1,36 @@
+"""A seed for each model call of a rollout, out of one for the whole rollout.
+
+Owns: making them, counting calls. Never touches: requests.
+
+With one seed for all its calls, every turn would be drawn with the same numbers: what comes out is no sample of the
+policy any more, and an agent that asks the same question again would get the same answer for ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from palestra.gym.wire import encoded
+
+MOST_ROLLOUTS = 100_000  # at once; the one that was quiet for longest is forgotten first
+SEED_BITS = 63  # engines take signed 64-bit seeds
+
+
+class CallSeeds:
+    def __init__(self, most: int = MOST_ROLLOUTS) -> None:
+        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._most = most
+
+    def next(self, rollout_seed: str, messages: Sequence[Mapping[str, Any]]) -> int:
+        """By the call's number, and by what it asks for a server that was started again in the middle; without ids of
+        calls and tokens, so that a run played again is the same."""
+        number = self._calls.pop(rollout_seed, 0)
+        self._calls[rollout_seed] = number + 1
+        if len(self._calls) > self._most:
+            self._calls.popitem(last=False)
+        asked = [[one.get("role"), one.get("content")] for one in messages]
+        digest = blake2b(encoded([rollout_seed, number, asked]), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -1,0 +1,90 @@
+"""The process that masks: what is to be shown comes in by stdin as JSON, and goes out by stdout without secrets.
+
+Owns: the time that regular expressions get. Never touches: which ones there are, what is masked.
+
+Its orders are the first message: nothing of them is seen in a list of processes. It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+import msgspec
+
+from palestra.config.redaction import Mask
+from palestra.types.timelines import EpisodeTimeline
+
+Shown = EpisodeTimeline | list[Any]
+
+LENGTH_BYTES = 8
+TOO_LONG = "[redacted: episodes.mask took too long]"
+
+
+class Orders(msgspec.Struct, frozen=True):
+    limit_s: float
+    patterns: tuple[str, ...]
+
+
+class _TookTooLong(Exception):
+    pass
+
+
+class TimedMask(Mask):
+    """Blacks out as a whole what it does not get to in time. In the main thread only: the system's alarm is used, which
+    ends a search for a match in the middle."""
+
+    def __init__(self, limit_s: float, patterns: Iterable[str]) -> None:
+        super().__init__(patterns)
+        self._limit_s, self._until = limit_s, 0.0
+        signal.signal(signal.SIGALRM, _give_up)
+
+    def text(self, text: str) -> str:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            return TOO_LONG
+        signal.setitimer(signal.ITIMER_REAL, left_s)
+        try:
+            return super().text(text)
+        except _TookTooLong:
+            return TOO_LONG
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def masked(self, told: bytes) -> bytes:
+        value = msgspec.json.decode(told, type=Shown)
+        self._until = time.monotonic() + self._limit_s
+        try:
+            return msgspec.json.encode(self.of(value))
+        except _TookTooLong:  # between two texts
+            self._until = 0.0
+            return msgspec.json.encode(self.of(value))
+
+
+def _give_up(_number: int, _frame: object) -> None:
+    raise _TookTooLong
+
+
+def read_message(source: BinaryIO) -> bytes | None:
+    length = source.read(LENGTH_BYTES)
+    return source.read(int.from_bytes(length, "big")) if length else None
+
+
+def message(data: bytes) -> bytes:
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server: it closes stdin in its time
+    orders = msgspec.json.decode(read_message(sys.stdin.buffer) or b"", type=Orders)
+    mask = TimedMask(orders.limit_s, orders.patterns)
+    while (told := read_message(sys.stdin.buffer)) is not None:
+        sys.stdout.buffer.write(message(mask.masked(told)))
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What training and a gym tell each other, by name: entries, rows, answers. Their code does not know each other."""
+
+from __future__ import annotations
+
+GYM = "gym"
+
+PARAMS = "responses_create_params"
+AGENT_REF = "agent_ref"
+EXTRA_BODY = "extra_body"
+"""In the metadata of a request: fields for the model's endpoint, as JSON text."""
+POLICY = "policy_model_name"
+"""In the metadata of a request: which model of the endpoint is to answer it, in place of the model server's own.
+Training says there which weights it wants; `model` will not do, as datasets have one in their rows."""
+ROLLOUT_SEED = "rollout_seed"
+"""In the metadata of a request, as text: the model server makes a seed of it for each call of the rollout."""
+
+TASK_INDEX = "_ng_task_index"
+ROLLOUT_INDEX = "_ng_rollout_index"
+ROLLOUT_ID = "_ng_rollout_id"
+ATTEMPT_INDEX = "_ng_attempt_index"
+FAILURE_CLASS = "_ng_failure_class"
+FAILURE_TERMINAL = "_ng_failure_terminal"
+NO_PERSIST = "_ng_no_persist"
+MASK_SAMPLE = "mask_sample"
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""On the last output item of each model call: all three or none."""
+
+
+def is_gym(name: str) -> bool:
+    """Of an environment: `gym`, or `gym:NAME` where a run has several."""
+    return name == GYM or name.startswith(f"{GYM}:")

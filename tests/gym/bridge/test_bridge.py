@@ -1,0 +1,197 @@
+"""NeMo RL's bridge, without Ray: results as they are finished, each row once, whatever happens to one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palestra.gym.bridge import GymBridge, Streamed
+from palestra.gym.bridge_order import BrokenStream, in_groups, in_order, prepared
+from palestra.gym.bridge_results import RowFailed, RowUnreachable
+from palestra.gym.errors import GymConfigError
+from tests.gym.bridge.conftest import AGENT, row
+
+T = TypeVar("T")
+
+
+class Words:
+    def batch_decode(self, sequences: list[list[int]]) -> list[str]:
+        return [" ".join(map(str, ids)) for ids in sequences]
+
+
+def quiet(line: str) -> None:
+    del line
+
+
+def with_bridge(config: dict[str, Any], use: Callable[[GymBridge], Awaitable[T]]) -> T:
+    async def main() -> T:
+        bridge = GymBridge(config, quiet)
+        bridge.set_tokenizer(Words())
+        try:
+            return await use(bridge)
+        finally:
+            await bridge.shutdown()
+
+    return asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config: dict[str, Any]) -> None:
+    wishes = ["slow", "well", "break", "nan", "fail", "call"]
+    rows = [row(wish, index) for index, wish in enumerate(wishes)]
+
+    async def use(bridge: GymBridge) -> tuple[list[Streamed], Any]:
+        streamed = [one async for one in bridge.run_rollouts(rows, "timing/rollout")]
+        await bridge.health_check()
+        return streamed, bridge.counts
+
+    streamed, counts = with_bridge(bridge_config, use)
+    assert sorted(index for index, _, _ in streamed) == list(range(len(wishes)))
+    assert streamed[0][0] != 0, "the slow one is not waited for"
+    assert [timing is not None for _, _, timing in streamed] == [False] * 5 + [True]
+    timing = streamed[-1][2] or {}
+    assert timing["timing/rollout/masked_not_contiguous"] == 1
+    assert timing["timing/rollout/failed"] == 2
+    assert 0 <= timing["timing/rollout/postprocess_results_pct"] <= 100
+    assert counts == {"rows": 6, "failed": 2, "masked_not_contiguous": 1}
+    found = {wishes[index]: result for index, result, _ in streamed}
+
+    log = found["well"]["message_log"]
+    assert [one["role"] for one in log] == ["user", "assistant"] * 2
+    assert [one["token_ids"].tolist() for one in log] == [[10, 11], [20, 21], [9], [20, 21]]
+    assert log[1]["generation_logprobs"].tolist() == [-0.5, -0.25]
+    assert (log[0]["token_ids"].dtype, log[1]["generation_logprobs"].dtype) == (torch.int64, torch.float32)
+    assert found["well"]["input_message_log"] == log[:1]
+    full = found["well"]["full_result"]
+    assert full["reward"] == 0.0
+    assert "mask_sample" not in full
+    said = [one for one in full["response"]["output"] if "generation_str" in one]
+    assert [(one["prompt_str"], one["generation_str"]) for one in said] == [
+        ("10 11", "20 21"),
+        ("10 11 20 21 9", "20 21"),
+    ]
+    assert not any("prompt_token_ids" in one for one in full["response"]["output"])
+    assert [one["is_invalid_tool_call"] for one in found["call"]["message_log"] if one["role"] == "assistant"] == [
+        True
+    ] * 2
+
+    assert len(found["break"]["message_log"]) == 2, "what hangs together stays"
+    assert found["break"]["full_result"]["mask_sample"] is True
+    assert found["break"]["full_result"]["mask_reason"] == "not_contiguous"
+    for wish in ("nan", "fail"):
+        full = found[wish]["full_result"]
+        assert (full["mask_sample"], full["reward"], len(found[wish]["message_log"])) == (True, 0.0, 2)
+    assert "as you wished" in found["fail"]["full_result"]["failure_reason"]
+
+
+@pytest.mark.slow
+def test_a_strict_bridge_ends_with_the_first_row_that_fails_and_starts_again_after_a_shutdown(
+    bridge_config: dict[str, Any],
+) -> None:
+    async def use(bridge: GymBridge) -> list[Any]:
+        async def play(wish: str) -> list[Any]:
+            return [one async for one in bridge.run_rollouts([row(wish, 0)])]
+
+        with pytest.raises(RowFailed, match="model call 2 does not begin"):
+            await play("break")
+        with pytest.raises(RowUnreachable, match="HTTP 500"):
+            await play("fail")
+        await bridge.shutdown()
+        return await play("well")
+
+    played = with_bridge({**bridge_config, "is_strict": True, "has_tensors": False}, use)
+    assert played[0][1]["message_log"][0]["token_ids"] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ([], "no rows to play"),
+        ([row("well", 0), row("well", 0)], "_rowidx 0 is there more than once"),
+        ([{**row("well", 0), "_rowidx": "0"}], "has no _rowidx"),
+        ([{**row("well", 3), "agent_ref": None}], "names no agent"),
+    ],
+)
+def test_rows_that_cannot_be_told_apart_are_refused_before_anything_starts(
+    rows: list[dict[str, Any]], error: str, bridge_config: dict[str, Any]
+) -> None:
+    async def use(bridge: GymBridge) -> None:
+        async for _ in bridge.run_rollouts(rows):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match=error):
+        with_bridge(bridge_config, use)
+
+
+def test_settings_that_would_be_ignored_are_refused(bridge_config: dict[str, Any]) -> None:
+    off = {"require_routed_experts": False, "tokenizer_config": None, "use_fastokens": True}
+    GymBridge({**bridge_config, **off})
+    for key in ("require_routed_experts", "token_capture", "unheard_of"):
+        with pytest.raises(GymConfigError, match=key):
+            GymBridge({**bridge_config, key: {"enabled": True}})
+    with pytest.raises(GymConfigError, match="base_urls"):
+        GymBridge({**bridge_config, "base_urls": "http://one"})
+
+
+# Order
+
+
+async def stream_of(order: list[int]) -> AsyncIterator[Streamed]:
+    for place, index in enumerate(order):
+        yield index, {"of": index}, {"timing/x": 1.0} if place == len(order) - 1 else None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(range(12)))
+def test_results_come_back_in_the_order_of_their_rows(order: list[int]) -> None:
+    results, timing = asyncio.run(in_order(stream_of(order), 12))
+    assert [one["of"] for one in results] == list(range(12))
+    assert timing == {"timing/x": 1.0}
+    rows = [row("well", index, _ng_task_index=index // 3) for index in range(12)]
+
+    async def groups() -> list[tuple[int, list[int]]]:
+        stream = in_groups(stream_of(order), rows, 3)
+        return [(number, [one["of"] for one in results]) async for number, results in stream]
+
+    found = asyncio.run(groups())
+    assert sorted(found) == [(number, [3 * number, 3 * number + 1, 3 * number + 2]) for number in range(4)]
+    last = [max(order.index(3 * number + place) for place in range(3)) for number, _ in found]
+    assert last == sorted(last), "in the order they get whole"
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [([0, 0, 1], "row 0 came twice"), ([0, 3], "a result for row 3"), ([2, 0], "1 of 3 rows did not")],
+)
+def test_a_stream_that_is_not_of_its_rows_is_told(order: list[int], error: str) -> None:
+    with pytest.raises(BrokenStream, match=error):
+        asyncio.run(in_order(stream_of(order), 3))
+
+
+def test_a_group_is_of_one_agent_and_one_task() -> None:
+    mixed = [row("well", 0, _ng_task_index=0), row("well", 1, _ng_task_index=1)]
+
+    async def groups(size: int) -> None:
+        async for _ in in_groups(stream_of([0, 1]), mixed, size):
+            pass
+
+    with pytest.raises(ValueError, match="not of one agent and one task"):
+        asyncio.run(groups(2))
+    with pytest.raises(ValueError, match="groups of 3"):
+        asyncio.run(groups(3))
+
+
+def test_rows_are_numbered_and_sampled_as_training_wants() -> None:
+    given = [{"responses_create_params": {"input": "a", "max_output_tokens": limit}} for limit in (5, 50, None)]
+    made = prepared(
+        [{**one, "agent_ref": {"name": AGENT}} for one in given], temperature=0.5, top_p=1.0, max_new_tokens=9
+    )
+    assert [one["_rowidx"] for one in made] == [0, 1, 2]
+    assert [one["responses_create_params"]["max_output_tokens"] for one in made] == [5, 9, 9]
+    assert {one["responses_create_params"]["temperature"] for one in made} == {0.5}
+    assert "temperature" not in given[0]["responses_create_params"]

@@ -1,0 +1,154 @@
+"""A server of NeMo Gym's as a process: what it loads, what it says of a bad config, when it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from palestra.gym.brought import brought_along
+from palestra.gym.supervisor.plan import STAND_IN
+from tests.gym.stock.conftest import FOLDERS
+
+PUBLIC = [
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseMultiRewardVerifyResponse",
+    "BaseResourcesServerConfig",
+    "BaseResponsesAPIAgentConfig",
+    "BaseResponsesAPIModelConfig",
+    "BaseRunRequest",
+    "BaseRunServerInstanceConfig",
+    "BaseSeedSessionRequest",
+    "BaseSeedSessionResponse",
+    "BaseServerConfig",
+    "BaseVerifyRequest",
+    "BaseVerifyResponse",
+    "Domain",
+    "ModelServerRef",
+    "NeMoGymAsyncOpenAI",
+    "NeMoGymChatCompletion",
+    "NeMoGymChatCompletionCreateParamsNonStreaming",
+    "NeMoGymResponse",
+    "NeMoGymResponseCreateParamsNonStreaming",
+    "ReverifyMode",
+    "SESSION_ID_KEY",
+    "ServerClient",
+    "SimpleResourcesServer",
+    "SimpleResponsesAPIAgent",
+    "SimpleResponsesAPIModel",
+    "get_response_json",
+    "raise_for_status",
+]
+HEAVY = [
+    "anthropic",
+    "datasets",
+    "hydra",
+    "mcp",
+    "mlflow",
+    "numpy",
+    "openai",
+    "palestra",
+    "pandas",
+    "ray",
+    "requests",
+    "torch",
+    "wandb",
+]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(STAND_IN), "OMP_NUM_THREADS": "1"} | more
+
+
+def test_the_public_names_are_there_and_nothing_heavy_is() -> None:
+    modules = [
+        "judge",
+        "prompt",
+        "responses_converter",
+        "rollout_collection",
+        "rollout_observability",
+        "sandbox",
+        "skills",
+    ]
+    code = f"""
+import sys
+from nemo_gym import {", ".join(PUBLIC)}
+from nemo_gym import {", ".join(modules)}, mcp_auto_exposure
+print(*[name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+class Started:
+    """One server without a gym around it."""
+
+    def __init__(self, **settings: object) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        inner = {"host": "127.0.0.1", "port": self.port, "entrypoint": "app.py", **settings}
+        config = {"mine": {"resources_servers": {"tally": inner}}, "head_server": {"host": "127.0.0.1", "port": 1}}
+        self.process = subprocess.Popen(
+            [sys.executable, "app.py"],
+            cwd=FOLDERS / "resources_servers/tally",
+            env=environment(
+                NEMO_GYM_CONFIG_DICT=yaml.safe_dump(config),
+                NEMO_GYM_CONFIG_PATH="mine",
+                PALESTRA_GYM_SOCKET=str(self.listener.fileno()),
+                PALESTRA_GYM_SECRET="s",
+            ),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[self.listener.fileno()],
+        )
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for one in (self.process.stdin, self.process.stderr, self.listener):
+            assert one is not None
+            one.close()
+
+
+def test_it_ends_with_its_gym() -> None:
+    with Started(start=1) as server:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60) as answer:
+            assert answer.read() == b'{"status":"ok"}'
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        assert server.process.wait(60) == 0
+
+
+def test_a_config_that_does_not_fit_is_told_and_not_tried_again() -> None:
+    with Started(start="a lot") as server:
+        _, said = server.process.communicate(timeout=60)
+        assert server.process.returncode == 78
+        assert b"start" in said
+        assert b"valid integer" in said
+
+
+def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("palestra.gym.brought.BROUGHT", {"absent_one": "one", "absent_two": "two", "yaml": "pyyaml"})
+    root = tmp_path / "resources_servers"
+    files = {
+        "mine/app.py": "import yaml\nfrom helpers import x\nfrom resources_servers.other.parts import y\n",
+        "mine/helpers.py": "def x():\n    import absent_one.deep\n",
+        "mine/unused.py": "import absent_three",
+        "other/parts.py": "from .more import y",
+        "other/more.py": "from absent_two import y",
+        "other/app.py": "not python",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert brought_along(root / "mine/app.py") == ["one", "two"]
+    assert brought_along(root / "other/app.py") == []
