@@ -12,9 +12,10 @@ Owns: the gym behind it, the stream of results, what is counted. Never touches: 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -31,6 +32,8 @@ from palestra.gym.errors import GymError, ServerStartError
 from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
 from palestra.gym.supervisor import Supervisor
 
+log = logging.getLogger(__name__)
+
 Streamed = tuple[int, dict[str, Any], dict[str, float] | None]
 BUSY = frozenset({408, 429})
 
@@ -38,7 +41,8 @@ BUSY = frozenset({408, 429})
 class GymBridge:
     """Starts its gym when it is first needed, and again after `shutdown`. One event loop."""
 
-    def __init__(self, config: Mapping[str, Any], tell: Any = print) -> None:
+    def __init__(self, config: Mapping[str, Any], tell: Callable[[str], None] = log.info) -> None:
+        """Raises GymConfigError. `tell` hears what servers print, and what becomes of them."""
         self._settings = read_bridge_settings(config)
         self._tell = tell
         self._reader = Reader(self._settings)
@@ -100,7 +104,7 @@ class GymBridge:
             try:
                 result, flaw = self._reader.read(played.result)
             except RowFailed as error:
-                return self._given_up({FAILURE_CLASS: "bad_tokens", "failure_reason": str(error)}, counted)
+                return self._given_up({FAILURE_CLASS: "unusable_result", "failure_reason": str(error)}, counted)
             if flaw is not None:
                 self._count(f"masked_{flaw}", counted)
             return result

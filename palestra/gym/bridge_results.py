@@ -5,12 +5,14 @@ Owns: what of a result becomes which message, and the stand-in for a row without
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from palestra.environments.gym_calls import Flaw, ModelCall, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
-from palestra.gym.errors import GymError
+from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
 
 Message = dict[str, Any]
@@ -36,7 +38,9 @@ class Reader:
     """Of one bridge."""
 
     def __init__(self, settings: BridgeSettings) -> None:
+        """Raises GymConfigError."""
         self._settings = settings
+        self._torch = _torch() if settings.has_tensors else None
         self.tokenizer: Decoder | None = None
 
     def read(self, result: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
@@ -48,6 +52,7 @@ class Reader:
         if found.flaw is Flaw.NO_LOGPROB or (found.flaw is not None and self._settings.is_strict):
             raise RowFailed(found.why)
         flaw = found.flaw or (None if found.calls else NO_TURN)
+        _check_reward(result.get("reward"))
         if flaw == NO_TURN and self._settings.is_strict:
             raise RowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
         log = [message for call in found.calls for message in self._messages(call)]
@@ -57,7 +62,6 @@ class Reader:
                 _drop_ids(item)
         if flaw is not None:
             result |= {MASK_SAMPLE: True, "mask_reason": str(flaw)}
-            result.setdefault("reward", 0.0)
         log = log or self._stand_in()
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
@@ -104,18 +108,22 @@ class Reader:
             call.item.update(prompt_str=prompt, generation_str=text)
 
     def _ids(self, ids: list[int]) -> Any:
-        if not self._settings.has_tensors:
-            return ids
-        import torch
-
-        return torch.tensor(ids, dtype=torch.int64)
+        return ids if self._torch is None else self._torch.tensor(ids, dtype=self._torch.int64)
 
     def _numbers(self, numbers: list[float]) -> Any:
-        if not self._settings.has_tensors:
-            return numbers
-        import torch
+        return numbers if self._torch is None else self._torch.tensor(numbers, dtype=self._torch.float32)
 
-        return torch.tensor(numbers, dtype=torch.float32)
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ModuleNotFoundError:
+        raise GymConfigError("has_tensors: torch is not installed; install it, or say has_tensors: false") from None
+
+
+def _check_reward(reward: Any) -> None:
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise RowFailed(f"its reward is no number: {str(reward)[:100]}")
 
 
 def _drop_ids(item: dict[str, Any]) -> None:

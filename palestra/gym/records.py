@@ -5,6 +5,7 @@ Owns: the records, and the names that NeMo Gym gives to things in files and rows
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ __all__ = [
     "PARAMS",
     "ROLLOUT_ID",
     "ROLLOUT_INDEX",
+    "ROLLOUT_NAME",
     "ROW_INDEX",
     "STEP_ID",
     "TASK_INDEX",
@@ -47,6 +49,8 @@ __all__ = [
 
 ROW_INDEX = "_rowidx"
 STEP_ID = "_ng_step_request_id"
+ROLLOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What a rollout's id looks like, all of it: it becomes part of paths and file names."""
 
 
 class ServerKind(StrEnum):

@@ -99,14 +99,21 @@ def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episod
         asked = {"model": episode.model, "tools": TOOLS, "temperature": 0, "max_tokens": 64}
         said = policy.chat.completions.create(messages=messages, **asked).choices[0].message
         (call,) = said.tool_calls
-        told = {"role": "tool", "tool_call_id": call.id, "content": "12\x1b[2J cups, ask bob@example.org"}
+        told = {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": f"12\x1b[2J cups, ask bob@example.org {'x ' * 60} {4111 * 10**12}",
+        }
         policy.chat.completions.create(messages=[*messages, said, told], **asked)
-        episode.end(0.5, metadata={"api_key": "sesame"})
+        episode.end(0.5, metadata={"api_key": "sesame"}, metrics={"found_secret": 1.0})
     shown = episodes("show", episode.id, "--mask", r"\w+@\w+\.org").output
     assert f"attempt 1: ended; trace {episode.traceparent.split('-')[1]}" in shown
     assert f"tool {call.function.name}, " in shown
     assert "= 12\\x1b[2J cups, ask [redacted]" in shown
     assert "user: How many cups and hats" in shown
+    assert "metrics     found_secret=1" in shown
+    assert "4111" in shown
+    assert "4111" not in episodes("show", episode.id, "--mask", r"\d{16}").output  # it is cut in the middle
     whole = answer(episodes("show", episode.id, "--json"))
     assert [span["name"] for span in whole["attempts"][0]["tools"]][:1] == [call.function.name]
     assert whole["result"]["metadata"] == {"api_key": "[redacted]"}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.redaction import REDACTED, Mask
+from palestra.types.episodes import EpisodeResult, EpisodeState
 
 KEY = "tml-0123456789abcdef"
 VALUES = st.recursive(
@@ -28,11 +29,38 @@ def test_keys_are_blacked_out_without_being_asked_for():
     assert (masked["api_key"], masked["key"], masked[REDACTED]) == (REDACTED, "kept", 1)
 
 
-@pytest.mark.parametrize("name", ["password", "db_password", "X-Api-Key", "Authorization", "client-secret"])
+@pytest.mark.parametrize(
+    "key",
+    ["sk-proj-abcdefghijklmnop0123456789", "hf_abcdefghijklmnopqrstuvwxyz", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"],
+)
+def test_keys_of_others_are_known_by_their_looks(key: str):
+    assert Mask().of(f"with {key}, and go on") == f"with {REDACTED}, and go on"
+
+
+@pytest.mark.parametrize("text", ["sk-learn-is-a-library-without-numbers", "task-1234567890123456789012345", "hf_hub"])
+def test_what_only_looks_a_little_like_a_key_stays(text: str):
+    assert Mask().of(text) == text
+
+
+SECRET_NAMES = ["password", "db_password", "passwd", "X-Api-Key", "Authorization", "client-secret", "private_key"]
+
+
+@pytest.mark.parametrize("name", [*SECRET_NAMES, "aws_secret_access_key", "access_token"])
 def test_a_field_whose_name_says_so_is_secret_whatever_it_holds(name: str):
     assert Mask().of({name: "sesame"}) == {name: REDACTED}
     assert Mask().of({name: {"nested": "sesame"}}) == {name: REDACTED}
     assert Mask().of({name: None}) == {name: None}
+
+
+def test_a_measure_is_no_secret_whatever_its_name():
+    assert Mask().of({"found_secret": 0.5, "has_password": True}) == {"found_secret": 0.5, "has_password": True}
+    assert Mask().of({"password": 1234}) == {"password": REDACTED}
+
+
+def test_names_and_states_of_a_record_stay():
+    result = EpisodeResult(reward=1.0, metadata={"reward": "reward"})
+    assert Mask(["reward"]).of(result) == EpisodeResult(reward=1.0, metadata={REDACTED: REDACTED})
+    assert Mask(["ended"]).of([EpisodeState.ENDED, "ended"]) == [EpisodeState.ENDED, REDACTED]
 
 
 def test_what_a_pattern_matches_is_blacked_out_everywhere():

@@ -92,3 +92,12 @@ def test_a_run_that_delivers_in_the_moment_it_is_deleted_tells_only_the_latter()
     assert delete(play) == 2
     news = play.board.take_news()
     assert (news.delivered, news.deleted) == (set(), {(OWNER, RUN)})
+
+
+def test_a_deleted_run_has_no_engine() -> None:
+    """Whoever is being told of it just then is told all the same."""
+    play = Play()
+    play.board.note_engine(OWNER, RUN, "m")
+    assert play.board.engine_of(OWNER, RUN) == "m"
+    play.board.delete_run(OWNER, RUN, play.now)
+    assert play.board.engine_of(OWNER, RUN) == ""

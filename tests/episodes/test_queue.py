@@ -205,6 +205,19 @@ def test_who_has_no_room_is_told_why() -> None:
     assert why() == "paused: run 'r' is paused" == play.run().held
 
 
+def test_a_spent_share_is_told_before_what_holds_other_runs() -> None:
+    """Who waits behind such a client is looked at then: another run that is paused must not hide it."""
+    play = Play()
+    play.put_run("shared", client_share=0.1)
+    play.register("g")
+    play.pause()
+    play.register("g", 2, run="shared")
+    play.claim(1)
+    request = ClaimRequest(client_id="c", claim_id="x")
+    assert str(play.board.why_nothing("alice", request)).startswith("client_share: ")
+    assert str(play.board.why_nothing("alice", replace(request, client_id="d"))) == "paused: run 'r' is paused"
+
+
 def test_a_lease_that_ends_wakes_its_client() -> None:
     play = Play(client_share=0.5)
     play.register("g", 4)

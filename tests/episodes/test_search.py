@@ -86,6 +86,23 @@ def test_others_go_on_between_two_parts(play: Play) -> None:
     assert under_way.take() == []
 
 
+def test_large_tasks_and_results_are_looked_at_a_few_at_a_time(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "PART", 1000)
+    monkeypatch.setattr(searching, "PART_SIZE", 1000)
+    large = Task(id="t", environment="e", prompt=[], extras={"text": "x" * 600})
+    groups = [NewGroup(group_id=f"g{number}", task=large, size=1) for number in range(6)]
+    play.board.register(OWNER, RUN, groups, play.now)
+    for lease in play.claim(6):
+        play.end_with(lease, EpisodeResult(reward=1.0, metadata={"text": "y" * 600}))
+    for wanted in (Search(task="other"), Search(reward_min=1.0), Search(error="")):
+        under_way = play.board.search(OWNER, wanted, limit=None)
+        parts = 0
+        while under_way.step():
+            parts += 1
+        assert parts == 3
+    assert found(play, task="xxx", reward_min=1.0)[1] == 6
+
+
 def test_a_run_that_does_not_exist_is_no_empty_list(play: Play) -> None:
     with pytest.raises(BoardError, match="no run"):
         found(play, run="other", task="x")

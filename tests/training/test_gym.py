@@ -47,16 +47,16 @@ def write_rows(folder: Path) -> Path:
 
 def test_a_step_over_two_agents_of_a_gym_and_an_environment_of_this_process(run_training, tmp_path: Path) -> None:
     entries = [{"name": "gym", "tasks": str(write_rows(tmp_path)), "weight": 2, "config": GYM}, {"name": "arithmetic"}]
-    rollout = {"group_size": 2, "groups_per_step": 9, "max_tokens": 24}
+    rollout = {"group_size": 2, "groups_per_step": 6, "max_tokens": 16}
     data = {"zero_variance": "keep", "overlong": "keep"}
     folder = run_training("mixed", environments=entries, rollout=rollout, data=data, steps=1, alias="mixed")
     reader = RunReader(folder.path)
     (metrics,) = reader.read_metrics()
-    assert (metrics["rollouts/failed"], metrics["env/gym/rollouts"], metrics["env/arithmetic/rollouts"]) == (0, 12, 6)
+    assert (metrics["rollouts/failed"], metrics["env/gym/rollouts"], metrics["env/arithmetic/rollouts"]) == (0, 8, 4)
     assert metrics["env/gym/not_contiguous"] == 0
     assert "env/gym/library_reward" in metrics
     # The trainer's own pass over the same ids, all turns of a game in one row, finds what the sampler said.
-    assert metrics["batch/sequences"] == 18
+    assert metrics["batch/sequences"] == 12
     assert metrics["mismatch/logprob_abs_max"] < 1e-3
     assert metrics["turns/mean"] > 1
 

@@ -128,9 +128,11 @@ class Instance:
             connection.execute("BEGIN")
             try:
                 yield connection
-                connection.execute("COMMIT")
+                if connection.in_transaction:  # SQLite takes all back itself when it had to stop a statement
+                    connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
             finally:
                 connection.execute(f"PRAGMA max_page_count = {SQLITE_PAGES}")

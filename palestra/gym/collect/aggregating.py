@@ -51,7 +51,8 @@ def save_metrics(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
 def stripped(result: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is large: of the response, its usage is kept."""
     kept = {name: value for name, value in result.items() if name not in _HEAVY}
-    usage = (result.get("response") or {}).get("usage")
+    response = result.get("response")
+    usage = response.get("usage") if isinstance(response, Mapping) else None
     return kept | {"response": {"usage": usage}} if usage else kept
 
 

@@ -76,17 +76,15 @@ async def collect(
     if not rows:
         raise CollectError(f"{wanted.input} has no rows to play")
     player.check(rows)
-    progress = _begun(files, rows, wanted, facts_of(rows, gym))
-    open_rows = [row for row in rows if progress.is_open(row, wanted.patience.attempts)]
-    standing = _standing(rows, open_rows, progress)
-    told(standing)
+    facts = facts_of(rows, gym)
     with Lines(files.results) as results, Lines(files.failures) as failures:
+        progress = _begun(files, results, failures, rows, wanted, facts)
+        open_rows = [row for row in rows if progress.is_open(row, wanted.patience.attempts)]
+        standing = _standing(rows, open_rows, progress)
+        told(standing)
         async with aclosing(play_all(player, open_rows, wanted.concurrency, progress.failed)) as all_played:
             async for played in all_played:
-                for failure in played.failures:
-                    failures.append(failure)
-                if played.result is not None:
-                    results.append(played.result)
+                _keep(played, results, failures)
                 standing.add(played)
                 told(standing)
     return standing
@@ -120,17 +118,37 @@ async def play_all(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _begun(files: OutputFiles, rows: Sequence[Row], wanted: Wanted, facts: Mapping[str, Any]) -> Progress:
+def _keep(played: Played, results: Lines, failures: Lines) -> None:
+    try:
+        if played.result is not None:
+            results.append(played.result)
+    except TypeError as error:  # one row's trouble, not everybody's
+        played.give_up(error)
+    for failure in played.failures:
+        try:
+            failures.append(failure)
+        except TypeError:  # an agent's words on it may be as deep
+            failures.append({name: value for name, value in failure.items() if not isinstance(value, dict | list)})
+
+
+def _begun(
+    files: OutputFiles,
+    results: Lines,
+    failures: Lines,
+    rows: Sequence[Row],
+    wanted: Wanted,
+    facts: Mapping[str, Any],
+) -> Progress:
     """Writes down what is to be played, or checks it against what was."""
-    if wanted.resume and files.are_there():
+    if wanted.resume and files.inputs.exists():
         if not wanted.resume_changed:
             check_same(files, facts)
         return progress_of(files)
-    if files.results.exists() and not wanted.overwrite:
+    if not (results.is_empty and failures.is_empty) and not wanted.overwrite:
         raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
-    files.clear()
+    files.start_over(results, failures)
+    save_facts(files, facts)  # first: rows without them could be resumed unchecked
     write_whole(files.inputs, b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    save_facts(files, facts)
     return Progress(set(), Counter(), set())
 
 

@@ -140,9 +140,13 @@ def _fault(row: Row) -> str | None:
     params = row.get(PARAMS)
     if not isinstance(params, dict):
         return f"no {PARAMS}"
-    if not isinstance(params.get("input"), str | list):
+    messages, tools, temperature = (params.get(name) for name in ("input", "tools", "temperature"))
+    if not isinstance(messages, str | list):
         return f"no {PARAMS}.input"
-    tools = params.get("tools")
+    if isinstance(messages, list) and not all(isinstance(one, dict) for one in messages):
+        return f"an item of {PARAMS}.input is no object"
+    if not isinstance(temperature, int | float | None):
+        return f"{PARAMS}.temperature is no number"
     return None if tools is None or isinstance(tools, list) else f"{PARAMS}.tools is no list"
 
 
@@ -181,11 +185,19 @@ def _rounded(value: float) -> float:
     return round(value, 2) if abs(value) >= 1 else round(value, 3)
 
 
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        found = orjson.loads(path.read_bytes())
+    except ValueError as error:
+        raise CollectError(f"{path} is damaged: {error}; remove it, or say --overwrite-statistics") from error
+    return found if isinstance(found, dict) else {}
+
+
 def _keep_statistics(dataset: Dataset, found: dict[str, Any], overwrite: bool) -> None:
     """Beside the dataset, so that a file which changed unnoticed is noticed."""
     path = dataset.path.with_name(f"{dataset.path.stem}_metrics.json")
     if path.exists() and not overwrite:
-        saved = orjson.loads(path.read_bytes())
+        saved = _saved(path)
         changed = sorted(name for name in found if name in saved and saved[name] != found[name])
         if changed:
             raise CollectError(

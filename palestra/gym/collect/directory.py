@@ -39,13 +39,14 @@ class Directory:
     async def refresh(self) -> None:
         try:
             found = await self._asked("/server_instances")
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            urls = {one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}" for one in found}
+            kinds = {one["config_path"]: one["server_type"] for one in found}
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise CollectError(
                 f"no gym answers at {self._head} ({type(error).__name__}): start one with `palestra gym run -c FILE`, "
                 "say its head with --head, or let this command start it with -c FILE"
             ) from error
-        self.urls = {one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}" for one in found}
-        self.kinds = {one["config_path"]: one["server_type"] for one in found}
+        self.urls, self.kinds = urls, kinds
 
     async def settings(self) -> dict[str, Any]:
         """What the gym was started with, for those who may see it; else nothing."""

@@ -31,11 +31,11 @@ class OutputFiles:
     def _beside(self, ending: str) -> Path:
         return self.results.with_name(self.results.stem + ending)
 
-    def are_there(self) -> bool:
-        return self.inputs.exists() and self.results.exists()
-
-    def clear(self) -> None:
-        for path in (self.results, self.inputs, self.failures, self.metrics, self.facts):
+    def start_over(self, results: Lines, failures: Lines) -> None:
+        """With its two files held: whoever is writing them is not robbed."""
+        for lines in (results, failures):
+            lines.empty()
+        for path in (self.inputs, self.metrics, self.facts):
             path.unlink(missing_ok=True)
 
 
@@ -64,8 +64,17 @@ class Lines:
     ) -> None:
         self._file.close()
 
+    @property
+    def is_empty(self) -> bool:
+        return self._end == 0
+
+    def empty(self) -> None:
+        self._file.truncate(0)
+        self._end = 0
+
     def append(self, line: Mapping[str, Any]) -> None:
-        """On return the line is the system's to keep, whole. Raises CollectError, and then the file is as before."""
+        """On return the line is the system's to keep, whole. Raises CollectError, and then the file is as before;
+        TypeError for what is nested too deeply to be written."""
         data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
         view = memoryview(data)
         try:

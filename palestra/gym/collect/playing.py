@@ -70,6 +70,11 @@ class Played(Struct, kw_only=True):
     failures: list[dict[str, Any]] = field(default_factory=list)
     """One for each attempt that failed."""
 
+    def give_up(self, why: Exception) -> None:
+        """Its result cannot be kept."""
+        self.result = None
+        self.failures.append(_failure(self.row, FailureClass.GARBAGE, f"cannot be written: {why}", terminal=True))
+
 
 class RowPlayer:
     """Plays rows of a running gym. Stateless but for the connection pool."""
@@ -148,21 +153,24 @@ class RowPlayer:
 def _outcome(row: Row, status: int, answer: bytes) -> dict[str, Any]:
     """The result, or the failure it tells of."""
     if status >= 400:
-        told = answer[:_TOLD_BYTES].decode(errors="replace")
         is_refused = 400 <= status < 500 and status not in (408, 409, 425, 429)
         kind = FailureClass.REFUSED if is_refused else FailureClass.ERROR
-        return _failure(row, kind, f"HTTP {status}: {told}", terminal=is_refused, status=status)
+        return _failure(row, kind, f"HTTP {status}: {_told(answer)}", terminal=is_refused, status=status)
     try:
         found = orjson.loads(answer)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        return _failure(
-            row, FailureClass.GARBAGE, f"not a JSON object: {answer[:_TOLD_BYTES].decode(errors='replace')}"
-        )
+        return _failure(row, FailureClass.GARBAGE, f"not a JSON object: {_told(answer)}")
     if not found.get(FAILURE_CLASS):
         found.pop(FAILURE_CLASS, None)
+        if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
+            return _failure(row, FailureClass.GARBAGE, f"no reward in it: {_told(answer)}")
     return _labelled(row, found)
+
+
+def _told(answer: bytes) -> str:
+    return answer[:_TOLD_BYTES].decode(errors="replace")
 
 
 def _failure(row: Row, kind: FailureClass, message: str, *, terminal: bool = False, **more: Any) -> dict[str, Any]:

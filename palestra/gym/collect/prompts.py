@@ -26,12 +26,14 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def read(cls, path: Path) -> PromptFile:
         try:
             return msgspec.convert(yaml.safe_load(path.read_text()), cls)
-        except (OSError, yaml.YAMLError, msgspec.ValidationError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
             raise CollectError(f"prompt file {path}: {error}; it has `user`, and `system` if you like") from error
 
     def applied(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
         params = row.get(PARAMS) or {}
+        if not isinstance(params, dict):
+            raise CollectError(f"a row's {PARAMS} is an object, found {type(params).__name__}")
         if params.get("input"):
             raise CollectError(f"a row has {PARAMS}.input and there is a prompt file; use one of the two")
         messages = [
@@ -44,5 +46,9 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _filled(self, template: str, row: Mapping[str, Any]) -> str:
         try:
             return template.format_map(row)
-        except (KeyError, IndexError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError) as error:
             raise CollectError(f"the prompt's {error} is not among the row's fields {sorted(row)}") from error
+        except (ValueError, AttributeError, TypeError) as error:
+            raise CollectError(
+                f"the prompt cannot be filled in: {error}; braces are doubled to be themselves"
+            ) from error

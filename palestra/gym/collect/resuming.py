@@ -64,7 +64,10 @@ def facts_of(rows: Iterable[Row], gym: Mapping[str, Any] | None) -> dict[str, An
     digest = hashlib.sha256()
     count = 0
     for row in rows:
-        digest.update(orjson.dumps(row, option=orjson.OPT_SORT_KEYS))
+        try:
+            digest.update(orjson.dumps(row, option=orjson.OPT_SORT_KEYS))
+        except TypeError as error:
+            raise CollectError(f"task {row[TASK_INDEX]} cannot be sent: {error}") from error
         count += 1
     return {"rows": count, "data": digest.hexdigest(), "servers": _of_servers(gym or {})}
 

@@ -114,10 +114,12 @@ async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded],
     pairs = _pairs(wanted)[: wanted.limit]
     if not wanted.force:
         await grader.check(pair.row for pair in pairs)
-    done = _begun(files, wanted)
-    left = [pair for pair in pairs if key_of(pair.row) not in done]
-    standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
+    if files.results.resolve() == wanted.rollouts.resolve() and not wanted.append:
+        raise CollectError("--output is the rollouts' own file: choose another, or use --judge-failed-only --append")
     with Lines(files.results) as results, Lines(files.failures) as failures:
+        done = _begun(files, results, failures, wanted)
+        left = [pair for pair in pairs if key_of(pair.row) not in done]
+        standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
         if wanted.judge_failed_only:
             standing.kept = _keep(wanted, results, done)
         async with aclosing(_graded(grader, left, wanted.concurrency)) as all_graded:
@@ -168,14 +170,12 @@ def _pairs(wanted: Regrading) -> list[Pair]:
     return [Pair(rows[key], failed[key]) for key in sorted(failed) if key in rows and key not in good]
 
 
-def _begun(files: OutputFiles, wanted: Regrading) -> set[Key]:
+def _begun(files: OutputFiles, results: Lines, failures: Lines, wanted: Regrading) -> set[Key]:
     """What is in the output already."""
-    if files.results.resolve() == wanted.rollouts.resolve() and not wanted.append:
-        raise CollectError("--output is the rollouts' own file: choose another, or use --judge-failed-only --append")
-    if files.results.exists() and not (wanted.resume or wanted.append):
+    if not results.is_empty and not (wanted.resume or wanted.append):
         if not wanted.overwrite:
             raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
-        files.clear()
+        files.start_over(results, failures)
     return set(indexed(files.results))
 
 

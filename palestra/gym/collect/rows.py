@@ -5,7 +5,6 @@ Owns: reading and checking rows, their expansion. Never touches: servers, result
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,13 +15,13 @@ from msgspec import Struct, field
 
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.prompts import PromptFile
-from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
+from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
 
 Row = dict[str, Any]
 Key = tuple[int, int]
 
 DEFAULT = "_default"
-ROLLOUT_ID_SHAPE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+MAX_ROLLOUT_ID = 200  # a file is named after it, and after its attempt
 _TOLD = 10  # rows named in one error
 
 
@@ -99,7 +98,8 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
 
 
 def agent_of(row: Mapping[str, Any]) -> str | None:
-    name = (row.get(AGENT_REF) or {}).get("name")
+    reference = row.get(AGENT_REF)
+    name = reference.get("name") if isinstance(reference, dict) else None
     return name if isinstance(name, str) else None
 
 
@@ -112,11 +112,18 @@ def _prepared(row: Row, how: Expansion, number: int) -> Row:
     if how.agent is not None and agent_of(row) is None:
         row[AGENT_REF] = {"name": how.agent}
     given = row.get(ROLLOUT_ID)
-    if given is not None and not (isinstance(given, str) and ROLLOUT_ID_SHAPE.match(given)):
-        raise CollectError(f"row {number + 1}: {ROLLOUT_ID} {given!r} may have letters, digits, '.', '_' and '-' only")
+    if given is not None and not _is_rollout_id(given):
+        raise CollectError(
+            f"row {number + 1}: {ROLLOUT_ID} {given!r} may have letters, digits, '.', '_' and '-' only, begins with "
+            f"one of the first two, and has at most {MAX_ROLLOUT_ID} of them"
+        )
     if not isinstance(row.get(TASK_INDEX, 0), int):
         raise CollectError(f"row {number + 1}: {TASK_INDEX} is a whole number, found {row[TASK_INDEX]!r}")
     return row
+
+
+def _is_rollout_id(given: Any) -> bool:
+    return isinstance(given, str) and len(given) <= MAX_ROLLOUT_ID and ROLLOUT_NAME.fullmatch(given) is not None
 
 
 def _repeats(how: Expansion, agent: str) -> int:
@@ -135,6 +142,17 @@ def _repeat(row: Row, index: int, seeds: bool) -> Row:
     if seeds:
         params = row[PARAMS]
         metadata = params.get("metadata") or {}
-        extra = {**orjson.loads(metadata.get("extra_body") or "{}"), "seed": index}
+        extra = {**_extra_body(row, metadata), "seed": index}
         made[PARAMS] = {**params, "metadata": {**metadata, "extra_body": orjson.dumps(extra).decode()}}
     return made
+
+
+def _extra_body(row: Row, metadata: Any) -> dict[str, Any]:
+    try:
+        found = orjson.loads(metadata.get("extra_body") or "{}")
+    except (ValueError, AttributeError):
+        found = None
+    if not isinstance(found, dict):
+        where = f"task {row[TASK_INDEX]}: {PARAMS}.metadata.extra_body"
+        raise CollectError(f"{where} is the text of a JSON object, so that a seed can be put into it")
+    return found

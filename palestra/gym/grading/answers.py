@@ -8,30 +8,35 @@ from __future__ import annotations
 import re
 
 BOX = "\\boxed{"
+MAX_WRAPPERS = 20
+_DOLLARS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 _WRAPPER = re.compile(r"^\\(?:text|mathrm|mathbf|textbf|mathit)\s*\{(.*)\}$", re.DOTALL)
 _LABEL = re.compile(r"[*_]{0,2}answer[*_]{0,2}\s*:[*_]{0,2}\s*(.+)", re.IGNORECASE)
+_BRACE = re.compile(r"\\boxed\{|[{}]")
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{…}` that is closed; braces within it may be nested."""
-    start = text.rfind(BOX)
-    while start >= 0:
-        inside = _to_closing(text, start + len(BOX))
-        if inside is not None:
-            return inside.strip()
-        start = text.rfind(BOX, 0, start)
-    return None
+    """What stands in the last `\\boxed{…}` that is closed; braces within it may be nested. One pass: a model that says
+    `\\boxed{` ten thousand times must not keep everybody waiting."""
+    opened: list[int | None] = []  # where the inside of each open brace begins, if it is a box's
+    found: tuple[int, int] | None = None
+    for match in _BRACE.finditer(text):
+        if match[0] != "}":
+            opened.append(match.end() if match[0] == BOX else None)
+        elif opened and (start := opened.pop()) is not None and (found is None or start > found[0]):
+            found = start, match.start()
+    return text[slice(*found)].strip() if found else None
 
 
 def unwrapped(text: str) -> str:
     """Without `\\text{…}` and dollar signs around all of it."""
     text = text.strip()
-    while match := _WRAPPER.match(text):
-        text = match[1].strip()
-    for opening, closing in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
-        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
-            return unwrapped(text[len(opening) : -len(closing)])
+    for _ in range(MAX_WRAPPERS):
+        inside = _inside(text)
+        if inside is None:
+            break
+        text = inside.strip()
     return text
 
 
@@ -46,13 +51,11 @@ def last_number(text: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
-def _to_closing(text: str, start: int) -> str | None:
-    depth = 1
-    for at in range(start, len(text)):
-        if text[at] == "{":
-            depth += 1
-        elif text[at] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:at]
+def _inside(text: str) -> str | None:
+    """Of one wrapper around all of it."""
+    if match := _WRAPPER.match(text):
+        return match[1]
+    for opening, closing in _DOLLARS:
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing):
+            return text[len(opening) : -len(closing)]
     return None

@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,14 +21,13 @@ import orjson
 
 from palestra.gym.errors import BadCall, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CaptureSettings
-from palestra.gym.records import TOKEN_FIELDS, ServerKind
+from palestra.gym.records import ROLLOUT_NAME, TOKEN_FIELDS, ServerKind
 from palestra.gym.wire import encoded
 
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 CALLS, TOKENS = "capture", "tokens"
 SCHEMA_VERSION = 1
 
@@ -96,7 +94,7 @@ class CaptureFolder:
             self._path(one, "incomplete").unlink(missing_ok=True)
 
     def _path(self, rollout_id: str, ending: str = "jsonl") -> Path:
-        if ROLLOUT_ID.fullmatch(rollout_id) is None:
+        if ROLLOUT_NAME.fullmatch(rollout_id) is None:
             raise ValueError(f"{rollout_id!r} is no rollout id: letters, digits, and . _ - after the first")
         return self._root / f"{rollout_id}.{self._sort}.{ending}"
 

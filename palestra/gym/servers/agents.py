@@ -7,7 +7,6 @@ Owns: the routes, time limits, which rollout model calls belong to. Never touche
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +18,7 @@ from palestra.gym.records import (
     PARAMS,
     ROLLOUT_ID,
     ROLLOUT_INDEX,
+    ROLLOUT_NAME,
     TASK_INDEX,
     ServerInstance,
     ServerKind,
@@ -32,7 +32,6 @@ from palestra.gym.wire import NO_COOKIES, Answer, Call
 Cookies = Mapping[str, str]
 
 ROLLOUT_S, MODEL_S = 3600.0, 1800.0
-ROLLOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):

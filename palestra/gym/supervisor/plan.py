@@ -5,7 +5,6 @@ Owns: command, environment and sockets of each process. Never touches: starting 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -83,7 +82,7 @@ class Process:
             SOCKET_VARIABLE: str(socket),
         }
         entrypoint = server.settings["entrypoint"]
-        more = await asyncio.to_thread(brought_along, folder / entrypoint)
+        more = brought_along(folder / entrypoint)
         interpreter = await interpreter_for(folder, self.config.settings, tell, more, requirements_of(STAND_IN))
         return Command(
             arguments=[interpreter, entrypoint],

@@ -18,7 +18,7 @@ class Clock:
     client could beat meanwhile."""
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic):
-        self._monotonic = monotonic
+        self._wall, self._monotonic = wall, monotonic
         self._now, self._looked = wall(), monotonic()
 
     def now(self) -> float:
@@ -26,6 +26,10 @@ class Clock:
         self._now += min(looked - self._looked, MOST_S)
         self._looked = looked
         return self._now
+
+    def behind_s(self) -> float:
+        """The wall clock, by which all others go: what did not count, or how far that one was set."""
+        return self._wall() - self.now()
 
     def begin_after(self, moment: float) -> None:
         """What was noted before this server started: its clock may have been set back since."""

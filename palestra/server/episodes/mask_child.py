@@ -34,29 +34,30 @@ class _TookTooLong(Exception):
 
 
 class TimedMask(Mask):
-    """Blacks out as a whole what it does not get to in time. In the main thread only: the system's alarm is used, which
-    ends a search for a match in the middle."""
+    """Blacks out as a whole what it does not get to within so many seconds of computing. In the main thread only: the
+    system's alarm is used, which ends a search for a match in the middle."""
 
     def __init__(self, limit_s: float, patterns: Iterable[str]) -> None:
         super().__init__(patterns)
         self._limit_s, self._until = limit_s, 0.0
-        signal.signal(signal.SIGALRM, _give_up)
+        signal.signal(signal.SIGPROF, _give_up)
 
     def text(self, text: str) -> str:
-        left_s = self._until - time.monotonic()
+        left_s = self._until - time.process_time()
         if left_s <= 0:
             return TOO_LONG
-        signal.setitimer(signal.ITIMER_REAL, left_s)
+        signal.setitimer(signal.ITIMER_PROF, left_s)
         try:
             return super().text(text)
         except _TookTooLong:
+            self._until = 0.0
             return TOO_LONG
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     def masked(self, told: bytes) -> bytes:
         value = msgspec.json.decode(told, type=Shown)
-        self._until = time.monotonic() + self._limit_s
+        self._until = time.process_time() + self._limit_s
         try:
             return msgspec.json.encode(self.of(value))
         except _TookTooLong:  # between two texts

@@ -25,7 +25,7 @@ from palestra.types.timelines import EpisodeTimeline
 S = TypeVar("S", EpisodeTimeline, list[Any])
 
 CHILD = "palestra.server.episodes.mask_child"
-LIMIT_S = 5.0  # for all texts of one value; a MiB of plain ones takes a tenth of a second
+LIMIT_S = 5.0  # of computing, for all texts of one value; a MiB of plain ones takes a tenth of a second
 SHORT_BYTES = 1 << 16  # keys in so much are found in some milliseconds
 
 

@@ -20,6 +20,7 @@ from palestra.episodes.news import OpenLease
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import Clock
 from palestra.server.episodes.tracing import (
+    Span,
     attempt_spans,
     call_span,
     end_span,
@@ -126,7 +127,7 @@ class EpisodeObserver:
 
     def call_failed(self, attempt: AttemptRef, traceparent: str, began_at: float, now: float, error: str) -> None:
         if self._traces is not None:
-            self._traces.add([failed_call_span(attempt, traceparent, began_at, now, error)])
+            self._add(self._traces, [failed_call_span(attempt, traceparent, began_at, now, error)])
 
     def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
         for end in ends:
@@ -141,7 +142,7 @@ class EpisodeObserver:
                 trace_id=_trace_id(owner, end.episode_id, end.attempt),
             )
         if self._traces is not None:
-            self._traces.add(end_span(owner, end, began_at, now) for end in ends)
+            self._add(self._traces, (end_span(owner, end, began_at, now) for end in ends))
 
     def over(self, board: Board, lease: OpenLease) -> None:
         """A lease."""
@@ -155,7 +156,7 @@ class EpisodeObserver:
             outcome = "ended" if reason is None else reason.partition(":")[0]
             self._played_s.labels(lease.owner, lease.run, outcome).observe(max(over_at - lease.claimed_at, 0.0))
             if self._traces is not None:
-                self._traces.add(attempt_spans(lease, info, over_at, reason))
+                self._add(self._traces, attempt_spans(lease, info, over_at, reason))
         if reason is None:
             return  # how it ended is told by `ended`
         self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
@@ -169,6 +170,13 @@ class EpisodeObserver:
             reason=reason,
             state=info.state,
             trace_id=_trace_id(lease.owner, lease.ref.episode_id, lease.ref.attempt),
+        )
+
+    def _add(self, traces: Traces, spans: Iterable[Span]) -> None:
+        """Their times are the broker's; those of model calls, of players and of the collector are the wall clock's."""
+        behind_s = 0.0 if self._at_scrape.clock is None else self._at_scrape.clock.behind_s()
+        traces.add(
+            replace(span, began_at=span.began_at + behind_s, ended_at=span.ended_at + behind_s) for span in spans
         )
 
     def delivered(self, board: Board, run: RunName, now: float) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from palestra.gym.bridge import GymBridge, Streamed
 from palestra.gym.bridge_order import BrokenStream, in_groups, in_order, prepared
-from palestra.gym.bridge_results import RowFailed, RowUnreachable
+from palestra.gym.bridge_results import Reader, RowFailed, RowUnreachable
+from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.errors import GymConfigError
 from tests.gym.bridge.conftest import AGENT, row
 
@@ -136,6 +137,17 @@ def test_settings_that_would_be_ignored_are_refused(bridge_config: dict[str, Any
             GymBridge({**bridge_config, key: {"enabled": True}})
     with pytest.raises(GymConfigError, match="base_urls"):
         GymBridge({**bridge_config, "base_urls": "http://one"})
+
+
+def test_a_result_without_a_reward_is_no_result(bridge_config: dict[str, Any]) -> None:
+    reader = Reader(read_bridge_settings(bridge_config))
+    for reward in (None, "1", float("nan")):
+        with pytest.raises(RowFailed, match="its reward is no number"):
+            reader.read({"response": {"output": []}, "reward": reward})
+    masked, flaw = reader.read({"response": {"output": []}, "reward": 1})
+    assert flaw == "no_generation"
+    assert masked["full_result"]["mask_sample"] is True
+    assert [len(one["token_ids"]) for one in masked["message_log"]] == [1, 1]
 
 
 # Order

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +26,17 @@ from tests.gym.stock.upstream import complete
 
 FOLDERS = Path(__file__).parent / "folders"
 PATIENCE_S = 100.0
+START_S = 300.0  # with an environment to be built
+NO_WAIT = "model_endpoint_readiness_timeout_seconds"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Result = TypeVar("Result")
 
 
 class StockGym:
-    """Runs in a thread of its own, with its loop."""
+    """Runs in a thread of its own, with its loop. `complete` answers for the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path, complete: Handler, files: list[str], **settings: Any) -> None:
+        self._root, self._complete, self._files, self._settings = root, complete, files, settings
         self.lines: list[str] = []
         self.supervisor: Supervisor
         self._loop = asyncio.new_event_loop()
@@ -41,21 +45,22 @@ class StockGym:
         self._problem: BaseException | None = None
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._live(),), daemon=True)
         self._thread.start()
-        assert self._is_ready.wait(PATIENCE_S), self.lines
+        assert self._is_ready.wait(START_S), self.lines
         if self._problem is not None:
             raise self._problem
 
     async def _live(self) -> None:
         app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", complete)])
+        app.add_routes([web.post("/v1/chat/completions", self._complete)])
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        given = {"policy_base_url": url, "head_server": {"host": "127.0.0.1", "port": 0}}
+        policy = {"policy_base_url": url, "policy_api_key": "x", "policy_model_name": "any"}
+        given = {**policy, "head_server": {"host": "127.0.0.1", "port": 0}, NO_WAIT: 0, **self._settings}
         try:
             with Ports() as ports:
-                sources = GymSources(files=[str(FOLDERS / "gym.yaml")], initial=given, roots=[FOLDERS])
+                sources = GymSources(files=self._files, initial=given, roots=[self._root])
                 async with Supervisor(load_gym(sources, ports=ports), ports, self.lines.append) as self.supervisor:
                     await self.supervisor.ready()
                     self._is_ready.set()
@@ -80,7 +85,7 @@ class StockGym:
         return next(one["pid"] for one in self.supervisor.instances() if one["process_name"] == name)
 
     def collected(
-        self, folder: Path, agent: str, rows: list[dict[str, Any]], told: Any = lambda _: None, repeats: int = 1
+        self, folder: Path, agent: str | None, rows: list[dict[str, Any]], told: Any = lambda _: None, repeats: int = 1
     ) -> Standing:
         """Results are at `out.jsonl` in the folder."""
         (folder / "in.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
@@ -102,7 +107,7 @@ class StockGym:
 
 @pytest.fixture(scope="session")
 def gym() -> Iterator[StockGym]:
-    made = StockGym()
+    made = StockGym(FOLDERS, complete, ["gym.yaml"])
     yield made
     made.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,11 +10,14 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
 import yaml
+from aiohttp import web
 
 from palestra.gym.brought import brought_along
 from palestra.gym.supervisor.plan import STAND_IN
-from tests.gym.stock.conftest import FOLDERS
+from tests.gym.control.test_venvs import wheel
+from tests.gym.stock.conftest import FOLDERS, StockGym
 
 PUBLIC = [
     "AggregateMetrics",
@@ -60,6 +64,30 @@ HEAVY = [
     "torch",
     "wandb",
 ]
+
+
+WORDY = """
+import sys
+
+import gym_word
+from fastapi import FastAPI
+
+from nemo_gym import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
+
+
+class Wordy(SimpleResourcesServer):
+    def setup_webserver(self) -> FastAPI:
+        app = super().setup_webserver()
+        app.get("/word")(lambda: [gym_word.WORD, sys.prefix])
+        return app
+
+    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
+        return BaseVerifyResponse(**body.model_dump(), reward=1.0)
+
+
+if __name__ == "__main__":
+    Wordy.run_webserver()
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -152,3 +180,25 @@ def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path:
         (root / name).write_text(text)
     assert brought_along(root / "mine/app.py") == ["one", "two"]
     assert brought_along(root / "other/app.py") == []
+
+
+@pytest.mark.slow
+def test_a_requirement_of_its_own_is_installed_beside_the_stand_in(tmp_path: Path) -> None:
+    package = wheel(tmp_path, "gym_word", "WORD = 'tiny'")
+    folder = tmp_path / "resources_servers/wordy"
+    folder.mkdir(parents=True)
+    (folder / "requirements.txt").write_text(f"-e nemo-gym[dev] @ ../../\n{package}\n")
+    (folder / "app.py").write_text(WORDY)
+    (tmp_path / "gym.yaml").write_text("wordy: {resources_servers: {wordy: {entrypoint: app.py, domain: other}}}")
+
+    async def nobody(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPNotFound
+
+    gym = StockGym(tmp_path, nobody, ["gym.yaml"], uv_venv_dir=str(tmp_path / "venvs"))
+    try:
+        with urllib.request.urlopen(f"{gym.url_of('wordy')}/word", timeout=60) as answer:
+            word, prefix = json.loads(answer.read())
+    finally:
+        gym.close()
+    assert word == "tiny"
+    assert Path(prefix).is_relative_to(tmp_path / "venvs")

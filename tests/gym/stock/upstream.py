@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from uuid import uuid4
 
 from aiohttp import web
 
@@ -13,8 +14,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     if body["model"] == "absent":
         return web.json_response({"error": "there is no such model"}, status=404)
+    return completion(said(body["messages"]))
+
+
+def completion(message: dict[str, Any]) -> web.Response:
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    message = said(body["messages"])
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
     return web.json_response(
         {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
@@ -29,13 +33,14 @@ def said(messages: list[dict[str, Any]]) -> dict[str, Any]:
     amounts = re.findall(r"\d+", wanted) if wanted.startswith("add") else []
     done = sum(one["role"] == "tool" for one in messages)
     if done < len(amounts):
-        function = {"name": "add", "arguments": json.dumps({"amount": int(amounts[done])})}
-        return {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": f"call_{done}", "type": "function", "function": function}],
-        }
+        return calling("add", {"amount": int(amounts[done])})
     return {"role": "assistant", "content": "up"}
+
+
+def calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"id": f"call_{uuid4().hex}", "type": "function"}
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]}
 
 
 def text_of(message: dict[str, Any]) -> str:

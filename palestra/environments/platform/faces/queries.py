@@ -9,7 +9,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from palestra.environments.fleet.verifiers.sandbox.databases import part_of
@@ -18,10 +19,11 @@ from palestra.environments.platform.instance import Instance
 
 MAX_COPIES = 64  # of instances that were looked at last
 MAX_ROWS = 100_000
-MAX_VALUE_BYTES = 1 << 20
+MAX_VALUE_BYTES = 256 << 10  # several times the longest text of a tool; `instr` of two of them takes a second
+MAX_PATTERN = 1000  # of LIKE and GLOB: longer ones run for minutes, and cannot be stopped
 MAX_RESULT_BYTES = 32 << 20
 MAX_QUERY_S = 1.0  # others wait meanwhile
-LOOK_EVERY = 1000  # steps of SQLite's machine between looks at the clock
+LOOK_EVERY = 100  # steps of SQLite's machine between looks at the clock
 PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"})
 REFUSED = frozenset(
     {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
@@ -57,7 +59,6 @@ class Copies:
             return known[2]
         data = instance.seed.data if resource == "seed" else instance.snapshot()
         made = _stripped(part_of(data, part) if part else data)
-        made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         made.set_authorizer(_reading)
         self._kept[key] = (source, source.total_changes, made)
         while len(self._kept) > MAX_COPIES:
@@ -66,19 +67,33 @@ class Copies:
 
 
 def read(copy: sqlite3.Connection, query: str, args: object) -> dict[str, Any]:
-    return _told(copy, query, args)
+    with _limited(copy):
+        return _told(copy, query, args)
 
 
 def write(instance: Instance, query: str, args: object) -> dict[str, Any]:
     """On the instance itself: it counts as a change like any other."""
     with instance.transaction() as connection:
         connection.set_authorizer(_writing(instance))
-        most = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         try:
-            return _told(connection, query, args)
+            with _limited(connection):
+                return _told(connection, query, args)
         finally:
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, most)
             connection.set_authorizer(None)
+
+
+@contextmanager
+def _limited(connection: sqlite3.Connection) -> Iterator[None]:
+    wanted = {
+        sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
+        sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: MAX_PATTERN,
+    }
+    before = {limit: connection.setlimit(limit, value) for limit, value in wanted.items()}
+    try:
+        yield
+    finally:
+        for limit, value in before.items():
+            connection.setlimit(limit, value)
 
 
 def _told(connection: sqlite3.Connection, query: str, args: object) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tests.environments.platform.faces.conftest import Platform
 
 TASK = "keys-put_number-0b-17"
 ANSWERED = "keys-largest-2-3"
+COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c {}) SELECT {} FROM c"
 
 
 @pytest.fixture
@@ -91,14 +92,29 @@ def test_a_query_that_only_reads_can_do_nothing_else(platform: Platform, instanc
 
 
 def test_a_query_without_end_is_stopped(platform: Platform, instance_id: str):
-    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
-    assert "took longer" in query(platform, instance_id, endless)["error"]
+    assert "took longer" in query(platform, instance_id, COUNTING.format("", "count(*)"))["error"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        (f"UPDATE items SET value = ({COUNTING.format('', 'count(*)')})", "took longer"),
+        ("INSERT OR ROLLBACK INTO items (name, value) SELECT name, value FROM items", "UNIQUE"),
+        (f"INSERT INTO numbers (value) {COUNTING.format('LIMIT 400', 'zeroblob(200000)')}", "full"),
+    ],
+    ids=["endless", "rolled back", "too much"],
+)
+def test_a_write_that_is_stopped_has_changed_nothing(platform: Platform, instance_id: str, sql: str, told: str):
+    assert told in query(platform, instance_id, sql, read_only=False)["error"]
+    assert platform.runner(instance_id, "diff/structured", {}).json()["diff"] == {}
+    assert not platform.call(instance_id, "put", {"value": 3})["isError"]
 
 
 def test_an_answer_that_would_fill_the_memory_is_refused(platform: Platform, instance_id: str):
-    many = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 90) SELECT zeroblob({}) FROM c"
-    assert "MiB: ask for fewer" in query(platform, instance_id, many.format(1_000_000))["error"]
+    many = COUNTING.format("LIMIT 200", "zeroblob(200000)")
+    assert "MiB: ask for fewer" in query(platform, instance_id, many)["error"]
     assert "too big" in query(platform, instance_id, "SELECT zeroblob(2000000)")["error"]
+    assert "too complex" in query(platform, instance_id, f"SELECT 'x' LIKE '%{'x' * 2000}%'")["error"]
     long = query(platform, instance_id, "INSERT INTO numbers (value) VALUES (zeroblob(2000000))", read_only=False)
     assert "too big" in long["error"]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from palestra.gym.errors import BadCall
 from palestra.gym.grading.programs import Outcome, Program, sandbox_named
 from palestra.gym.metrics import highest_k, pass_metrics, subset_metrics
 from palestra.gym.records import ServerInstance
@@ -55,6 +56,8 @@ class CodeGen(ResourcesServer[CodeSettings]):
 
     async def verify(self, response: dict[str, Any], verifier_metadata: Metadata) -> Mapping[str, Any]:
         tests = verifier_metadata.unit_tests
+        if len(tests.inputs) != len(tests.outputs):
+            raise BadCall(422, f"unit_tests have {len(tests.inputs)} inputs and {len(tests.outputs)} outputs")
         code = program_in(output_text(response))
         told: dict[str, Any] = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
         if code is None:
@@ -114,9 +117,17 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def _numbers(text: str) -> list[float] | None:
-    """All of it as numbers; None where it is not only those."""
+def _numbers(text: str) -> list[int | float] | None:
+    """All of it as numbers; None where it is not only those. Whole ones stay whole: as floats, 10**18 and 10**18 + 1
+    would be the same."""
     try:
-        return [round(float(word), 9) for word in text.split()]
+        return [_number(word) for word in text.split()]
     except ValueError:
         return None
+
+
+def _number(word: str) -> int | float:
+    try:
+        return int(word)
+    except ValueError:
+        return round(float(word), 9)

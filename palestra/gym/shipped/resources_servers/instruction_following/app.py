@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 from palestra.gym.shipped.resources_servers.instruction_following.checks import CHECKS, follows
 
+MODES = ("binary", "fraction")
 FIELDS = ("instruction_id_list", "kwargs", "grading_mode")
 
 
@@ -33,8 +34,10 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
         told: dict[str, Any] = {name: value for name, value in beside.items() if value is not None}
         told |= verifier_metadata or {}
         names, arguments = told.get("instruction_id_list"), told.get("kwargs")
-        if not names or not isinstance(arguments, list) or len(arguments) != len(names):
+        if not _are_texts(names) or not isinstance(arguments, list) or len(arguments) != len(names):
             raise BadCall(422, "a row needs instruction_id_list and kwargs, one for each instruction")
+        if told.get("grading_mode", "binary") not in MODES:
+            raise BadCall(422, f"grading_mode {told['grading_mode']!r} is none of {', '.join(MODES)}")
         text = output_text(response)
         followed = [self._follows(name, text, given or {}) for name, given in zip(names, arguments, strict=True)]
         share = sum(followed) / len(followed)
@@ -53,5 +56,9 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
             raise BadCall(422, f"nobody here can check {name!r}; {hint}")
         try:
             return follows(name, text, given)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise BadCall(422, f"{name}: {error}") from error
+
+
+def _are_texts(names: Any) -> TypeGuard[list[str]]:
+    return isinstance(names, list) and bool(names) and all(isinstance(one, str) for one in names)

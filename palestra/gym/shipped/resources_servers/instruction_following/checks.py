@@ -103,13 +103,13 @@ def nth_paragraph_begins(text: str, num_paragraphs: int, nth_paragraph: int, fir
 
 @check("detectable_content:number_placeholders")
 def placeholders(text: str, num_placeholders: int) -> bool:
-    return len(re.findall(r"\[.*?\]", text)) >= num_placeholders
+    return len(re.findall(r"\[[^\[\]\n]*\]", text)) >= num_placeholders
 
 
 @check("detectable_content:postscript")
 def has_postscript(text: str, postscript_marker: str = "P.S.") -> bool:
     letters = [re.escape(one) for one in postscript_marker if one.isalnum()]
-    return re.search(r"^\s*" + r"\.?\s?".join(letters) + r"\.?.*$", text, re.IGNORECASE | re.MULTILINE) is not None
+    return re.search(r"^[ \t]*" + r"\.?\s?".join(letters) + r"\.?.*$", text, re.IGNORECASE | re.MULTILINE) is not None
 
 
 # Form
@@ -117,8 +117,8 @@ def has_postscript(text: str, postscript_marker: str = "P.S.") -> bool:
 
 @check("detectable_format:number_bullet_lists")
 def bullets(text: str, num_bullets: int) -> bool:
-    starred = re.findall(r"^\s*\*[^*].*$", text, re.MULTILINE)
-    return len(starred) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE)) == num_bullets
+    starred = re.findall(r"^[ \t]*\*[^*].*$", text, re.MULTILINE)
+    return len(starred) + len(re.findall(r"^[ \t]*-.*$", text, re.MULTILINE)) == num_bullets
 
 
 @check("detectable_format:constrained_response")
@@ -143,14 +143,14 @@ def is_json(text: str) -> bool:
     bare = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE).strip()
     try:
         json.loads(bare)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
 
 @check("detectable_format:title")
 def has_title(text: str) -> bool:
-    return any(one.strip("<> ").strip() for one in re.findall(r"<<[^\n]+>>", text))
+    return any(one.strip("<> ") for line in text.splitlines() for one in line.partition("<<")[2].split(">>")[:-1])
 
 
 @check("combination:two_responses")

@@ -84,7 +84,12 @@ def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
 def by_text(said: str, options: Options) -> str | None:
     """The one option whose text is in what was said."""
     words = _plain(said)
-    found = {letter.upper() for one in options for letter, text in one.items() if text and _plain(text) in words}
+    found = {
+        letter.upper()
+        for one in options
+        for letter, text in one.items()
+        if text and _plain(text) and _plain(text) in words
+    }
     return found.pop() if len(found) == 1 else None
 
 

@@ -5,6 +5,7 @@ Owns: reading JSON, YAML, TOML and CSV, what is wrong with them. Never touches: 
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -17,6 +18,8 @@ from typing import Any, Literal
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
@@ -58,7 +61,7 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
                 found = payload_of(response, tool_name, tool_payload_key)
             else:
                 found = parsed(output_text(response), schema_type)
-            _check(validator, found)
+            await asyncio.to_thread(_check, validator, found)  # a long list may take seconds
         except Unfit as error:
             return {"reward": 0.0, "error_type": error.kind, "error_message": str(error)[:500]}
         return {"reward": 1.0, "error_type": None, "error_message": None}
@@ -98,7 +101,13 @@ def payload_of(response: Mapping[str, Any], name: str | None, key: str | None) -
 
 
 def _check(validator: Draft202012Validator, found: Any) -> None:
-    error = next(validator.iter_errors(found), None)
+    """Raises Unfit, BadCall where the schema refers to what is not there."""
+    try:
+        error = next(validator.iter_errors(found), None)
+    except Unresolvable as problem:
+        raise BadCall(422, f"schema_str refers to what is not in it: {problem}"[:500]) from problem
+    except (RecursionError, TypeError) as problem:  # too deep; in YAML, names that are no texts
+        raise Unfit("validation_error", f"cannot be checked: {problem}") from problem
     if error is not None:
         where = "/".join(map(str, error.absolute_path)) or "the top"
         raise Unfit("validation_error", f"{where}: {error.message}")
@@ -108,9 +117,9 @@ def _validator(schema: str) -> Draft202012Validator:
     try:
         found = json.loads(schema)
         Draft202012Validator.check_schema(found)
-    except (ValueError, SchemaError) as error:
+    except (ValueError, RecursionError, SchemaError) as error:
         raise BadCall(422, f"schema_str is no JSON Schema: {error}"[:500]) from error
-    return Draft202012Validator(found)
+    return Draft202012Validator(found, registry=Registry())  # one that fetches nothing
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
@@ -124,14 +133,35 @@ def _rows(text: str) -> list[dict[str, Any]]:
 
 def _cell(text: str) -> Any:
     try:
-        return json.loads(text)
+        return _json(text)
     except ValueError:
         return text
 
 
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Without aliases: nine lines of them stand for a billion texts."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
+
+
+def _yaml(text: str) -> Any:
+    return yaml.load(text, _PlainLoader)  # a safe one
+
+
 _READERS: dict[SchemaType, Callable[[str], Any]] = {
-    SchemaType.JSON: json.loads,
-    SchemaType.YAML: yaml.safe_load,
+    SchemaType.JSON: _json,
+    SchemaType.YAML: _yaml,
     SchemaType.TOML: tomllib.loads,
     SchemaType.CSV: _rows,
 }
