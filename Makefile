@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e demo cookbook clients vllm check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray demo cookbook clients vllm check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 
 test-e2e: .venv/.ready ## the tests that start real processes
 	$(PYTEST) -m e2e --timeout 600 $(ARGS)
+
+test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
+	$(PIP) --editable ".[ray]"
+	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/bridge $(ARGS)
 
 demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 	$(BIN)/python examples/demo.py $(ARGS)

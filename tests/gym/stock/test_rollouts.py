@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from palestra.gym.collect import playing
 from palestra.gym.collect.aggregating import aggregated
@@ -57,7 +58,9 @@ def test_a_stock_agent_and_a_judge(gym: StockGym, tmp_path: Path) -> None:
     assert result["response"]["output"][0]["content"][0]["text"] == "UP"
 
 
-def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(gym: StockGym, tmp_path: Path, monkeypatch) -> None:
+def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(
+    gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(playing, "BACKOFF_S", (0.0,))
     standing = gym.collected(tmp_path, "essay_agent", [row_of("write", is_judge_there=False)])
     assert (standing.done, standing.failed) == (0, 1)
@@ -66,7 +69,10 @@ def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(gym: StockGym, tmp_p
     assert "there is no such model" in failures[0]["_ng_failure_judge_error"]
 
 
-def test_every_row_comes_once_though_the_server_is_killed(gym: StockGym, tmp_path: Path) -> None:
+def test_every_row_comes_once_though_the_server_is_killed(
+    gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing, "BACKOFF_S", (0.05,))
     first = gym.pid_of("tally")
     rows = [adding([at] * 4, expected=10 + 4 * at) for at in range(40)]
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from palestra.episodes.board import Board
 from palestra.server.episodes import observer as observing
+from palestra.server.episodes.clock import Clock
 from palestra.server.episodes.observer import EpisodeObserver
 from palestra.server.episodes.tracing import AttemptTrace, SpanRef, attempt_spans, read_traceparent, traceparent_of
 from palestra.types.episodes import (
@@ -118,6 +119,28 @@ def test_time_in_the_queue_begins_anew_for_one_that_was_parked() -> None:
     again = table.claim(5007.0)
     assert table.board.queued_s(again.episode_id, again.attempt) == 7.0
     assert table.board.queued_s(again.episode_id, 16) is None  # that one is over
+
+
+def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs palestra[otel]")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from palestra.server.traces import Traces
+
+    told, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
+    clock = Clock(lambda: wall[0], lambda: steady[0])
+    watch = EpisodeObserver(CollectorRegistry(), Traces(SimpleSpanProcessor(told)))
+    table = Table()
+    watch.watch(lambda: table.board, clock)
+    steady[0], wall[0] = steady[0] + 3600.0, wall[0] + 3600.0
+    began_at = clock.now()  # for leases, a second has passed
+    table.register("g")
+    table.end(table.claim(began_at), began_at)
+    (over,) = table.board.take_news().over
+    watch.over(table.board, over)
+    ended = {one.name: one.end_time for one in told.get_finished_spans()}
+    assert ended == dict.fromkeys(("queued", "leased", "episode"), 4600 * 10**9)
 
 
 def test_groups_that_nobody_reads_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
