@@ -72,7 +72,7 @@ class JsonObject(click.ParamType):
 
 
 @click.command()
-@click.option("--input", "-i", "data", type=EXISTING, required=True, help="JSON lines, a task each.")
+@click.option("--input", "-i", "data", type=WRITTEN, required=True, help="JSON lines, a task each; looked for as configs are.")
 @click.option("--output", "-o", type=WRITTEN, required=True, help="JSON lines, a rollout each; more files beside it.")
 @click.option("--agent", "-a", metavar="NAME", help="For rows that name none.")
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")
@@ -145,7 +145,7 @@ def collect(
             shards=shard[1],
         )
         wanted = Wanted(
-            input=data,
+            input=_found(data, given["roots"]),
             output=output,
             expansion=expansion,
             concurrency=concurrency,
@@ -164,6 +164,17 @@ def collect(
     _say(wanted, standing, metrics, as_json)
     if standing.failed:
         raise SystemExit(1)
+
+
+def _found(data: Path, roots: tuple[Path, ...]) -> Path:
+    """Where a gym's files are looked for: configs name their data like that, and so does everybody else."""
+    from palestra.gym.roots import find_below, search_roots
+
+    folders = search_roots(roots)
+    found = find_below(folders, data)
+    if found is None:
+        raise fail(f"there is no {data}, neither in {' nor in '.join(map(str, folders))}")
+    return found
 
 
 async def _collect(

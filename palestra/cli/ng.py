@@ -46,7 +46,7 @@ def collect_arguments(overrides: list[str]) -> list[str]:
         from palestra.gym.errors import GymConfigError
     made: list[str] = []
     params: dict[str, Any] = {}
-    with one_line_errors(GymConfigError):
+    with one_line_errors(GymConfigError, click.UsageError):
         for text in overrides:
             if text.startswith("-"):
                 made.append(text)
@@ -81,4 +81,6 @@ def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:
 def _put(params: dict[str, Any], path: list[str], value: Any) -> None:
     for name in path[:-1]:
         params = params.setdefault(name, {})
+        if not isinstance(params, dict):
+            raise click.UsageError(f"{PARAMS}.{'.'.join(path)}: {name} has a value of its own already")
     params[path[-1]] = value

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from typing import Self
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
     OTLPSpanExporter,
 )
-from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
-from opentelemetry.sdk.trace import TracerProvider  # pyright: ignore[reportMissingImports]
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanProcessor  # pyright: ignore[reportMissingImports]
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # pyright: ignore[reportMissingImports]
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,

@@ -150,13 +150,23 @@ async def _connected(our_input: int, our_output: int) -> _Pipes:
 
 
 def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """`nemo_gym_log_dir`: what a process says goes to a file of its own, too."""
+    """`nemo_gym_log_dir`: what a process says goes to a file of its own, too. One that cannot be written is told of
+    once and costs the lines: a process whose words nobody takes would stand still."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name.replace('/', '_')}.log"
 
+    is_broken = False
+
     def told(line: str) -> None:
-        with file.open("a", encoding="utf-8") as out:
-            out.write(f"{line}\n")
+        nonlocal is_broken
+        try:
+            with file.open("a", encoding="utf-8", errors="replace") as out:
+                out.write(f"{line}\n")
+            is_broken = False
+        except OSError as error:
+            if not is_broken:
+                tell(f"{name}: cannot write {file} ({error.strerror}); until it can, what it says is only shown")
+            is_broken = True
         tell(line)
 
     return told

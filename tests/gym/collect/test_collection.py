@@ -223,6 +223,49 @@ def test_two_collections_do_not_share_an_output(tmp_path: Path) -> None:
         Lines(tmp_path / "x.jsonl")
 
 
+def test_overwriting_does_not_rob_a_collection_that_is_writing(tmp_path: Path, gym: ScriptedGym) -> None:
+    what = wanted(tmp_path, overwrite=True)
+    with Lines(what.output) as running:
+        running.append({"_ng_task_index": 0, "_ng_rollout_index": 0})
+        OutputFiles(what.output).inputs.write_text("{}\n")
+        with pytest.raises(CollectError, match="another collection"):
+            run(collected(gym, what))
+        running.append({"_ng_task_index": 0, "_ng_rollout_index": 1})
+    assert keys(what.output) == [(0, 0), (0, 1)]
+    assert OutputFiles(what.output).inputs.read_text() == "{}\n"
+
+
+def test_an_answer_nobody_can_use_is_its_rows_failure(tmp_path: Path, gym: ScriptedGym) -> None:
+    deep = b"[" * 500 + b"]" * 500
+    answers = {
+        0: b'{"reward": 1.0, "odd": ' + deep + b"}",
+        1: b'{"_ng_failure_class": "odd", "_ng_failure_terminal": true, "told": ' + deep + b"}",
+        2: b"{}",
+        3: b'{"reward": "much"}',
+    }
+
+    async def odd(row: dict[str, Any], attempt: int) -> web.StreamResponse:
+        answer = answers.get(row["_ng_task_index"])
+        return web.Response(body=answer) if answer else await right(row, attempt)
+
+    gym.reply = odd
+    what = wanted(tmp_path, expansion=Expansion(agent="player"), patience=Patience(attempts=2))
+    standing = run(collected(gym, what))
+    assert (standing.done, standing.failed) == (2, 4)
+    failed = [
+        (one["_ng_task_index"], one["_ng_failure_class"]) for one in read_lines(OutputFiles(what.output).failures)
+    ]
+    unusable = [(task, "invalid_answer") for task in (0, 2, 2, 3, 3)]
+    assert sorted(failed) == sorted([*unusable, (1, "odd")])
+
+
+def test_a_row_nobody_can_send_is_named(tmp_path: Path, gym: ScriptedGym) -> None:
+    what = wanted(tmp_path)
+    what.input.write_bytes(b'{"responses_create_params": {"input": "x"}, "odd": ' + b"[" * 500 + b"]" * 500 + b"}\n")
+    with pytest.raises(CollectError, match="task 0 cannot be sent"):
+        run(collected(gym, what))
+
+
 def test_a_cancelled_collection_leaves_whole_lines(tmp_path: Path, gym: ScriptedGym) -> None:
     async def some(row: dict[str, Any], attempt: int) -> web.StreamResponse:
         if row["_ng_task_index"] > 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 import pytest
 
 from palestra.cli.ng import collect_arguments
@@ -31,6 +30,15 @@ def test_sampling_goes_into_the_rows_and_a_resume_overwrites_nothing() -> None:
     assert collect_arguments(theirs) == ["--resume", "--params", '{"temperature": 0.5, "top_p": 0.9}']
 
 
-def test_an_unknown_setting_is_told_with_the_nearest() -> None:
-    with pytest.raises(click.UsageError, match="did you mean agent_name"):
-        collect_arguments(["+agent_nam=x"])
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        (["+agent_nam=x"], "did you mean agent_name?"),
+        (["agent"], "an override is key=value"),
+        (["+responses_create_params.a=1", "+responses_create_params.a.b=2"], "a has a value of its own"),
+    ],
+)
+def test_a_mistake_is_one_line(theirs: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        collect_arguments(theirs)
+    assert words in capsys.readouterr().err

@@ -78,12 +78,29 @@ def test_rows_without_an_agent_are_all_named() -> None:
     [
         ({"agent_ref": {"name": "x"}}, "row 1 has no responses_create_params.input"),
         (row("a", _ng_rollout_id="../x"), "_ng_rollout_id"),
+        (row("a", _ng_rollout_id="x\n"), "_ng_rollout_id"),
+        (row("a", _ng_rollout_id="x" * 300), "at most 200"),
         (row("a", _ng_task_index="x"), "whole number"),
     ],
 )
 def test_a_row_that_cannot_be_played_is_named(bad: dict, words: str) -> None:
     with pytest.raises(CollectError, match=words):
         expanded(lines(bad), AGENT)
+
+
+@pytest.mark.parametrize("reference", ["x", ["x"], {"name": 5}, 7])
+def test_what_is_no_reference_names_no_agent(reference: object) -> None:
+    with pytest.raises(CollectError, match="1 rows name no agent"):
+        expanded(lines(row("a", agent_ref=reference)), Expansion())
+    assert expanded(lines(row("a", agent_ref=reference)), AGENT)[0]["agent_ref"] == {"name": AGENT.agent}
+
+
+@pytest.mark.parametrize("metadata", [{"extra_body": "{"}, {"extra_body": "[1]"}, "x"])
+def test_seeds_need_a_body_they_can_be_put_into(metadata: object) -> None:
+    bad = row("a")
+    bad["responses_create_params"]["metadata"] = metadata
+    with pytest.raises(CollectError, match=r"task 0: responses_create_params\.metadata\.extra_body"):
+        expanded(lines(bad), Expansion(agent="p", seeds=True))
 
 
 def test_a_file_that_is_no_json_lines_names_the_line(tmp_path: Path) -> None:
@@ -113,6 +130,11 @@ def test_a_prompt_is_filled_from_the_row(tmp_path: Path) -> None:
         prompt.applied(row("a"))
     with pytest.raises(CollectError, match="'question' is not among the row's fields"):
         prompt.applied({"x": 1})
+    with pytest.raises(CollectError, match="is an object, found list"):
+        prompt.applied({"question": "x", "responses_create_params": [1]})
+    path.write_text('user: "{question:>9}"\n')
+    with pytest.raises(CollectError, match="cannot be filled in"):
+        PromptFile.read(path).applied({"question": [1]})
     path.write_text("usr: x\n")
     with pytest.raises(CollectError, match=r"p\.yaml"):
         PromptFile.read(path)

@@ -287,6 +287,126 @@ def test_the_next_input_gets_a_fresh_program(code: Any) -> None:
     assert graded(code, f"```\n{program}\n```", row) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("program", "given", "expected"),
+    [
+        ("import sys\nsys.stdout.buffer.write(b'5')", "", "5"),
+        ("print(sum(map(int, open(0))))", "1\n2\n", "3"),
+        (
+            "total = 0\nwhile True:\n    try: total += int(input())\n    except EOFError: break\nprint(total)",
+            "1\n2\n",
+            "3",
+        ),
+        ("print(5)\nexit()", "", "5"),
+        ("print(10**18 + 1)", "", str(10**18 + 1)),
+        ("print(0.1 + 0.2, 1)", "", "0.3 1.0"),
+    ],
+)
+def test_the_ways_in_which_programs_read_print_and_end(code: Any, program: str, given: str, expected: str) -> None:
+    row = {"verifier_metadata": {"unit_tests": {"inputs": [given], "outputs": [expected]}}}
+    assert graded(code, f"```python\n{program}\n```", row) == 1.0
+
+
+def test_whole_numbers_are_not_rounded_until_they_are_equal(code: Any) -> None:
+    row = {"verifier_metadata": {"unit_tests": {"inputs": [""], "outputs": [str(10**18)]}}}
+    assert graded(code, "```python\nprint(10**18 + 1)\n```", row) == 0.0
+
+
+def test_after_an_input_without_an_end_the_others_are_not_tried(code: Any) -> None:
+    tests = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
+    program = "n = input()\nwhile n == '1': pass\nprint(n)"
+    told = code.caller().verify(said(f"```python\n{program}\n```"), verifier_metadata={"unit_tests": tests})
+    assert told["result"] == [False] * 3
+    assert "not reached" in told["errors"][1]
+
+
+def test_tests_without_as_many_outputs_are_the_rows_fault(code: Any) -> None:
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["1", "2"], "outputs": ["1"]}}}
+    answer = code.caller().post("/verify", {"response": said("```\nprint(1)\n```"), **row})
+    assert answer.status == 422
+
+
+MANY = 40_000
+"""Enough to take minutes where the work grows with the square of it."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{" * MANY,
+        "\\boxed{" + "$" * MANY + "A" + "$" * MANY + "}",
+        "\\boxed{" + "\\text{" * 99 + "A" + "}" * 100,
+    ],
+)
+def test_an_answer_that_repeats_itself_without_end_is_just_wrong(text: str) -> None:
+    with opened(Mcqa) as mcqa:
+        assert graded(mcqa, text, {"expected_answer": "B"}) == 0.0
+
+
+def test_an_option_without_a_text_is_not_chosen_by_saying_nothing() -> None:
+    with opened(Mcqa) as mcqa:
+        row = {"expected_answer": "B", "options": [{"A": "red"}, {"B": " "}], "grading_mode": "lenient_boxed"}
+        assert graded(mcqa, r"\boxed{}", row) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "given"),
+    [
+        ("detectable_format:json_format", "[" * MANY, {}),
+        ("detectable_format:title", "<" * MANY, {}),
+        ("detectable_format:number_bullet_lists", "\n" * MANY + "x", {"num_bullets": 1}),
+        ("detectable_content:postscript", "\n" * MANY + "x", {}),
+        ("detectable_content:number_placeholders", "[" * MANY, {"num_placeholders": 1}),
+    ],
+)
+def test_checks_get_through_any_text(name: str, text: str, given: dict[str, Any]) -> None:
+    with opened(InstructionFollowing) as server:
+        assert graded(server, text, {"instruction_id_list": [name], "kwargs": [given]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"instruction_id_list": [{"a": 1}], "kwargs": [{}]},
+        {"instruction_id_list": ["keywords:letter_frequency"], "kwargs": [{"letter": 5, "let_frequency": 1}]},
+        {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], "grading_mode": "some"},
+    ],
+)
+def test_instructions_that_are_none_are_the_rows_fault(metadata: dict[str, Any]) -> None:
+    with opened(InstructionFollowing) as server:
+        answer = server.caller().post("/verify", {"response": said("x"), "verifier_metadata": metadata})
+        assert answer.status == 422
+
+
+NESTED = '{"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}'
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "text"),
+    [
+        (NESTED, "json", "[" * 900 + "]" * 900),
+        ('{"properties": {"a": {"type": "number"}}}', "json", '{"a": NaN}'),
+        ('{"type": "array"}', "yaml", LAUGHS),
+        ('{"patternProperties": {"^x": {}}}', "yaml", "1: 2"),
+    ],
+)
+def test_structures_made_to_break_the_check_are_just_wrong(schema: str, kind: str, text: str) -> None:
+    with opened(StructuredOutputs) as server:
+        assert graded(server, text, {"schema_str": schema, "schema_type": kind}) == 0.0
+
+
+@pytest.mark.parametrize("target", ["#/$defs/none", "http://127.0.0.1:1/x.json"])
+def test_a_schema_that_refers_elsewhere_is_the_rows_fault_and_nothing_is_fetched(target: str) -> None:
+    with opened(StructuredOutputs) as server:
+        body = {"response": said("{}"), "schema_str": json.dumps({"$ref": target})}
+        answer = server.caller().post("/verify", body)
+        assert answer.status == 422
+        assert "refers to what is not in it" in answer.value()["detail"]
+
+
 def test_every_server_we_ship_has_a_config_data_and_a_page() -> None:
     folders = [folder for folder in (SHIPPED / "resources_servers").iterdir() if (folder / "app.py").exists()]
     assert len(folders) >= 7

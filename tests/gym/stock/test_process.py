@@ -10,14 +10,17 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from aiohttp import web
 
 from palestra.gym.brought import brought_along
+from palestra.gym.collect.collection import Standing
 from palestra.gym.supervisor.plan import STAND_IN
 from tests.gym.control.test_venvs import wheel
-from tests.gym.stock.conftest import FOLDERS, StockGym
+from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
+from tests.gym.stock.upstream import complete
 
 PUBLIC = [
     "AggregateMetrics",
@@ -202,3 +205,26 @@ def test_a_requirement_of_its_own_is_installed_beside_the_stand_in(tmp_path: Pat
         gym.close()
     assert word == "tiny"
     assert Path(prefix).is_relative_to(tmp_path / "venvs")
+
+
+@pytest.mark.slow
+def test_several_workers_serve_one_socket_and_are_started_anew_together(tmp_path: Path) -> None:
+    workers = {"essay_agent": {"responses_api_agents": {"loud_agent": {"num_workers": 2}}}}
+    gym = StockGym(FOLDERS, complete, ["gym.yaml"], **workers)
+    try:
+        first = psutil.Process(gym.pid_of("essay_agent"))
+        assert len(first.children()) == 2
+        rows = [row_of(f"write {at}") for at in range(30)]
+
+        def told(standing: Standing) -> None:
+            if standing.done == 5:
+                first.children()[0].kill()
+
+        standing = gym.collected(tmp_path, "essay_agent", rows, told)
+        assert (standing.done, standing.failed) == (30, 0)
+        second = psutil.Process(gym.pid_of("essay_agent"))
+        assert second.pid != first.pid
+        left = [second, *second.children()]
+    finally:
+        gym.close()
+    assert psutil.wait_procs(left, timeout=30)[1] == []

@@ -51,7 +51,7 @@ _PUBLIC = {
 }
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = [  # noqa: PLE0604
+__all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "CACHE_DIR",
     "PARENT_DIR",
     "RESULTS_DIR",

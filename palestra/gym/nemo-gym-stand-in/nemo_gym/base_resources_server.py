@@ -46,7 +46,7 @@ class BaseResourcesServerConfig(BaseRunServerInstanceConfig):
 
 
 class BaseResourcesServer(BaseServer):
-    config: BaseResourcesServerConfig
+    config: BaseResourcesServerConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class BaseRunRequest(BaseModel):
@@ -85,7 +85,7 @@ class MCPServerMetadata(BaseModel):
 
 
 class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleServer):
-    config: BaseResourcesServerConfig
+    config: BaseResourcesServerConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

@@ -43,11 +43,11 @@ class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
 
 
 class BaseResponsesAPIAgent(BaseServer):
-    config: BaseResponsesAPIAgentConfig
+    config: BaseResponsesAPIAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class SimpleResponsesAPIAgent(BaseResponsesAPIAgent, AggregateMetricsMixin, SimpleServer):
-    config: BaseResponsesAPIAgentConfig
+    config: BaseResponsesAPIAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

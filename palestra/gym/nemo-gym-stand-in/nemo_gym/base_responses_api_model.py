@@ -28,11 +28,11 @@ class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):
 
 
 class BaseResponsesAPIModel(BaseServer):
-    config: BaseResponsesAPIModelConfig
+    config: BaseResponsesAPIModelConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class SimpleResponsesAPIModel(BaseResponsesAPIModel, SimpleServer):
-    config: BaseResponsesAPIModelConfig
+    config: BaseResponsesAPIModelConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def setup_webserver(self) -> FastAPI:
         app = FastAPI()

@@ -126,7 +126,8 @@ async def request(
     that broke on its way is made again, `_tries` in all. Raises ClientError or TimeoutError."""
     if kwargs.get("json") is not None:
         kwargs["data"] = orjson.dumps(kwargs.pop("json"), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-        kwargs["headers"] = {**(kwargs.get("headers") or {}), "Content-Type": "application/json"}
+        headers: Any = kwargs.get("headers") or {}
+        kwargs["headers"] = {**headers, "Content-Type": "application/json"}
     client = get_global_aiohttp_client()
     now = asyncio.get_running_loop().time
     give_up_at, wait_s, tries = now() + _current.settings.peer_reconnect_s, FIRST_WAIT_S, 0

@@ -26,8 +26,8 @@ from nemo_gym.base_resources_server import (
     RESERVED_MCP_TOOL_NAMES,
     MCPServerMetadata,
 )
+from nemo_gym.middleware import LIFE, cookie_key
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
-from nemo_gym.serving import LIFE, cookie_key
 from nemo_gym.within import Answer, body_of, post_within, session_in
 
 MCP_URL_PATH = "/mcp"
@@ -66,8 +66,8 @@ def maybe_auto_expose(server: Any, app: FastAPI) -> dict[str, MCPTool] | None:
 
 
 def _tools(server: Any, app: FastAPI) -> dict[str, MCPTool]:
-    routes = [one for one in app.routes if isinstance(one, APIRoute) and "POST" in one.methods]
-    if any(one.path == MCP_URL_PATH for one in app.routes if hasattr(one, "path")):
+    routes = [one for one in app.routes if isinstance(one, APIRoute) and "POST" in (one.methods or ())]
+    if any(getattr(one, "path", None) == MCP_URL_PATH for one in app.routes):
         raise ValueError(f"{type(server).__name__} serves {MCP_URL_PATH} itself: turn expose_tools_over_mcp off")
     own = [one for one in routes if "{" not in one.path and one.path.lstrip("/") not in RESERVED_MCP_TOOL_NAMES]
     catchall = CatchAll() if any("{" in one.path for one in routes) else None
@@ -85,7 +85,7 @@ def _tools(server: Any, app: FastAPI) -> dict[str, MCPTool]:
 def _tool_of(route: APIRoute) -> MCPTool:
     """Its arguments are the body that its handler takes."""
     body = next(iter(route.dependant.body_params), None)
-    model = body.field_info.annotation if body is not None else None
+    model: Any = body.field_info.annotation if body is not None else None
     is_model = isinstance(model, type) and issubclass(model, BaseModel)
     schema = model.model_json_schema() if is_model else ANY_OBJECT
     return MCPTool(route.path.lstrip("/"), schema, (route.description or "").strip() or None)

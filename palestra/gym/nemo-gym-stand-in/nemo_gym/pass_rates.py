@@ -96,8 +96,8 @@ def highest_k_metrics(
 
 
 def _scores(rollout: dict[str, Any], score_fn: Any, answer_key: str | None) -> dict[str, float]:
-    given = {"accuracy": rollout["reward"]} if score_fn is None else score_fn(rollout)
-    scores = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
+    given: dict[str, Any] = {"accuracy": rollout["reward"]} if score_fn is None else score_fn(rollout)
+    scores: dict[str, float] = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
     return scores if answer_key is None else {**scores, "no_answer": int(rollout.get(answer_key) is None)}
 
 

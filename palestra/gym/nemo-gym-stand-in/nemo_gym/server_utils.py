@@ -37,8 +37,9 @@ from nemo_gym.global_config import (
     get_first_server_config_dict,
     get_global_config_dict,
 )
+from nemo_gym.middleware import add_exception_handling, add_sessions
 from nemo_gym.rollout_correlation import current_rollout_id, maybe_rollout_id_from_run_body
-from nemo_gym.serving import add_exception_handling, add_sessions, is_nemo_gym_fastapi_entrypoint, serve
+from nemo_gym.serving import is_nemo_gym_fastapi_entrypoint, serve
 
 __all__ = [
     "MAX_NUM_TRIES",

@@ -1,32 +1,30 @@
 """A server of NeMo Gym's as a process of a gym: on the socket it was given, until the gym ends.
 
-Owns: sessions, errors as answers, uvicorn, workers, noticing the gym's end. Never touches: what a server does.
+Owns: making it from its config, uvicorn, workers, noticing the gym's end. Never touches: what a server does.
 """
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import logging
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from aiohttp import ClientResponseError
 from fastapi import FastAPI, Request, Response
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from starlette.middleware import Middleware
-from starlette.middleware.sessions import SessionMiddleware
 
 from nemo_gym.calls import NUM_WORKERS_VARIABLE, close_client
 from nemo_gym.global_config import DRY_RUN_KEY_NAME, get_global_config_dict
+from nemo_gym.middleware import LIFE, LIFE_VARIABLE
 
 if TYPE_CHECKING:
     from nemo_gym.server_utils import SimpleServer
@@ -34,15 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("nemo_gym")
 
 SOCKET_VARIABLE = "PALESTRA_GYM_SOCKET"
-SECRET_VARIABLE = "PALESTRA_GYM_SECRET"
 WORKER_VARIABLE = "IS_NEMO_GYM_FASTAPI_WORKER"
 ENTRYPOINT_VARIABLE = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 BAD_SETTINGS = 78  # EX_CONFIG: starting it again will not help
-LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
-LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
-"""Of this process, and of its workers."""
-BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
-GONE = "the state of this session is gone: the server was started anew since. Play the rollout again"
 LAST_S = 2.0
 OPEN_FILES = 65_535
 
@@ -56,83 +48,10 @@ def is_nemo_gym_fastapi_entrypoint(file: str) -> bool:
     return is_nemo_gym_fastapi_worker() and file.endswith(os.environ.get(ENTRYPOINT_VARIABLE, "\0"))
 
 
-class _SessionIds:
-    """Whoever has none gets one. It is set anew each time, so that every answer has the cookie.
-
-    What such a server knows of a session is in its process. One that was killed and started again would go on with
-    nothing, and judge a rollout it has not seen: instead, sessions of an earlier process are refused, and the rollout
-    is played again."""
-
-    def __init__(self, app: Any, has_state: bool) -> None:
-        self._app = app
-        self._has_state = has_state
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        session = scope.get("session")
-        if session is None:
-            await self._app(scope, receive, send)
-            return
-        is_gone = bool(session.get("session_id")) and session.get("life") != LIFE
-        if is_gone and self._has_state and scope["path"] not in BEGINNINGS:
-            session["session_id"] = session["session_id"]
-            await JSONResponse(GONE, status_code=500)(scope, receive, send)
-            return
-        session.update(session_id=session.get("session_id") or str(uuid4()), life=LIFE)
-        await self._app(scope, receive, send)
-
-
-class _Errors:
-    """An exception is an answer, in the words of NeMo Gym."""
-
-    def __init__(self, app: Any, name: str) -> None:
-        self._app = app
-        self._name = name
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        has_begun = False
-
-        async def sent(message: Any) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, sent)
-        except Exception as error:
-            if scope["type"] != "http" or has_begun:
-                raise
-            log.exception("%s: %s %s failed", self._name, scope["method"], scope["path"])
-            await JSONResponse(self._told(error), status_code=500)(scope, receive, send)
-
-    def _told(self, error: Exception) -> str:
-        if isinstance(error, ClientResponseError):
-            content = getattr(error, "response_content", error.message)
-            return f"Hit an exception in {self._name} calling an inner server: {content}"
-        return repr(error)
-
-
-def add_sessions(app: FastAPI, name: str, has_state: bool = False) -> None:
-    """The gym's secret signs the cookie: in NeMo Gym its name does, which everybody knows."""
-    if any(one.cls is _SessionIds for one in app.user_middleware):
-        return
-    app.add_middleware(_SessionIds, has_state=has_state)  # the first added is the innermost
-    app.add_middleware(SessionMiddleware, secret_key=cookie_key(name), session_cookie=name)
-
-
-def cookie_key(name: str) -> str:
-    return hashlib.sha256(f"cookie\0{name}\0{os.environ.get(SECRET_VARIABLE, '')}".encode()).hexdigest()
-
-
-def add_exception_handling(app: FastAPI, name: str) -> None:
-    """Innermost, so that an error's answer has the session's cookie too."""
-    app.user_middleware.append(Middleware(_Errors, name=name))
-
-
 def serve(server_class: type[SimpleServer]) -> FastAPI | None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     server = _made(server_class)
-    settings = get_global_config_dict()
-    if settings.get(DRY_RUN_KEY_NAME):
+    if get_global_config_dict().get(DRY_RUN_KEY_NAME):
         return None
     app = server.setup_webserver()
     if getattr(server.config, "expose_tools_over_mcp", False):
@@ -146,7 +65,7 @@ def serve(server_class: type[SimpleServer]) -> FastAPI | None:
     if is_nemo_gym_fastapi_worker():
         return app
     _raise_file_limit()
-    _run(server, app, shows_all=bool(settings.get("uvicorn_logging_show_200_ok")))
+    _run(server, app)
     return app
 
 
@@ -179,59 +98,87 @@ def _made(server_class: type[SimpleServer]) -> SimpleServer:
     return server_class(config=config, server_client=ServerClient.load_from_global_config())
 
 
-def _run(server: SimpleServer, app: FastAPI, shows_all: bool) -> None:
+def _run(server: SimpleServer, app: FastAPI) -> None:
+    listener = _listener(server)
+    workers = server.config.num_workers or 1
+    if workers > 1:
+        _run_workers(server, workers, listener)
+        return
+    _serve_on(app, listener)
+
+
+def _listener(server: SimpleServer) -> socket.socket:
+    """The gym's; where there is none around, its own."""
+    given = os.environ.get(SOCKET_VARIABLE)
+    if given is None:
+        return socket.create_server((server.config.host, server.config.port))
+    return socket.socket(fileno=int(given))
+
+
+def _serve_on(app: Any, listener: socket.socket) -> None:
     import uvicorn
 
-    workers = server.config.num_workers or 1
+    shows_all = bool(get_global_config_dict().get("uvicorn_logging_show_200_ok"))
     config = uvicorn.Config(
-        _import_string(server, workers) if workers > 1 else app,
-        host=server.config.host,
-        port=server.config.port,
-        workers=workers,
+        app,
         access_log=shows_all,
         log_level="info" if shows_all else "warning",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )
-    listener = _listener(config)
     running = uvicorn.Server(config)
-    if workers > 1:
-        from uvicorn.supervisors import Multiprocess
-
-        Multiprocess(config, target=running.run, sockets=[listener]).run()
-        return
     if SOCKET_VARIABLE in os.environ:
-        threading.Thread(target=_end_with_gym, args=(running,), daemon=True, name="gym-end").start()
+        _when_the_gym_ends(lambda: setattr(running, "should_exit", True))
     running.run(sockets=[listener])
 
 
-def _listener(config: Any) -> socket.socket:
-    given = os.environ.get(SOCKET_VARIABLE)
-    if given is None:
-        return config.bind_socket()
-    listener = socket.socket(fileno=int(given))
-    listener.set_inheritable(True)
-    return listener
-
-
-def _import_string(server: SimpleServer, workers: int) -> str:
-    """Workers import the server's file by its place below the root."""
+def _run_workers(server: SimpleServer, count: int, listener: socket.socket) -> None:
+    """Until one ends: then all do, and the gym starts the server again. They import its file by its place below the
+    root."""
     entry = get_global_config_dict()[server.config.name]
     kind = next(iter(entry))
     file = f"{kind}/{next(iter(entry[kind]))}/{server.config.entrypoint}"
-    os.environ |= {WORKER_VARIABLE: "1", ENTRYPOINT_VARIABLE: file, NUM_WORKERS_VARIABLE: str(workers)}
-    os.environ[LIFE_VARIABLE] = LIFE
-    return f"{file.removesuffix('.py').replace('/', '.')}:app"
+    listener.set_inheritable(True)
+    environment = {
+        **os.environ,
+        SOCKET_VARIABLE: str(listener.fileno()),
+        WORKER_VARIABLE: "1",
+        ENTRYPOINT_VARIABLE: file,
+        NUM_WORKERS_VARIABLE: str(count),
+        LIFE_VARIABLE: LIFE,
+    }
+    command = [sys.executable, "-c", f"from {__name__} import work; work()", file.removesuffix(".py").replace("/", ".")]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _when_the_gym_ends(lambda: os._exit(0))  # their standard input ends with it
+    workers = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+        for _ in range(count)
+    ]
+    try:
+        os.wait()
+        sys.exit("a worker ended")
+    finally:
+        for one in workers:
+            one.terminate()
 
 
-def _end_with_gym(running: Any) -> None:
+def work() -> None:
+    """A worker: it serves the `app` of the module that it is told."""
+    _serve_on(importlib.import_module(sys.argv[1]).app, socket.socket(fileno=int(os.environ[SOCKET_VARIABLE])))
+
+
+def _when_the_gym_ends(end: Callable[[], None]) -> None:
     """Nothing is ever said on the standard input; its end is the gym's."""
-    with suppress(OSError, ValueError):
-        while os.read(0, 4096):
-            pass
-    running.should_exit = True
-    threading.Event().wait(LAST_S)
-    os._exit(0)
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        end()
+        threading.Event().wait(LAST_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True, name="gym-end").start()
 
 
 def _raise_file_limit() -> None:

@@ -1,0 +1,99 @@
+"""What stands before every server: sessions in a signed cookie, errors as answers.
+
+Owns: session ids, the key that signs them, the words of an error. Never touches: what a server does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import ClientResponseError
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
+
+log = logging.getLogger("nemo_gym")
+
+SECRET_VARIABLE = "PALESTRA_GYM_SECRET"
+LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
+LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
+"""Of this process, and of its workers."""
+BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
+GONE = "the state of this session is gone: the server was started anew since. Play the rollout again"
+
+
+class _SessionIds:
+    """Whoever has none gets one. It is set anew each time, so that every answer has the cookie.
+
+    What such a server knows of a session is in its process. One that was killed and started again would go on with
+    nothing, and judge a rollout it has not seen: instead, sessions of an earlier process are refused, and the rollout
+    is played again."""
+
+    def __init__(self, app: Any, has_state: bool) -> None:
+        self._app = app
+        self._has_state = has_state
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        session = scope.get("session")
+        if session is None:
+            await self._app(scope, receive, send)
+            return
+        is_gone = bool(session.get("session_id")) and session.get("life") != LIFE
+        if is_gone and self._has_state and scope["path"] not in BEGINNINGS:
+            session["session_id"] = session["session_id"]
+            await JSONResponse(GONE, status_code=500)(scope, receive, send)
+            return
+        session.update(session_id=session.get("session_id") or str(uuid4()), life=LIFE)
+        await self._app(scope, receive, send)
+
+
+class _Errors:
+    """An exception is an answer, in the words of NeMo Gym."""
+
+    def __init__(self, app: Any, name: str) -> None:
+        self._app = app
+        self._name = name
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        has_begun = False
+
+        async def sent(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            if scope["type"] != "http" or has_begun:
+                raise
+            log.exception("%s: %s %s failed", self._name, scope["method"], scope["path"])
+            await JSONResponse(self._told(error), status_code=500)(scope, receive, send)
+
+    def _told(self, error: Exception) -> str:
+        if isinstance(error, ClientResponseError):
+            content = getattr(error, "response_content", error.message)
+            return f"Hit an exception in {self._name} calling an inner server: {content}"
+        return repr(error)
+
+
+def add_sessions(app: FastAPI, name: str, has_state: bool = False) -> None:
+    """The gym's secret signs the cookie: in NeMo Gym its name does, which everybody knows."""
+    if any(one.cls is _SessionIds for one in app.user_middleware):
+        return
+    app.add_middleware(_SessionIds, has_state=has_state)  # the first added is the innermost
+    app.add_middleware(SessionMiddleware, secret_key=cookie_key(name), session_cookie=name)
+
+
+def cookie_key(name: str) -> str:
+    return hashlib.sha256(f"cookie\0{name}\0{os.environ.get(SECRET_VARIABLE, '')}".encode()).hexdigest()
+
+
+def add_exception_handling(app: FastAPI, name: str) -> None:
+    """Innermost, so that an error's answer has the session's cookie too."""
+    app.user_middleware.append(Middleware(_Errors, name=name))
