@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray demo cookbook clients vllm check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients vllm check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 
 test-e2e: .venv/.ready ## the tests that start real processes
 	$(PYTEST) -m e2e --timeout 600 $(ARGS)
+
+.nemo-gym/.ready: .venv/.ready
+	$(BIN)/python -m pip --disable-pip-version-check download -qq --no-deps --ignore-requires-python --only-binary :all: nemo-gym==0.5.1 -d .nemo-gym
+	cd .nemo-gym && $(abspath $(BIN))/python -m zipfile -e nemo_gym-0.5.1-py3-none-any.whl .
+	@touch $@
+
+nemo-gym: .nemo-gym/.ready ## NeMo Gym's own server folders, which test-e2e then plays
 
 test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
 	$(PIP) --editable ".[ray]"

@@ -72,7 +72,9 @@ class JsonObject(click.ParamType):
 
 
 @click.command()
-@click.option("--input", "-i", "data", type=WRITTEN, required=True, help="JSON lines, a task each; looked for as configs are.")
+@click.option(
+    "--input", "-i", "data", type=WRITTEN, required=True, help="JSON lines, a task each; looked for as configs are."
+)
 @click.option("--output", "-o", type=WRITTEN, required=True, help="JSON lines, a rollout each; more files beside it.")
 @click.option("--agent", "-a", metavar="NAME", help="For rows that name none.")
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-from palestra.gym.errors import BadCall, GymConfigError, PeerFailed, UnreachableServer
+from palestra.gym.errors import BadCall, GymConfigError, PeerFailed, UnknownSession, UnreachableServer
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call
@@ -50,7 +50,7 @@ class Door:
             log.warning("%s%s: %s", self.server.name, call.path, error)
             inner = f"Hit an exception in {self.server.cookie_name} calling an inner server: {error.body!r}"
             return Answer(status=500, body=inner)
-        if isinstance(error, UnreachableServer | TimeoutError):
+        if isinstance(error, UnreachableServer | UnknownSession | TimeoutError):
             log.warning("%s%s: %r", self.server.name, call.path, error)
         else:
             log.error("%s%s broke", self.server.name, call.path, exc_info=error)

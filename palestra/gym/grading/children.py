@@ -22,6 +22,10 @@ class ChildError(Exception):
     """The child did not answer in time, or died. Why is in the message."""
 
 
+class NoChildError(Exception):
+    """None can be started: that says nothing about the question, so it is nobody's wrong answer."""
+
+
 class Children:
     """At most `count` of them; started when needed, kept for the next question."""
 
@@ -31,7 +35,7 @@ class Children:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, question: Any, limit_s: float) -> Any:
-        """Raises ChildError; the child is ended then, and the next question gets another."""
+        """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
         async with self._room:
             child = self._idle.pop() if self._idle else await self._start()
             try:
@@ -62,6 +66,9 @@ class Children:
         try:
             async with asyncio.timeout(START_S):
                 await _line(child)  # it says so when it has imported all it needs
+        except (ChildError, TimeoutError) as error:
+            await _end(child)
+            raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
         except BaseException:
             await _end(child)
             raise

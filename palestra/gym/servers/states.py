@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 100_000
 IDLE_S = 7200.0  # twice the longest rollout
-RETIRED = 1_000  # verified ones that stay, for somebody who asks again
+RETIRED, RETIRED_S = 1_000, 120.0  # verified ones that stay, for somebody who asks again: peers do within a minute
 
 
 class States:
@@ -78,8 +78,9 @@ class States:
             self.drop(session_id)
 
     def _sweep(self) -> None:
-        before = self._clock() - self._idle_s
-        for kept, limit in ((self._retired, RETIRED), (self._live, self._limit)):
+        now, idle_s = self._clock(), self._idle_s
+        for kept, limit, age_s in ((self._retired, RETIRED, min(RETIRED_S, idle_s)), (self._live, self._limit, idle_s)):
+            before = now - age_s
             while kept:
                 session_id, (_, used_at) = next(iter(kept.items()))
                 if used_at >= before and len(kept) <= limit:

@@ -74,6 +74,12 @@ def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None
     assert "for a gym that is started with -c FILE" in " ".join(error.replace("│", " ").split())
 
 
+def test_rows_are_looked_for_where_configs_are(tmp_path: Path) -> None:
+    shipped, nowhere = "resources_servers/mcqa/data/example.jsonl", ["--head", "http://127.0.0.1:1", "-o", "o.jsonl"]
+    assert "no gym answers" in palestra("collect", "-i", shipped, *nowhere, cwd=tmp_path, code=1)
+    assert "there is no mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=1)
+
+
 def test_datasets_of_a_config_are_joined(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.jsonl", 6)
     dataset = "[{name: mine, type: train, jsonl_fpath: mine.jsonl, license: MIT, num_repeats: 2}]"

@@ -18,6 +18,7 @@ from palestra.gym.config.settings import READINESS
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.records import GymConfig
 from palestra.gym.supervisor import Supervisor
+from palestra.gym.supervisor.child import log_to
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 from palestra.gym.supervisor.upstreams import wait_for_upstreams
 from tests.gym.control.conftest import PATIENCE_S, RunningGym, is_alive, still_alive
@@ -185,6 +186,19 @@ def test_a_cluster_needs_ray(gym_root: Path) -> None:
         config = load_gym(GymSources(files=["one.yaml"], roots=[gym_root], overrides=overrides), ports=ports)
         with pytest.raises(GymConfigError, match=r"palestra\[ray\]"):
             asyncio.run(start(config, ports))
+
+
+def test_a_log_that_cannot_be_written_costs_its_lines_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "gym.log").mkdir()
+    heard: list[str] = []
+    told = log_to(tmp_path, "gym", heard.append)
+    told("one")
+    told("two")
+    assert "cannot write" in heard[0]
+    assert heard[1:] == ["one", "two"]
+    (tmp_path / "gym.log").rmdir()
+    told("three")
+    assert (tmp_path / "gym.log").read_text() == "three\n"
 
 
 def test_a_gym_without_servers_is_refused(gym_root: Path) -> None:

@@ -326,6 +326,14 @@ def test_tests_without_as_many_outputs_are_the_rows_fault(code: Any) -> None:
     assert answer.status == 422
 
 
+def test_a_comparison_that_cannot_be_made_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palestra.gym.shipped.resources_servers.math_with_judge.app.CHILD", "palestra.no_such_module")
+    with opened(Math) as server:
+        answer = server.caller().post("/verify", {"response": said(r"\boxed{\frac{4}{2}}"), "expected_answer": "2"})
+        assert answer.status == 500
+        assert "does not start" in answer.value()
+
+
 MANY = 40_000
 """Enough to take minutes where the work grows with the square of it."""
 

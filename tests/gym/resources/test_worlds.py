@@ -74,6 +74,15 @@ def test_a_game_goes_on_until_the_number_is_found() -> None:
         assert steps[-1]["reward"] == 0.5
 
 
+def test_a_guess_is_a_number_however_it_is_written() -> None:
+    with opened(GuessNumber) as server:
+        caller = server.caller()
+        caller.post("/reset", {"secret": 42, "guesses": 4})
+        assert caller.post("/step", {"response": said("many")}).value()["observation"] == "Say a number."
+        assert caller.post("/step", {"response": said("42.5")}).value()["observation"] == "Lower."
+        assert caller.post("/step", {"response": said("So 42.0.")}).value()["terminated"]
+
+
 def test_a_game_ends_with_the_last_guess() -> None:
     with opened(GuessNumber) as game:
         caller = game.caller()

@@ -14,7 +14,7 @@ from palestra.gym.errors import GymConfigError, JudgeError, PeerFailed, UnknownS
 from palestra.gym.servers.gymnasium import GymnasiumServer, Step
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, tool
 from palestra.gym.servers.responses import added_usage, output_text, unanswered_calls
-from palestra.gym.servers.states import RETIRED, Session, States
+from palestra.gym.servers.states import RETIRED, RETIRED_S, Session, States
 from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.testing import opened, said
 from palestra.gym.wire import Answer, Call
@@ -241,6 +241,21 @@ def test_a_verdict_may_be_asked_for_twice() -> None:
         caller = counter.caller()
         caller.post("/seed_session", {"initial_count": 2})
         assert [caller.verify(said(""), expected_count=2)["reward"] for _ in range(2)] == [1.0, 1.0]
+
+
+def test_a_judged_state_stays_for_a_moment_only() -> None:
+    now, gone = [0.0], []
+    states = States(gone.append, idle_s=7200, clock=lambda: now[0])
+    for name in "ab":
+        states.put(name, name)
+    states.retire("a")
+    now[0] = RETIRED_S
+    assert states.get("b") == "b"
+    states.put("c", "c")
+    assert gone == []
+    now[0] += 1
+    states.put("d", "d")
+    assert gone == ["a"]
 
 
 def test_only_what_verify_takes_comes_back() -> None:

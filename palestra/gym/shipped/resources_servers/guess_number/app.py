@@ -29,21 +29,26 @@ class GuessNumber(GymnasiumServer[ResourcesSettings]):
 
     async def step(self, session: Session, response: dict[str, Any]) -> Step:
         game: Game = session.state
-        said = last_number(output_text(response))
+        guess = _guess(output_text(response))
         game.guesses_left -= 1
         info = {"guesses_left": game.guesses_left}
-        if said is not None and said == str(game.secret):
+        if guess == game.secret:
             # Fewer guesses are worth more, and the last possible one still half.
             reward = 0.5 + 0.5 * game.guesses_left / max(1, game.guesses - 1)
             return Step(reward=reward, terminated=True, info=info)
         if game.guesses_left <= 0:
             return Step(observation=f"No. It was {game.secret}.", terminated=True, info=info)
-        return Step(observation=_hint(said, game.secret), info=info)
+        return Step(observation=_hint(guess, game.secret), info=info)
 
 
-def _hint(said: str | None, secret: int) -> str:
+def _guess(text: str) -> float | None:
     try:
-        guess = float(said or "")
+        return float(last_number(text) or "")
     except ValueError:
+        return None
+
+
+def _hint(guess: float | None, secret: int) -> str:
+    if guess is None:
         return "Say a number."
     return "Higher." if guess < secret else "Lower."
