@@ -20,6 +20,8 @@ import msgspec
 from msgspec import Struct
 
 import palestra
+from palestra.gym.errors import GymError
+from palestra.gym.grading.program_child import NO_WALLS
 
 PACKAGES = ("palestra.environments.fleet.verifiers", "palestra.gym.grading")
 BOOT = """
@@ -48,6 +50,12 @@ class Program(Struct, frozen=True, kw_only=True):
     """Called with an input's lines as arguments; without it, the program reads the input and prints."""
     test_s: float = 10.0
     memory_bytes: int = 1024**3
+    are_trusted: bool = False
+    """Run it though the kernel here has no filter to hold it."""
+
+
+class NoWalls(GymError):
+    """Nothing here keeps a program from doing harm."""
 
 
 class Outcome(Struct, frozen=True):
@@ -63,7 +71,7 @@ class Sandbox(Protocol):
 
     async def run(self, program: Program) -> list[Outcome]:
         """One for each input, in order; those that were not reached have an error. Never raises for what the program
-        does."""
+        does; NoWalls where it cannot be held."""
         ...
 
 
@@ -82,9 +90,15 @@ class Jail:
             "test_s": program.test_s,
             "memory_bytes": program.memory_bytes,
             "cpu_s": math.ceil(total_s) + 5,
+            "are_trusted": program.are_trusted,
         }
         async with self._room:
             said, status = await _run(msgspec.json.encode(header) + b"\n", total_s + START_S)
+        if status == NO_WALLS and not said:
+            raise NoWalls(
+                "the kernel here has no filter for system calls (it takes Linux with seccomp), so nothing holds what a "
+                "model wrote; name a sandbox (`sandbox: module:Class`), or say `trust_programs: true`"
+            )
         return _outcomes(said, len(program.inputs), status)
 
 

@@ -49,7 +49,8 @@ def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker:
         answer = attacker(task, instance)
         lucky += verify(task, instance, answer).score != 0.0
     is_one_call = attacker is random_calls and template.difficulty.startswith("0")
-    assert lucky <= (count // 100 if is_one_call else 0)  # random calls do hit on the one that is wanted, now and then
+    # In a tiny world random calls do hit on the one that is wanted, now and then.
+    assert lucky <= (count * 3 // 100 if is_one_call else 0)
 
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)

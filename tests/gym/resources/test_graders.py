@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from palestra.gym.errors import PeerFailed
+from palestra.gym.grading import programs
 from palestra.gym.roots import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
 from palestra.gym.shipped.resources_servers.instruction_following.app import InstructionFollowing
@@ -279,6 +280,23 @@ def test_a_program_that_breaks_or_breaks_out_is_wrong_and_nothing_else_happens(
     told = code.caller().verify(said(f"```python\n{program}\n```"), **row)
     assert told["reward"] == 0.0
     assert words is None or words in told["errors"][0]
+
+
+def test_a_program_may_run_its_main_in_a_thread(code: Any) -> None:
+    program = "import threading\nt = threading.Thread(target=lambda: print(input()))\nt.start()\nt.join()"
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["a\n"], "outputs": ["a\n"]}}}
+    assert graded(code, f"```\n{program}\n```", row) == 1.0
+
+
+def test_where_the_kernel_holds_no_walls_nothing_is_run_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose = "import platform; platform.machine = lambda: 'none'\n"
+    monkeypatch.setattr(programs, "BOOT", loose + programs.BOOT)
+    row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
+    answer = f"```\n{PROGRAMS[0]}\n```"
+    with opened(CodeGen) as server, pytest.raises(PeerFailed, match="trust_programs: true"):
+        graded(server, answer, row)
+    with opened(CodeGen, trust_programs=True) as server:
+        assert graded(server, answer, row) == 1.0
 
 
 def test_the_next_input_gets_a_fresh_program(code: Any) -> None:

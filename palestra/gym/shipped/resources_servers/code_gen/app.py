@@ -32,6 +32,8 @@ class CodeSettings(ResourcesSettings, frozen=True, kw_only=True):
     memory_mib: int = 1024
     sandbox: str | None = None
     """`module:Class` of a Sandbox of yours, say one with containers.  [a child process that may only compute]"""
+    trust_programs: bool = False
+    """Run them also where the kernel has no filter to hold them."""
     debug: bool = False
     """Keep what went wrong in the row."""
 
@@ -68,6 +70,7 @@ class CodeGen(ResourcesServer[CodeSettings]):
             function=tests.fn_name,
             test_s=self.settings.unit_test_timeout_secs,
             memory_bytes=self.settings.memory_mib * 2**20,
+            are_trusted=self.settings.trust_programs,
         )
         start = time.monotonic()
         outcomes = await self._sandbox.run(program)
