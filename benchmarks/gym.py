@@ -28,6 +28,8 @@ from peers.platform_load import Taken, ask, request, served, take
 from palestra.gym.metrics import aggregate
 
 PEERS = Path(__file__).parent / "peers"
+STOCK = Path(__file__).parents[1] / ".nemo-gym"
+"""NeMo Gym's own server folders, where `make nemo-gym` has put them."""
 PACKAGES = ("palestra", "aiohttp", "uvicorn", "uvloop", "httptools", "orjson")
 ROUNDS, QUICK_ROUNDS = 5, 2
 SECONDS, QUICK_SECONDS = 6.0, 2.0
@@ -72,7 +74,8 @@ class Gym:
 
 
 def config(isolation: str, tools: int, with_ids: bool, upstream: str) -> str:
-    """JSON, which is YAML."""
+    """JSON, which is YAML. `isolation` may be `stock`: agent and world are NeMo Gym's, unchanged."""
+    is_stock = isolation == "stock"
     model = {
         "entrypoint": "app.py",
         "base_url": upstream,
@@ -88,13 +91,15 @@ def config(isolation: str, tools: int, with_ids: bool, upstream: str) -> str:
         "model_server": {"type": "responses_api_models", "name": "policy_model"},
     }
     weather = {"entrypoint": "app.py", "domain": "agent"}
-    own = {"isolation": isolation}
+    own = {"isolation": "process" if is_stock else isolation}
+    world = "example_single_tool_call" if is_stock else "weather"
     return json.dumps(
         {
-            "weather": {"resources_servers": {"weather": weather | own}},
+            "weather": {"resources_servers": {world: weather | own}},
             "policy_model": {"responses_api_models": {"vllm_model": model | own}},
             "agent": {"responses_api_agents": {"simple_agent": agent | own}},
             "head_server": {"host": "127.0.0.1", "port": 0},
+            "gym": {"use_stock": ["simple_agent"] if is_stock else []},
         }
     )
 
@@ -105,9 +110,10 @@ def running(isolation: str, tools: int, with_ids: bool, upstream: str) -> Iterat
         file = Path(folder) / "gym.yaml"
         file.write_text(config(isolation, tools, with_ids, upstream))
         command = [str(Path(sys.executable).with_name("palestra")), "gym", "run", "-c", str(file)]
-        command += ["--search-dir", str(PEERS / "gym_world")]
+        command += ["--search-dir", str(STOCK if isolation == "stock" else PEERS / "gym_world")]
         began = time.perf_counter()
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        null = subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, text=True) as process:
             try:
                 head = until_ready(process)
                 ready_s = time.perf_counter() - began
@@ -154,6 +160,8 @@ def rollouts(upstream: str, rounds: int, seconds: float, progress: Progress) -> 
         "one tool call, over HTTP": ("process", 1, False, 6.0, 28.0),
         "token ids, 3 calls, 2 tools, over HTTP": ("process", 2, True, 12.0, 44.0),
     }
+    if STOCK.is_dir():
+        kinds["one tool call, NeMo Gym's own agent and world"] = ("stock", 1, False, None, 28.0)
     rows: list[Row] = []
     for what, (isolation, tools, with_ids, target, theirs) in kinds.items():
         progress.doing(what)
@@ -166,7 +174,7 @@ def rollouts(upstream: str, rounds: int, seconds: float, progress: Progress) -> 
         rows.append(beside(f"CPU per rollout, {what}", "ms", cpu, target, theirs))
         least = 350.0 if isolation == "shared" else None
         rows.append(Row(f"rollouts, {what}", "rollouts/s", rate, target_value=least))
-        if tools == 1:
+        if tools == 1 and isolation != "stock":
             rows.append(beside(f"memory, {what}", "MiB", Measure((memory,)), 400.0, 3200.0))
     return rows
 
@@ -197,7 +205,7 @@ def aggregation(rounds: int) -> Row:
     return beside(f"aggregation per task of {ROLLOUTS} rollouts", "ms", Measure(tuple(taken)), 0.1, 6.7)
 
 
-def beside(what: str, unit: str, ours: Measure, target: float, theirs: float | None) -> Row:
+def beside(what: str, unit: str, ours: Measure, target: float | None, theirs: float | None) -> Row:
     peer = None if theirs is None else Measure((theirs,))
     return Row(what, unit, ours, PEER if peer else None, peer, target_value=target, less_is_better=True)
 
@@ -216,6 +224,7 @@ def main() -> None:
     notes = [
         f"{CLIENTS} clients; CPU is that of agent, model and resources servers; clients and endpoint run beside them",
         "NeMo Gym: 28 ms and 41 to 48 ms per rollout, 163 s for a first start, 24 processes",
+        "its own agent and world: unchanged, with our stand-in for what they import, where `make nemo-gym` put them",
     ]
     report(Report("gym", machine(), versions(PACKAGES), rows, notes), json_line=args.json)
 
