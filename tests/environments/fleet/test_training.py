@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from palestra.config.train import EnvironmentEntry
-from palestra.environments import EnvironmentSet, TaskFileError
+from palestra.environments import EnvironmentSet, TaskFileError, spec
 from palestra.environments.fleet import fleet_row
 from palestra.environments.fleet.gold import write_gold
 from palestra.environments.fleet.prompts import PromptStyle
@@ -209,3 +209,7 @@ def test_a_files_tasks_are_split_by_their_hash():
     evaluated = split_tasks(many, "eval")
     assert len(evaluated) == 60
     assert all(sum(task.env_key == app for task in evaluated) >= 4 for app in "abcdefgh")
+
+
+def test_a_config_may_say_fleet_for_short() -> None:
+    assert spec("fleet").load() is spec("fleet_task").load()
