@@ -94,7 +94,8 @@ def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Epheb
 def test_an_agents_output_has_the_type_it_asks_for(ephebe: Ephebe, route: str) -> None:
     async def work() -> Any:
         async with openai.AsyncOpenAI(base_url=f"{ephebe.url}/v1", api_key="tml-test") as client:
-            agent = Agent(name="clerk", model=MODELS[route](MODEL, client), output_type=Stock)
+            settings = ModelSettings(temperature=0)  # drawn at random, an answer may be thoughts up to its limit
+            agent = Agent(name="clerk", model=MODELS[route](MODEL, client), model_settings=settings, output_type=Stock)
             return (await Runner.run(agent, "How many cups are there?", run_config=UNTRACED)).final_output
 
     assert isinstance(asyncio.run(work()), Stock)
