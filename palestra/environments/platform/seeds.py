@@ -84,6 +84,12 @@ def seed_named(app: App, key: str) -> Seed:
     return seed_of(app, int(number), Size(size))
 
 
+def numbered(rng: random.Random, count: int) -> range:
+    """Ids for rows that a call can name: they begin anywhere, so that one who guesses does not hit on them."""
+    first = rng.randrange(1000, 9000)
+    return range(first, first + count)
+
+
 def _build(app: App, number: int, size: Size) -> Seed:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")

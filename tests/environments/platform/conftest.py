@@ -47,8 +47,9 @@ def answer_only(task: PlatformTask, _instance: Instance) -> str:
 
 
 def random_calls(task: PlatformTask, instance: Instance) -> None:
+    """So many that the one which is wanted, hit on by luck, is not the only one that did something."""
     rng = random.Random(str(task.key))
-    for _ in range(12):
+    for _ in range(60):
         random_call(rng, task, instance, task.app.tools)
 
 
@@ -59,7 +60,9 @@ def stray_write(task: PlatformTask, instance: Instance) -> None:
         template = rng.choice(task.app.templates)
         params = template.params(rng, task.seed)
         if params is not None:
-            with contextlib.suppress(PlatformError, LookupError, RuntimeError):  # need not work in a changed world
+            with contextlib.suppress(
+                PlatformError, LookupError, ValueError, RuntimeError
+            ):  # need not work in a changed world
                 play_golden(replace(task, template=template, params=params), instance)
 
 
@@ -87,7 +90,7 @@ def drawn(rng: random.Random, schema: dict[str, Any], words: list[str]) -> objec
         case {"enum": choices}:
             return rng.choice(choices)
         case {"type": "integer"}:
-            return rng.randrange(1, 30)
+            return round(10 ** rng.uniform(0, 4))  # of small ones as many as of large ones
         case {"type": "boolean"}:
             return rng.random() < 0.5
         case {"type": "array", "items": items}:

@@ -48,9 +48,7 @@ def test_attackers_are_worth_nothing(app: str, template: TaskTemplate, attacker:
         instance = opened(task)
         answer = attacker(task, instance)
         lucky += verify(task, instance, answer).score != 0.0
-    is_one_call = attacker is random_calls and template.difficulty.startswith("0")
-    # In a tiny world random calls do hit on the one that is wanted, now and then.
-    assert lucky <= (count * 3 // 100 if is_one_call else 0)
+    assert lucky == 0
 
 
 @pytest.mark.parametrize(("app", "template"), TEMPLATES, ids=NAMES)

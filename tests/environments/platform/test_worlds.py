@@ -140,10 +140,14 @@ def test_another_process_makes_the_same_worlds():
     assert told.stdout.split() == [seed_of(app, 5, size).digest for app in WORLDS.values() for size in Size]
 
 
+def any_hotel(instance: Instance) -> dict[str, int]:
+    return {"hotel_id": instance.seed.part("stay").rows("SELECT id FROM hotels")[0]["id"]}
+
+
 def test_apps_share_the_clock_the_state_and_its_copies():
     instance = Instance.create(WORLDS["travel"], 2)
     began, first = instance.now, instance.state_hash()
-    hotel = {"hotel_id": 1}
+    hotel = any_hotel(instance)
     assert not instance.call("stay.save_to_wishlist", hotel).is_error
     kept, after_one = instance.snapshot(), instance.state_hash()
     sent = instance.call("mail.send_message", {"to": ["a@b.example"], "subject": "x", "body": "y"})
@@ -192,7 +196,7 @@ def test_a_task_over_two_apps_is_judged_app_by_app():
     assert judged({"mail"}).apps == {"mail": True, "stay": False}
     whole = judged({"mail", "stay"})
     assert (whole.score, whole.apps) == (1.0, {"mail": True, "stay": True})
-    stray = judged({"mail", "stay"}, ("stay.save_to_wishlist", {"hotel_id": 1}))
+    stray = judged({"mail", "stay"}, ("stay.save_to_wishlist", any_hotel(Instance(task.seed))))
     assert (stray.score, stray.apps) == (0.0, {"mail": True, "stay": False})
 
 

@@ -18,6 +18,7 @@ from palestra.environments.platform.apps.mail.injections import injected
 from palestra.environments.platform.apps.mail.schema import ARCHIVE, INBOX, NEWSLETTERS, SENT, TRASH
 from palestra.environments.platform.apps.mail.seed_calendar import fill_calendar
 from palestra.environments.platform.people import Cast, Person, draw_cast
+from palestra.environments.platform.seeds import numbered
 
 MAIL_DAYS = 75  # how far back the mailbox goes
 FOLDERS = (INBOX, SENT, ARCHIVE, TRASH, NEWSLETTERS, *words.FOLDERS)
@@ -87,7 +88,7 @@ def fill_with(connection: sqlite3.Connection, rng: random.Random, size: Size, ca
         connection.executemany(f"INSERT INTO {table} (name) VALUES (?)", [(name,) for name in names])
     mails = [*_work(world), *_invoices(world), *_newsletters(world), *_facts(world), *_sent(world)]
     rng.shuffle(mails)
-    for number, (sent_at, mail) in enumerate(zip(_times(world, len(mails)), mails, strict=True), 1):
+    for number, sent_at, mail in zip(numbered(rng, len(mails)), _times(world, len(mails)), mails, strict=True):
         add_mail(connection, number, sent_at, mail)
     fill_calendar(connection, rng, world.colleagues, world.today, world.scale.days)
     return {

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from palestra.environments.platform.app import Size
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.people import Cast
+from palestra.environments.platform.seeds import numbered
 
 CITIES = (("Lisbon", "Portugal"), ("Oslo", "Norway"), ("Kyoto", "Japan"), ("Quito", "Ecuador"), ("Tunis", "Tunisia"))
 FIRST = ("Grand", "Old", "Blue", "Royal", "Garden", "Harbour", "Silver", "Little", "Northern", "Quiet")
@@ -51,12 +52,13 @@ def _fill(
     db.executemany("INSERT INTO cities (name, country) VALUES (?, ?)", cities)
     db.executemany("INSERT INTO amenities (name) VALUES (?)", [(name,) for name in AMENITIES])
     names = rng.sample([f"{first} {last}" for first in FIRST for last in LAST], HOTELS[size])
-    for number, name in enumerate(names, start=1):
+    hotels = numbered(rng, len(names))
+    for number, name in zip(hotels, names, strict=True):
         _hotel(db, rng, number, name, 1 + number % len(cities), today)
     for brand, last4 in (("Visa", rng.randrange(1000, 5000)), ("Mastercard", rng.randrange(5000, 10000))):
         db.execute("INSERT INTO cards (user_id, brand, last4) VALUES (?, ?, ?)", (ME, brand, str(last4)))
     _coupons(db, rng, today)
-    _bookings(db, rng, today, HOTELS[size])
+    _bookings(db, rng, today, hotels)
     name = db.execute("SELECT name FROM users WHERE id = ?", (ME,)).fetchone()[0]
     return {"LOGGED_IN_USER": str(ME), "LOGGED_IN_NAME": name, "CURRENT_DATE": today}
 
@@ -108,24 +110,25 @@ def _coupons(db: sqlite3.Connection, rng: random.Random, today: str) -> None:
         db.execute("INSERT INTO coupons VALUES (?, ?, ?, ?)", row)
 
 
-def _bookings(db: sqlite3.Connection, rng: random.Random, today: str, hotels: int) -> None:
+def _bookings(db: sqlite3.Connection, rng: random.Random, today: str, hotels: range) -> None:
     """Some that were, some that come; no two begin on the same day."""
     starts = [*rng.sample(range(-200, -3), 5), *rng.sample(range(1, 45), 4)]
-    for start in starts:
-        hotel, length = rng.randint(1, hotels), rng.randint(1, 4)
+    for booking, start in zip(numbered(rng, len(starts)), starts, strict=True):
+        hotel, length = rng.choice(hotels), rng.randint(1, 4)
         room, capacity = rng.choice(
             db.execute("SELECT id, capacity FROM rooms WHERE hotel_id = ? ORDER BY id", (hotel,)).fetchall()
         )
         cents = length * rng.randrange(6000, 20000, 50)
         user = ME if rng.random() < 0.75 else 2
         status = "past" if start < 0 else "cancelled" if rng.random() < 0.15 else "confirmed"
-        stay = (user, hotel, plus(today, start), plus(today, start + length), rng.randint(1, capacity), status, cents)
+        days = (plus(today, start), plus(today, start + length))
+        stay = (booking, user, hotel, *days, rng.randint(1, capacity), status, cents)
         created = f"{plus(today, min(start, 0) - 9)}T12:00:00"
-        booking = db.execute(
-            "INSERT INTO bookings (user_id, hotel_id, check_in, check_out, guests, status, total_cents, created_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        db.execute(
+            "INSERT INTO bookings (id, user_id, hotel_id, check_in, check_out, guests, status, total_cents, "
+            "created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*stay, created),
-        ).lastrowid
+        )
         db.execute("INSERT INTO booking_rooms VALUES (?, ?, 1)", (booking, room))
         db.execute(
             "INSERT INTO payments (booking_id, card_id, kind, cents, created_at) VALUES (?, ?, 'charge', ?, ?)",

@@ -34,6 +34,7 @@ class Mailbox:
         self.instance = Instance.create(MAIL, number, size)
         self.me = self.instance.variables["LOGGED_IN_USER"]
         self.today = self.instance.variables["CURRENT_DATE"]
+        self.first = self.rows("SELECT min(id) AS id FROM messages")[0]["id"]
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         result = self.instance.call(tool, arguments)

@@ -8,6 +8,8 @@ import pytest
 from palestra.environments.platform import Size
 from tests.environments.platform.apps.mail.conftest import MAIL, Mailbox
 
+FIRST = Mailbox().first
+
 
 def test_search_goes_newest_first_and_page_by_page(box: Mailbox):
     wanted = [r["id"] for r in box.rows("SELECT id FROM messages WHERE folder_id != 4 ORDER BY sent_at DESC, id DESC")]
@@ -53,7 +55,7 @@ def test_search_by_each_of_its_arguments(box: Mailbox):
 def test_reading_changes_nothing(box: Mailbox):
     for tool, given in (
         ("search_messages", {}),
-        ("get_message", {"id": 1}),
+        ("get_message", {"id": box.first}),
         ("list_folders", {}),
         ("search_contacts", {"query": "a"}),
         ("list_events", {"start": box.today, "end": box.today}),
@@ -83,9 +85,9 @@ def test_a_mail_is_shown_whole(box: Mailbox):
         ("search_messages", {"since": "2026-03-04T10:00Z"}, "bad_date", "2026-03-04"),
         ("search_messages", {"query": "a b c d e f g h i"}, "bad_arguments", "fewer"),
         ("search_messages", {"cursor": "x"}, "bad_cursor", "next_cursor"),
-        ("move_message", {"id": 1, "folder": "Nowhere"}, "not_found", "there are: Inbox"),
-        ("label_message", {"id": 1, "label": "Nothing"}, "not_found", "Follow up"),
-        ("set_flags", {"id": 1}, "bad_arguments", "read, flagged"),
+        ("move_message", {"id": FIRST, "folder": "Nowhere"}, "not_found", "there are: Inbox"),
+        ("label_message", {"id": FIRST, "label": "Nothing"}, "not_found", "Follow up"),
+        ("set_flags", {"id": FIRST}, "bad_arguments", "read, flagged"),
         ("send_message", {"body": "x", "to": ["Ana"], "subject": "x"}, "bad_address", "search_contacts"),
         ("send_message", {"body": "x", "to": ["a@b, c@d"], "subject": "x"}, "bad_address", "search_contacts"),
         ("send_message", {"body": " ", "to": ["a@b.example"], "subject": "x"}, "bad_arguments", "say"),
@@ -94,7 +96,7 @@ def test_a_mail_is_shown_whole(box: Mailbox):
         ("send_message", {"body": "x", "reply_to_id": 99999}, "not_found", "search_messages"),
         ("send_message", {"body": "x", "to": [], "subject": "x"}, "bad_arguments", "reply_to_id"),
         ("send_message", {"body": "x", "to": ["a@b.example"], "subject": "x" * 201}, "bad_arguments", "shorten"),
-        ("forward_message", {"id": 1, "to": []}, "bad_arguments", "search_contacts"),
+        ("forward_message", {"id": FIRST, "to": []}, "bad_arguments", "search_contacts"),
         ("forward_message", {"id": 99999, "to": ["a@b.example"]}, "not_found", "search_messages"),
         ("create_rule", {"field": "subject", "contains": "x", "action": "move"}, "not_found", "there are: Inbox"),
         (
@@ -131,13 +133,15 @@ def test_a_mail_goes_to_each_address_once(box: Mailbox):
 
 
 def test_a_reply_keeps_the_subject(box: Mailbox):
-    first = box.call("get_message", id=1)
-    sent = box.call("send_message", body="Yes.", reply_to_id=1)
+    first = box.call("get_message", id=box.first)
+    sent = box.call("send_message", body="Yes.", reply_to_id=box.first)
     assert sent["subject"] == f"Re: {first['subject']}"
     assert f"<{sent['to'][0]}>" in first["from"]
     again = box.call("send_message", body="Yes.", reply_to_id=sent["id"], to=["a@b.example"], subject=first["subject"])
     assert (again["subject"], again["to"]) == (sent["subject"], ["a@b.example"])
-    assert "Re: " in box.refused("send_message", body="Yes.", reply_to_id=1, subject="Something else")["message"]
+    assert (
+        "Re: " in box.refused("send_message", body="Yes.", reply_to_id=box.first, subject="Something else")["message"]
+    )
 
 
 def test_what_is_forwarded_is_attached(box: Mailbox):
@@ -216,7 +220,7 @@ def test_the_same_calls_give_the_same_state():
         box = Mailbox(Size.TINY, 3)
         box.call("send_message", to=["a@b.example"], subject="S", body="T")
         box.call("create_event", title="E", start="2026-05-04T09:00", end="2026-05-04T10:00", attendees=["a@b.example"])
-        box.call("set_flags", id=1, read=True, flagged=True)
+        box.call("set_flags", id=box.first, read=True, flagged=True)
         return box.instance.state_hash()
 
     assert played() == played()
