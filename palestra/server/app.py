@@ -24,7 +24,7 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.episodes.short_cut import ShortCut
 from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
-from palestra.server.logs import RequestLog
+from palestra.server.logs import App, RequestLog
 from palestra.server.metrics import CONTENT_TYPE
 from palestra.server.openai import alias_routes
 from palestra.server.openai import routes as openai_routes
@@ -50,7 +50,14 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def create_app(hub: Hub) -> FastAPI:
+def create_app(hub: Hub) -> App:
+    app = _routed(hub)
+    # Not FastAPI's middleware: what takes the short cut has nothing else around it.
+    limited = BodyLimit(ShortCut(app), max_bytes=hub.config.limits.max_body_bytes)
+    return RequestLog(limited, observe=hub.metrics.request)
+
+
+def _routed(hub: Hub) -> FastAPI:
     app = FastAPI(
         title="Palestra",
         version=__version__,
@@ -95,9 +102,6 @@ def create_app(hub: Hub) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _broken)
-    app.add_middleware(ShortCut)
-    app.add_middleware(BodyLimit, max_bytes=config.limits.max_body_bytes)
-    app.add_middleware(RequestLog, observe=hub.metrics.request)
     return app
 
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -81,8 +81,9 @@ class Doorkeeper:
         self._looking: asyncio.Future[bool] | None = None
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
-        self.check_origin(connection)
-        caller = await self._identify(_key_of(connection), connection.headers.get("traceparent", ""))
+        headers = _headers_of(connection)
+        self._check_origin(headers)
+        caller = await self._identify(_key_in(headers), headers.get(b"traceparent", b"").decode("latin-1"))
         if caller.right not in rights:
             raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
         return caller
@@ -94,14 +95,16 @@ class Doorkeeper:
             raise Refusal(403, "this key has the right 'episode' but belongs to no episode: claims make such keys")
         return caller
 
-    def check_origin(self, connection: HTTPConnection) -> None:
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Without keys, a page in the user's browser must not reach us under a name of its own."""
-        host = _split(f"//{connection.headers.get('host', '')}").hostname or ""
+        address = headers.get(b"host", b"").decode("latin-1")
+        host = _split(f"//{address}").hostname or ""
         if self._is_loopback and not _is_local_name(host):
             raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
-        origin = connection.headers.get("origin")
-        if origin is not None and _split(origin).netloc != connection.headers.get("host"):
-            raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
+        if (raw := headers.get(b"origin")) is not None:
+            origin = raw.decode("latin-1")
+            if _split(origin).netloc != address:
+                raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
     async def _identify(self, key: str, traceparent: str) -> Caller:
         if key.startswith(EPISODE_PREFIX):
@@ -146,10 +149,16 @@ class Doorkeeper:
         return self._has_keys[1]
 
 
-def _key_of(connection: HTTPConnection) -> str:
-    key = connection.headers.get("x-api-key", "")
-    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    return key or (token.strip() if scheme.lower() == "bearer" else "")
+def _headers_of(connection: HTTPConnection) -> Mapping[bytes, bytes]:
+    """The first of each name. Asking `connection.headers` for one looks through all of them."""
+    return dict(reversed(connection.scope["headers"]))
+
+
+def _key_in(headers: Mapping[bytes, bytes]) -> str:
+    if key := headers.get(b"x-api-key", b""):
+        return key.decode("latin-1")
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _split(url: str) -> SplitResult:

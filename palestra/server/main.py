@@ -19,6 +19,7 @@ from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
 from palestra.server.hub import Hub
 from palestra.server.logs import UVICORN_LOGGING, set_up_logs
+from palestra.server.whole_answers import WholeAnswers
 from palestra.server.workers import WorkerError
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
@@ -90,6 +91,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         server = _Server(
             uvicorn.Config(
                 create_app(hub),
+                http=WholeAnswers,
                 backlog=BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=5,

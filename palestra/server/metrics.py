@@ -76,6 +76,8 @@ class Metrics:
         model, call = ["base_model"], ["base_model", "type"]
         self._requests = counter("palestra_requests", "HTTP requests answered", ["route", "status"])
         self._request_s = latency("palestra_request_seconds", "Time to answer a request", ["route"])
+        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        """As `labels` finds them, which takes longer than counting."""
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
@@ -102,8 +104,12 @@ class Metrics:
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """`route` is the template, as /api/v1/models/{model_id}."""
-        self._requests.labels(route, str(status)).inc()
-        self._request_s.labels(route).observe(seconds)
+        if (found := self._by_route.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._request_s.labels(route)
+            self._by_route[route, status] = found
+        count, duration = found
+        count.inc()
+        duration.observe(seconds)
 
     def submitted(self, kind: str, *, base_model: str = "") -> None:
         """`kind` is the type of the call: sample, forward_backward, optim_step …"""

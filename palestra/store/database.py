@@ -10,7 +10,9 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from sqlalchemy import Connection, RootTransaction
@@ -27,15 +29,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Job(Generic[T]):
-    work: Callable[[Connection], T]
-    done: Future[T]
+class Outcome(Generic[T]):
+    result: T | None = None
+    error: BaseException | None = None
 
 
 @dataclass(slots=True)
-class _Outcome:
-    result: Any = None
-    error: BaseException | None = None
+class _Job(Generic[T]):
+    work: Callable[[Connection], T]
+    tell: Callable[[Outcome[T]], None]
+    loop: asyncio.AbstractEventLoop | None
+    """Where it is told. None: on the writer's thread."""
+    is_given_up: Callable[[], bool] = lambda: False
 
 
 class Store:
@@ -68,10 +73,19 @@ class Store:
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Durable when it returns. Of a failing `work` nothing is kept, and its error is raised here."""
-        return await asyncio.wrap_future(self._submit(work))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
+        return await done
+
+    def begin_write(self, work: Callable[[Connection], T], tell: Callable[[Outcome[T]], None]) -> None:
+        """As `write`, without a turn of the loop between the writer and `tell`."""
+        self._submit(_Job(work, tell, asyncio.get_running_loop()))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
-        return self._submit(work).result()
+        done: Future[T] = Future()
+        self._submit(_Job(work, partial(_settle, done), None))
+        return done.result()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """One consistent view, not held up by writes."""
@@ -103,38 +117,29 @@ class Store:
     def __exit__(self, *_error: object) -> None:
         self.close_now()
 
-    def _submit(self, work: Callable[[Connection], T]) -> Future[T]:
-        job = _Job(work, Future())
+    def _submit(self, job: _Job[Any]) -> None:
         if not self._queue.put(job):
             raise StoreError("the store is closed")
-        return job.done
 
     # On the writer thread
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
-            # One whose caller has gone meanwhile is left out; from here on nobody can cancel.
-            if group := [job for job in group if job.done.set_running_or_notify_cancel()]:
-                self._commit(group)
+            # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
+            if group := [job for job in group if not job.is_given_up()]:
+                _tell_all(group, self._commit(group))
         self._disconnect()
         self._database.release()
 
-    def _commit(self, group: list[_Job[Any]]) -> None:
+    def _commit(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
         try:
-            outcomes = self._run(group)
+            return self._run(group)
         except Exception as e:
             log.exception("a group of %d writes failed", len(group))
             self._disconnect()  # the next group starts afresh
-            for job in group:
-                job.done.set_exception(StoreError(f"cannot write to the database: {_reason(e)}"))
-            return
-        for job, outcome in zip(group, outcomes, strict=True):
-            if outcome.error is not None:
-                job.done.set_exception(outcome.error)
-            else:
-                job.done.set_result(outcome.result)
+            return [Outcome(error=StoreError(f"cannot write to the database: {_reason(e)}")) for _ in group]
 
-    def _run(self, group: list[_Job[Any]]) -> list[_Outcome]:
+    def _run(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
         if self._conn is None:
             self._conn = self._connect()
@@ -143,17 +148,17 @@ class Store:
                 return [self._run_alone(self._conn, transaction, group[0])]
             return [self._run_one(self._conn, job) for job in group]
 
-    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> _Outcome:
+    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> Outcome[Any]:
         """Without a savepoint: the transaction is as good, and two statements cheaper."""
         try:
-            return _Outcome(result=job.work(conn))
+            return Outcome(result=job.work(conn))
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             transaction.rollback()
-            return _Outcome(error=e)
+            return Outcome(error=e)
 
-    def _run_one(self, conn: Connection, job: _Job[Any]) -> _Outcome:
+    def _run_one(self, conn: Connection, job: _Job[Any]) -> Outcome[Any]:
         savepoint = conn.begin_nested()
         try:
             result = job.work(conn)
@@ -162,8 +167,8 @@ class Store:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             savepoint.rollback()
-            return _Outcome(error=e)
-        return _Outcome(result=result)
+            return Outcome(error=e)
+        return Outcome(result=result)
 
     def _connect(self) -> Connection:
         """Locked and migrated."""
@@ -192,6 +197,33 @@ class Store:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
+
+
+def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
+    """A loop is woken once for all of its own."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
+    for job, outcome in zip(group, outcomes, strict=True):
+        if job.loop is None:
+            job.tell(outcome)
+        else:
+            by_loop.setdefault(job.loop, []).append((job, outcome))
+    for loop, told in by_loop.items():
+        with suppress(RuntimeError):  # it is closed, and nobody waits there
+            loop.call_soon_threadsafe(_tell_each, told)
+
+
+def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
+    for job, outcome in told:
+        job.tell(outcome)
+
+
+def _settle(done: Future[T] | asyncio.Future[T], outcome: Outcome[T]) -> None:
+    if done.done():  # its caller has gone
+        return
+    if outcome.error is not None:
+        done.set_exception(outcome.error)
+    else:
+        done.set_result(outcome.result)  # type: ignore[arg-type]
 
 
 def _reason(error: BaseException) -> str:

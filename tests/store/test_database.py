@@ -44,7 +44,7 @@ def names(conn: Connection) -> set[str]:
 def hold_writer(store: Store) -> threading.Event:
     """The writer waits in a transaction, so that what is queued meanwhile becomes one group."""
     started, go = threading.Event(), threading.Event()
-    store._submit(lambda _conn: (started.set(), go.wait(10)))
+    threading.Thread(target=store.write_now, args=(lambda _conn: (started.set(), go.wait(10)),), daemon=True).start()
     started.wait(10)
     return go
 

@@ -25,7 +25,7 @@ from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import LOOK_S, Clock
 from palestra.server.episodes.keys import MAX_VOID, EpisodeKeys
 from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.saving import NotSaved, Saving
+from palestra.server.episodes.saving import NotSaved, Saving, Told
 from palestra.server.episodes.signals import Signals
 from palestra.server.errors import Refusal
 from palestra.store import Store
@@ -133,10 +133,9 @@ class Broker:
     async def saved(self) -> None:
         await self._saving.saved()
 
-    @property
     def last_write(self) -> asyncio.Future[None] | None:
-        """That everything up to now waits for."""
-        return self._saving.last
+        """Done when everything up to now is durable; None: it is."""
+        return self._saving.last()
 
     @property
     def board(self) -> Board:
@@ -196,12 +195,13 @@ class Broker:
 
     # The disk
 
-    async def _write(self) -> None:
-        changes = self.board.take_changes()
-        if changes:
-            await self._store.write(lambda c: rows.save_changes(c, changes))
+    def _write(self, told: Told) -> None:
+        if changes := self.board.take_changes():
+            self._store.begin_write(lambda c: rows.save_changes(c, changes), lambda outcome: told(outcome.error))
+        else:
+            told(None)
 
-    def _on_failure(self, error: Exception) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         log.error("episodes could not be saved; they are read from the disk again", error=str(error))
         self._open_calls = self.board.open_calls()
         self._board = None

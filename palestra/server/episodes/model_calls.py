@@ -46,12 +46,12 @@ class EpisodeCalls:
     @asynccontextmanager
     async def _calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
         call = await self._admitted(attempt)
-        noted, run = self._broker.last_write, (attempt.owner, call.run)
+        noted, run = self._broker.last_write(), (attempt.owner, call.run)
         self.running[run] += 1
         try:
             yield call
             if noted is not None:
-                await asyncio.shield(noted)
+                await noted
         except Refusal:
             self.check(attempt)  # then it was given up because of that
             raise

@@ -5,6 +5,7 @@ Owns: names, labels, one line for each transition. Never touches: what happens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,7 @@ class EpisodeObserver:
         self._traces = traces
         # Bound once, with the level that was set: a line that is not wanted then costs nothing.
         self._log = structlog.get_logger("palestra.episodes").bind()
+        self._tells_all = self._log.is_enabled_for(logging.DEBUG)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         wait = partial(Histogram, registry=registry, buckets=WAIT_BUCKETS_S)
         lag = partial(Histogram, registry=registry, buckets=LAG_BUCKETS_S)
@@ -133,6 +135,8 @@ class EpisodeObserver:
     def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
         for end in ends:
             self._ends.labels(end.status).inc()
+            if end.is_kept and not self._tells_all:
+                continue
             line = self._log.debug if end.is_kept else self._log.info
             line(
                 "episode ended",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 
 from palestra.server.episodes import player_routes, routes
@@ -23,9 +23,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ShortCut:
-    """ASGI middleware, the innermost: bodies are bounded and requests are logged around it."""
+    """ASGI middleware around the whole app, its own middleware too: bodies are bounded and requests are logged around
+    this one."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: FastAPI) -> None:
         self.app = app
         self._calls = {route.path: _Call(route) for route in _routes(player_routes.router)}
         (register,) = (route for route in _routes(routes.router) if route.endpoint is routes.register)
@@ -37,15 +38,12 @@ class ShortCut:
         if call is None:
             await self.app(scope, receive, send)
             return
-        scope["route"] = call.route
+        scope["app"], scope["route"] = self.app, call.route
         request = Request(scope, receive, send)
         try:
             response = await call(request, names)
         except Exception as error:
-            handler = _handler(scope["app"].exception_handlers, error)
-            if handler is None:
-                raise
-            response = await handler(request, error)
+            response = await _handler(self.app.exception_handlers, error)(request, error)
         await response(scope, receive, send)
 
     def _find(self, scope: Scope) -> tuple[_Call | None, dict[str, str]]:
@@ -84,6 +82,5 @@ def _routes(router: APIRouter) -> list[APIRoute]:
 
 
 def _handler(handlers: Any, error: Exception) -> Any:
-    """The app's for this kind of error. What it has for any error is the business of the outermost middleware."""
-    kinds = (kind for kind in type(error).__mro__ if kind is not Exception)
-    return next((handlers[kind] for kind in kinds if kind in handlers), None)
+    """The app's for this kind of error; it has one for any."""
+    return next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)

@@ -1,0 +1,54 @@
+"""Answers that leave whole: head and body in one write.
+
+Owns: joining what is written within one turn of the loop. Never touches: what is written.
+
+uvicorn writes the head of an answer, then its body. Each write is a system call, and each wakes the client: of a short
+call that was an eighth of the time, on either side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LARGE_BYTES = 1 << 16  # to copy it takes longer than another call
+
+
+class WholeAnswers(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+
+
+class _Joining:
+    """A transport. What is written waits for what comes right behind it, or for the end of the turn."""
+
+    __slots__ = ("_first", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._first = b""
+
+    def write(self, data: bytes) -> None:
+        if len(data) > LARGE_BYTES:
+            self._flush()
+            self._transport.write(data)
+        elif self._first:
+            first, self._first = self._first, b""
+            self._transport.write(b"".join((first, data)))
+        else:
+            self._first = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        if self._first:
+            first, self._first = self._first, b""
+            self._transport.write(first)
