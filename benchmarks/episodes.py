@@ -2,6 +2,7 @@
 
     python benchmarks/episodes.py --quick
     python benchmarks/episodes.py --queued 0,100000 --json
+    python benchmarks/episodes.py --lightning AGL          # beside Agent Lightning's store, in memory
     python benchmarks/episodes.py --database postgresql://palestra@/palestra
     python benchmarks/episodes.py --peer-url http://127.0.0.1:8001 --peer-pid 4711    # beside another version of ours
 
@@ -12,6 +13,7 @@ Owns: the rows, their work and targets. Never touches: requests (`peers/episode_
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import statistics
 import sys
@@ -19,13 +21,15 @@ import tempfile
 import time
 import urllib.request
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, some_of, versions
 from peers.api_contest import Case, Contest, Figure, Run, Site
-from peers.episode_load import EpisodeLoad, Load, Played
+from peers.episode_load import AnyLoad, EpisodeLoad, Load, Played
+from peers.lightning_load import LightningLoad, lightning_server
 from peers.tinker_server import OurServer, Processes, our_server
 
 T = TypeVar("T")
@@ -42,6 +46,7 @@ PEERS = {
 """Cycles a second of the fastest in shared/peers.md, by what is queued."""
 PEER_CPU_MS = ("agent-lightning 1.0, in memory", 3.6)
 CALLS = ("claim", "register", "end")
+MOST_OF_LIGHTNING = 1000  # queued: it looks through them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def cycles(name: str, work: Work, queued: str) -> Run:
     """Registers, claims and ends for some seconds; what is queued stays as much."""
 
     def run(site: Site) -> dict[str, float]:
-        client: EpisodeLoad = site.client
+        client: AnyLoad = site.client
         client.queue(int(queued))
         load = Load(work.workers, work.batch, QUICK_SECONDS if site.quick else SECONDS, work.cycles_per_s)
         cpu = site.processes.own_cpu_s() if site.processes is not None else 0.0
@@ -128,6 +133,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--database", metavar="URL", help="an empty one for our server  [SQLite in a scratch folder]")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="on the disk to be measured  [the system's]")
+    parser.add_argument(
+        "--lightning", type=Path, metavar="AGL", help="Agent Lightning's command, of an environment with agentlightning"
+    )
     parser.add_argument("--peer-pid", type=positive, metavar="PID", help="of the peer's HTTP process")
     parser.add_argument(
         "--palestra",
@@ -141,26 +149,39 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Report, bool]:
     queued = args.queued or (QUEUED[:2] if args.quick else QUEUED)
-    cases = [case(work, n) for n in queued for work in WORKS if not (args.quick and work.cycles_per_s)]
+    works = [work for work in WORKS if not (args.quick and work.cycles_per_s)]
     notes = _notes(args)
     with tempfile.TemporaryDirectory(prefix="palestra-bench-", dir=args.scratch) as scratch:
         settings = [f"database={args.database}"] if args.database else []
-        with our_server(args.palestra, MODEL, Path(scratch), *settings) as server:
+        with our_server(args.palestra, MODEL, Path(scratch), *settings) as server, _lightning(args) as lightning:
             sites = [_site("ours", server.url, args, server)]
             if args.peer_url:
                 sites.append(_site(args.peer_url, args.peer_url, args, None))
-            contest = Contest(sites, args.rounds, progress, notes)
-            rows = [row for one in cases for row in contest.run(one)]
+            contest = Contest([*sites, *lightning], args.rounds, progress, notes)
+            alone = Contest(sites, args.rounds, progress, notes)
+            rows: list[Row] = []
+            for n in queued:
+                in_it = contest if int(n) <= MOST_OF_LIGHTNING else alone
+                rows += [row for work in works for row in in_it.run(case(work, n))]
             rows += _with_a_queue(sites[0], server, queued[-1])
         with our_server(args.palestra, MODEL, Path(scratch), *settings) as server:
             rows.append(_row(f"start to ready, {int(queued[-1]):,} queued", "s", server.ready_s))
-    return Report("episodes", machine(), versions(PACKAGES), rows, notes), not contest.has_failed
+    return Report("episodes", machine(), versions(PACKAGES), rows, notes), not (contest.has_failed or alone.has_failed)
 
 
 def _site(name: str, url: str, args: argparse.Namespace, server: OurServer | None) -> Site:
     load = EpisodeLoad(url, f"bench-{uuid.uuid4().hex[:8]}")
     processes = server.processes if server else Processes(args.peer_pid) if args.peer_pid else None
     return Site(name, load, "", args.quick, server, processes, server and server.processes.memory_gb())
+
+
+@contextlib.contextmanager
+def _lightning(args: argparse.Namespace) -> Iterator[list[Site]]:
+    if args.lightning is None:
+        yield []
+        return
+    with lightning_server(args.lightning) as (url, processes):
+        yield [Site("agent-lightning, in memory", LightningLoad(url), "", args.quick, None, processes)]
 
 
 def _with_a_queue(site: Site, server: OurServer, queued: str) -> list[Row]:
@@ -186,7 +207,9 @@ def _notes(args: argparse.Namespace) -> list[str]:
         f"calls of {BATCH}: as many episodes in each; paced: 600 cycles/s in all, evenly",
         "client and server share the cores; server CPU is of the process that speaks HTTP, its writer thread included",
     ]
-    if not args.peer_url:
+    if args.lightning:
+        notes.append("agent-lightning keeps everything in memory, and ends one by one: it has no call for several")
+    if not args.peer_url and not args.lightning:
         notes.append('"not of this run": peers of shared/peers.md, on another machine and without a disk')
     if args.database:
         notes.append("the database's own processes are not in the server's CPU")

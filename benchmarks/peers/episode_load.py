@@ -1,7 +1,7 @@
 """Trainers and players of the benchmark of episodes: hand-framed requests over kept connections, so that little of the
 machine goes to them.
 
-Owns: what is asked, and how long each answer took. Never touches: processes, tables.
+Owns: what is asked of us, and how long each answer took, of anybody. Never touches: processes, tables.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 API = "/episodes/v1"
 BACKLOG_AT_ONCE = 1000  # groups in one call: some 400 kB
-GROUP = (
-    '{"group_id":"%s","size":1,"task":{"id":"t","environment":"arithmetic","prompt":[{"role":"user",'
-    '"content":"What is 17 + 25? Think about it step by step, then give the number alone."}],"extras":{"answer":"42"}}}'
+TASK = (
+    '{"id":"t","environment":"arithmetic","prompt":[{"role":"user",'
+    '"content":"What is 17 + 25? Think about it step by step, then give the number alone."}],"extras":{"answer":"42"}}'
 )
+GROUP = '{"group_id":"%s","size":1,"task":' + TASK + "}"
 END = '{"episode_id":"%s","attempt":%d,"result":{"reward":1.0,"metrics":{"turns":3}}}'
 
 
@@ -52,7 +55,7 @@ _ended = msgspec.json.Decoder(_EndedAll)
 _run = msgspec.json.Decoder(_Run)
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One request at a time."""
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class _Connection(asyncio.Protocol):
         if not found or len(body) < _length(head) or self._answer is None:
             return
         self._heard = b""
-        if head.startswith(b"HTTP/1.1 200 "):
+        if head.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 201 ")):
             self._answer.set_result(body)
         else:
             self._answer.set_exception(RuntimeError(f"{head.splitlines()[0].decode()}: {body[:300].decode()}"))
@@ -115,46 +118,32 @@ class Played:
     """Seconds of each, by name."""
 
 
+R = TypeVar("R")
+"""How a claimed one is called."""
+
+
 @dataclass(slots=True)
-class EpisodeLoad:
-    """A trainer and its players, all of one run."""
+class AnyLoad(ABC, Generic[R]):
+    """A trainer and its players, at one server."""
 
     url: str
-    run: str
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
+    @abstractmethod
     def queue(self, count: int) -> None:
         """Forgets what was played, and leaves so many queued."""
-        asyncio.run(self._queue(count))
+
+    @abstractmethod
+    def player(self, client_id: str, connection: Connection) -> AnyPlayer[R]: ...
 
     def play(self, load: Load) -> Played:
         """Every worker registers, claims and ends, one after another."""
         return asyncio.run(self._play(load))
 
-    def groups(self, count: int) -> str:
-        """A body with so many new ones."""
-        groups = ",".join(GROUP % f"g-{self.next_number()}" for _ in range(count))
-        return f'{{"groups":[{groups}]}}'
-
-    def next_number(self) -> int:
-        return next(self._numbers)
-
-    async def _queue(self, count: int) -> None:
-        connection = await self._connect()
-        settings = '{"settings":{"max_queued":1000000,"max_ready":1000000}}'
-        info = _run.decode(await connection.ask("PUT", f"{API}/runs/{self.run}", settings))
-        if info.delivered:
-            await connection.ask("POST", f"{API}/runs/{self.run}/commit", f'{{"cursor":{info.delivered}}}')
-        while (missing := count - info.queued) > 0:
-            await connection.ask("POST", f"{API}/runs/{self.run}/groups", self.groups(min(missing, BACKLOG_AT_ONCE)))
-            info = _run.decode(await connection.ask("GET", f"{API}/runs/{self.run}"))
-        connection.close()
-
     async def _play(self, load: Load) -> Played:
-        connections = [await self._connect() for _ in range(load.workers)]
+        connections = [await self.connect() for _ in range(load.workers)]
         played = Played()
         cpu, start = time.process_time(), time.perf_counter()
-        players = [_Player(self, f"player-{n}", one) for n, one in enumerate(connections)]
+        players = [self.player(f"player-{n}", one) for n, one in enumerate(connections)]
         turns = (_Turns(load, start, number) for number in range(load.workers))
         await asyncio.gather(*(one.work(load.batch, played, turn) for one, turn in zip(players, turns, strict=True)))
         played.took_s, played.client_cpu_s = time.perf_counter() - start, time.process_time() - cpu
@@ -162,10 +151,41 @@ class EpisodeLoad:
             connection.close()
         return played
 
-    async def _connect(self) -> _Connection:
+    async def connect(self) -> Connection:
         where, loop = urlsplit(self.url), asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, where.hostname or "localhost", where.port or 80)
+        _, connection = await loop.create_connection(Connection, where.hostname or "localhost", where.port or 80)
         return connection
+
+
+@dataclass(slots=True)
+class AnyPlayer(ABC, Generic[R]):
+    client_id: str
+    connection: Connection
+
+    async def work(self, batch: int, played: Played, turns: _Turns) -> None:
+        while await turns.next():
+            begun = time.perf_counter()
+            await self.register(batch)
+            registered = time.perf_counter()
+            claimed_ones = await self.claim(batch)
+            claimed = time.perf_counter()
+            if len(claimed_ones) != batch:  # everybody has registered as many before
+                raise RuntimeError(f"{batch} episodes were claimed, {len(claimed_ones)} came")
+            await self.end(claimed_ones)
+            over = time.perf_counter()
+            played.calls["register"].append(registered - begun)
+            played.calls["claim"].append(claimed - registered)
+            played.calls["end"].append(over - claimed)
+            played.cycles += batch
+
+    @abstractmethod
+    async def register(self, count: int) -> None: ...
+
+    @abstractmethod
+    async def claim(self, count: int) -> list[R]: ...
+
+    @abstractmethod
+    async def end(self, claimed: Sequence[R]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -187,39 +207,52 @@ class _Turns:
 
 
 @dataclass(slots=True)
-class _Player:
+class EpisodeLoad(AnyLoad[_Ref]):
+    """Ours, all of one run."""
+
+    run: str
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def queue(self, count: int) -> None:
+        asyncio.run(self._queue(count))
+
+    def player(self, client_id: str, connection: Connection) -> AnyPlayer[_Ref]:
+        return _Player(client_id, connection, self)
+
+    def groups(self, count: int) -> str:
+        """A body with so many new ones."""
+        groups = ",".join(GROUP % f"g-{self.next_number()}" for _ in range(count))
+        return f'{{"groups":[{groups}]}}'
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    async def _queue(self, count: int) -> None:
+        connection = await self.connect()
+        settings = '{"settings":{"max_queued":1000000,"max_ready":1000000}}'
+        info = _run.decode(await connection.ask("PUT", f"{API}/runs/{self.run}", settings))
+        if info.delivered:
+            await connection.ask("POST", f"{API}/runs/{self.run}/commit", f'{{"cursor":{info.delivered}}}')
+        while (missing := count - info.queued) > 0:
+            await connection.ask("POST", f"{API}/runs/{self.run}/groups", self.groups(min(missing, BACKLOG_AT_ONCE)))
+            info = _run.decode(await connection.ask("GET", f"{API}/runs/{self.run}"))
+        connection.close()
+
+
+@dataclass(slots=True)
+class _Player(AnyPlayer[_Ref]):
     load: EpisodeLoad
-    client_id: str
-    connection: _Connection
 
-    async def work(self, batch: int, played: Played, turns: _Turns) -> None:
-        while await turns.next():
-            begun = time.perf_counter()
-            await self._register(batch)
-            registered = time.perf_counter()
-            leases = await self._claim(batch)
-            claimed = time.perf_counter()
-            await self._end(leases)
-            over = time.perf_counter()
-            played.calls["register"].append(registered - begun)
-            played.calls["claim"].append(claimed - registered)
-            played.calls["end"].append(over - claimed)
-            played.cycles += len(leases)
-
-    async def _register(self, count: int) -> None:
+    async def register(self, count: int) -> None:
         await self.connection.ask("POST", f"{API}/runs/{self.load.run}/groups", self.load.groups(count))
 
-    async def _claim(self, count: int) -> list[_Ref]:
-        """Whole: everybody has registered as many before."""
+    async def claim(self, count: int) -> list[_Ref]:
         ask = '{"client_id":"%s","claim_id":"c-%d","run":"%s","max_n":%d}'
         body = ask % (self.client_id, self.load.next_number(), self.load.run, count)
-        leases = _claimed.decode(await self.connection.ask("POST", f"{API}/claim", body)).leases
-        if len(leases) != count:
-            raise RuntimeError(f"{count} episodes were claimed, {len(leases)} came")
-        return leases
+        return _claimed.decode(await self.connection.ask("POST", f"{API}/claim", body)).leases
 
-    async def _end(self, leases: Sequence[_Ref]) -> None:
-        ends = ",".join(END % (one.episode_id, one.attempt) for one in leases)
+    async def end(self, claimed: Sequence[_Ref]) -> None:
+        ends = ",".join(END % (one.episode_id, one.attempt) for one in claimed)
         body = f'{{"client_id":"{self.client_id}","ends":[{ends}]}}'
         answer = await self.connection.ask("POST", f"{API}/end", body)
         if any(one.status != "accepted" for one in _ended.decode(answer).ended):

@@ -29,11 +29,9 @@ class InvalidResult(ValueError):
 
 def digest(*parts: str, size: int = 16) -> bytes:
     """("ab", "c") and ("a", "bc") are different parts."""
-    made = hashlib.blake2b(digest_size=size)
-    for part in parts:
-        data = part.encode()
-        made.update(len(data).to_bytes(8, "little") + data)
-    return made.digest()
+    encoded = [part.encode() for part in parts]
+    told = b"".join([piece for data in encoded for piece in (len(data).to_bytes(8, "little"), data)])
+    return hashlib.blake2b(told, digest_size=size).digest()
 
 
 def derived_seed(group_id: str, index: int) -> int:

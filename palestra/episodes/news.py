@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from palestra.types.episodes import EpisodeInfo, EpisodeKind, Held, LeaseRef, SamplingBounds
+from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, Held, LeaseRef, SamplingBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +14,17 @@ class OpenLease:
     client_id: str
     ref: LeaseRef
     claimed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of an attempt that is over."""
+
+    over_at: float | None
+    loss: str | None
+    """Why it came to nothing; None: it ended."""
+    state: EpisodeState
+    """The episode's, by now."""
 
 
 @dataclass(frozen=True, slots=True)

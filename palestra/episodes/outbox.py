@@ -36,12 +36,10 @@ class Outbox:
         self._tombstones[name] = tombstone
 
     def take(self) -> list[Change]:
-        changes = [
-            *(Change(RunRow, key, run and run.row()) for key, run in self._runs.items()),
-            *(Change(GroupRow, key, group and group.row()) for key, group in self._groups.items()),
-            *(Change(EpisodeRow, (key,), episode and episode.row()) for key, episode in self._episodes.items()),
-            *(Change(Tombstone, (key,), tombstone) for key, tombstone in self._tombstones.items()),
-        ]
+        changes = [Change(RunRow, key, run and run.row()) for key, run in self._runs.items()]
+        changes += [Change(GroupRow, key, group and group.row()) for key, group in self._groups.items()]
+        changes += [Change(EpisodeRow, (key,), one and one.row()) for key, one in self._episodes.items()]
+        changes += [Change(Tombstone, (key,), tombstone) for key, tombstone in self._tombstones.items()]
         self.clear()
         return changes
 

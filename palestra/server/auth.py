@@ -12,6 +12,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection
@@ -98,8 +99,8 @@ class Doorkeeper:
     def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Without keys, a page in the user's browser must not reach us under a name of its own."""
         address = headers.get(b"host", b"").decode("latin-1")
-        host = _split(f"//{address}").hostname or ""
-        if self._is_loopback and not _is_local_name(host):
+        if self._is_loopback and not _is_local(address):
+            host = _split(f"//{address}").hostname or ""
             raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
         if (raw := headers.get(b"origin")) is not None:
             origin = raw.decode("latin-1")
@@ -168,7 +169,10 @@ def _split(url: str) -> SplitResult:
         raise Refusal(403, f"{url[:100]!r} is not the name of a server") from None
 
 
-def _is_local_name(host: str) -> bool:
+@lru_cache(maxsize=256)
+def _is_local(address: str) -> bool:
+    """A host, and perhaps a port."""
+    host = _split(f"//{address}").hostname or ""
     if host == "localhost":
         return True
     try:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 import structlog
@@ -26,6 +27,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Observe = Callable[[str, int, float], None]
 """Route, status, seconds: `Metrics.request`."""
 
+_request: ContextVar[Scope | None] = ContextVar("request", default=None)
+_REQUEST_ID = "palestra.request_id"
+
 # For `uvicorn.Config(**UVICORN_LOGGING)`: its lines come through ours, and ours replaces its access log.
 UVICORN_LOGGING: dict[str, Any] = {"log_config": None, "access_log": False}
 
@@ -38,7 +42,7 @@ def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | 
     out: TextIO = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _add_request_id,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -62,6 +66,24 @@ def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | 
     root.setLevel(logging.INFO if number <= logging.DEBUG else max(number, logging.WARNING))
     logging.getLogger("palestra").setLevel(number)
     logging.getLogger("uvicorn.access").disabled = True
+
+
+def request_id() -> str:
+    """Of the request that is being answered; empty outside of one. Made when it is first asked for: most requests are
+    short, and nothing is told of them."""
+    scope = _request.get()
+    if scope is None:
+        return ""
+    found = scope.get(_REQUEST_ID)
+    if found is None:
+        found = scope[_REQUEST_ID] = os.urandom(8).hex()
+    return found
+
+
+def _add_request_id(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
+    if made := request_id():
+        line.setdefault("request_id", made)
+    return line
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -100,8 +122,7 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        # Not `bound_contextvars`, nor a whole UUID: a twentieth of a short request each.
-        bound = structlog.contextvars.bind_contextvars(request_id=os.urandom(8).hex())
+        token = _request.set(scope)
         try:
             return await self.app(scope, receive, watch)
         finally:
@@ -113,4 +134,4 @@ class RequestLog:
             routine = status < 400 or status in ROUTINE_STATUSES
             line = self.log.debug if routine else self.log.info
             line("request", method=scope["method"], path=route, status=status, ms=round(seconds * 1000, 1))
-            structlog.contextvars.reset_contextvars(**bound)
+            _request.reset(token)

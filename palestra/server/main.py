@@ -96,6 +96,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=5,
                 lifespan="off",
+                server_header=False,
                 **UVICORN_LOGGING,
             )
         )

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from palestra.types.engine import Stats
+
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -64,6 +67,20 @@ class JournalState:
     segments: int
 
 
+class Children(Generic[M]):
+    """A metric's, by their labels: `labels` would take longer to find one than that to count."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+        self._known: dict[tuple[str, ...], M] = {}
+
+    def of(self, *labels: str) -> M:
+        child = self._known.get(labels)
+        if child is None:
+            child = self._known[labels] = self._metric.labels(*labels)
+        return child
+
+
 class Metrics:
     """One for each server, with a registry of its own: two servers in one process do not mix."""
 
@@ -74,10 +91,8 @@ class Metrics:
         latency = partial(Histogram, registry=self.registry, buckets=LATENCY_BUCKETS_S)
         overhead = partial(Histogram, registry=self.registry, buckets=OVERHEAD_BUCKETS_S)
         model, call = ["base_model"], ["base_model", "type"]
-        self._requests = counter("palestra_requests", "HTTP requests answered", ["route", "status"])
-        self._request_s = latency("palestra_request_seconds", "Time to answer a request", ["route"])
-        self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        """As `labels` finds them, which takes longer than counting."""
+        self._requests = Children(counter("palestra_requests", "HTTP requests answered", ["route", "status"]))
+        self._request_s = Children(latency("palestra_request_seconds", "Time to answer a request", ["route"]))
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
@@ -104,12 +119,8 @@ class Metrics:
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """`route` is the template, as /api/v1/models/{model_id}."""
-        if (found := self._by_route.get((route, status))) is None:
-            found = self._requests.labels(route, str(status)), self._request_s.labels(route)
-            self._by_route[route, status] = found
-        count, duration = found
-        count.inc()
-        duration.observe(seconds)
+        self._requests.of(route, str(status)).inc()
+        self._request_s.of(route).observe(seconds)
 
     def submitted(self, kind: str, *, base_model: str = "") -> None:
         """`kind` is the type of the call: sample, forward_backward, optim_step …"""

@@ -5,7 +5,7 @@ Owns: how the board's rows lie in tables. Never touches: what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -27,9 +27,9 @@ TABLES: dict[type[Row], Table] = {
 
 def save_changes(conn: Connection, changes: Sequence[Change]) -> None:
     """Of several changes of a row the last one counts."""
-    newest: dict[type[Row], dict[Key, Row | None]] = {kind: {} for kind in TABLES}
+    newest: dict[type[Row], dict[Key, Row | None]] = {}
     for change in changes:
-        newest[change.kind][change.key] = change.row
+        newest.setdefault(change.kind, {})[change.key] = change.row
     # By the driver itself: SQLAlchemy's way there takes as long as the database.
     mark = "?" if conn.dialect.paramstyle == "qmark" else "%s"
     cursor = conn.connection.cursor()
@@ -54,15 +54,29 @@ def load_all(conn: Connection) -> SavedRows:
 
 def _values(row: Row) -> tuple[Any, ...]:
     """In the order of the record's fields: enums as their text, lists and records as JSON."""
-    values = msgspec.structs.astuple(row)
-    return tuple([value if type(value) in _PLAIN else _encoded(value) for value in values])
+    values = list(msgspec.structs.astuple(row))
+    for place, encoded in _encoders(type(row)):
+        values[place] = encoded(values[place])
+    return tuple(values)
 
 
-_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+@cache
+def _encoders(kind: type[Row]) -> list[tuple[int, Callable[[Any], str]]]:
+    """By the places of those that are not plain."""
+    types = enumerate(msgspec.inspect.type_info(kind).fields)  # type: ignore[union-attr]
+    found = ((place, _ENCODERS.get(type(field.type))) for place, field in types)
+    return [(place, encoded) for place, encoded in found if encoded is not None]
 
 
-def _encoded(value: Any) -> str:
-    return str(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if value else "[]"
+
+
+_ENCODERS = {
+    msgspec.inspect.EnumType: str,
+    msgspec.inspect.ListType: _json,
+    msgspec.inspect.StructType: _json,
+}
 
 
 def _fetch(conn: Connection, kind: type[R], encoded: str | None = None) -> list[R]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import structlog
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from palestra.server import logs
 from palestra.server.errors import Refusal
 from palestra.server.openai.errors import ApiError, RefusingRoute, invalid
 
@@ -48,7 +48,7 @@ _KINDS = {
 
 def request_id() -> str:
     """The log calls it the same."""
-    return f"req_{structlog.contextvars.get_contextvars().get('request_id', '')}"
+    return f"req_{logs.request_id()}"
 
 
 def headers(retry_after_s: float | None = None) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 from collections import OrderedDict
 
 from palestra.server.auth import EPISODE_PREFIX, AttemptRef
@@ -22,21 +21,24 @@ class EpisodeKeys:
         self._secret = hashlib.sha256(b"episode keys\0" + secret.encode()).digest()
         # By hash of the key, so that how long a look-up takes says nothing about it.
         self._live: dict[bytes, AttemptRef] = {}
+        self._names: dict[AttemptRef, bytes] = {}
+        """Of those."""
         self._void: OrderedDict[bytes, AttemptRef] = OrderedDict()
 
     def make(self, attempt: AttemptRef) -> str:
         told = f"{attempt.owner}\0{attempt.episode_id}\0{attempt.attempt}"
-        mark = hmac.digest(self._secret, told.encode(), "sha256")
+        mark = hashlib.blake2b(told.encode(), key=self._secret, digest_size=32).digest()
         return EPISODE_PREFIX + base64.urlsafe_b64encode(mark).decode().rstrip("=")
 
     def open(self, attempt: AttemptRef) -> str:
         key = self.make(attempt)
-        self._live[_hash(key)] = attempt
+        name = self._names[attempt] = _hash(key)
+        self._live[name] = attempt
         return key
 
     def void(self, attempt: AttemptRef) -> None:
         """It opens nothing any more, but one who shows it is told why."""
-        name = _hash(self.make(attempt))
+        name = self._names.pop(attempt, None) or _hash(self.make(attempt))
         self._live.pop(name, None)
         self._void[name] = attempt
         if len(self._void) > MAX_VOID:
@@ -47,10 +49,11 @@ class EpisodeKeys:
         return self._live.get(name) or self._void.get(name)
 
     def is_live(self, attempt: AttemptRef) -> bool:
-        return _hash(self.make(attempt)) in self._live
+        return attempt in self._names
 
     def clear(self) -> None:
         self._live.clear()
+        self._names.clear()
         self._void.clear()
 
 

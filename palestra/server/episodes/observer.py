@@ -17,7 +17,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from palestra.episodes.board import Board
-from palestra.episodes.errors import BoardError
 from palestra.episodes.news import OpenLease
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import Clock
@@ -29,6 +28,7 @@ from palestra.server.episodes.tracing import (
     failed_call_span,
     trace_id_of,
 )
+from palestra.server.metrics import Children
 from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:
@@ -59,16 +59,18 @@ class EpisodeObserver:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         wait = partial(Histogram, registry=registry, buckets=WAIT_BUCKETS_S)
         lag = partial(Histogram, registry=registry, buckets=LAG_BUCKETS_S)
-        self._claims = counter("palestra_episode_claims", "Episodes claimed", RUN)
-        self._ends = counter("palestra_episode_ends", "Ends, as they were answered", ["status"])
+        self._claims = Children(counter("palestra_episode_claims", "Episodes claimed", RUN))
+        self._ends = Children(counter("palestra_episode_ends", "Ends, as they were answered", ["status"]))
         self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
         self._sampled = counter("palestra_episode_sampled_tokens", "Tokens sampled for episodes", RUN)
         self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
         self._wait_s = wait("palestra_episode_claim_wait_seconds", "From a claim to its episodes")
         self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
         play = partial(Histogram, registry=registry, buckets=PLAY_BUCKETS_S)
-        self._played_s = play("palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"])
-        self._queued_s = lag("palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN)
+        self._played_s = Children(play("palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"]))
+        self._queued_s = Children(
+            lag("palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN)
+        )
         behind = partial(Histogram, registry=registry, buckets=VERSION_BUCKETS)
         self._behind = behind(
             "palestra_episode_versions_behind", "Oldest weights of what was read, behind the newest", RUN
@@ -103,20 +105,21 @@ class EpisodeObserver:
             self._wait_s.observe(waited_s)
         board = self._at_scrape.board() if self._at_scrape.board is not None else None
         for lease in leases:
-            self._claims.labels(owner, lease.run).inc()
+            self._claims.of(owner, lease.run).inc()
             queued_s = None if board is None else board.queued_s(lease.episode_id, lease.attempt)
             if queued_s is not None:
-                self._queued_s.labels(owner, lease.run).observe(queued_s)
-            self._log.debug(
-                "episode claimed",
-                owner=owner,
-                run=lease.run,
-                episode=lease.episode_id,
-                attempt=lease.attempt,
-                client=request.client_id,
-                version=lease.version,
-                trace_id=lease.traceparent[3:35],
-            )
+                self._queued_s.of(owner, lease.run).observe(queued_s)
+            if self._tells_all:
+                self._log.debug(
+                    "episode claimed",
+                    owner=owner,
+                    run=lease.run,
+                    episode=lease.episode_id,
+                    attempt=lease.attempt,
+                    client=request.client_id,
+                    version=lease.version,
+                    trace_id=lease.traceparent[3:35],
+                )
 
     def sampled(self, owner: str, run: str, tokens: int) -> None:
         self._sampled.labels(owner, run).inc(tokens)
@@ -134,7 +137,7 @@ class EpisodeObserver:
 
     def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
         for end in ends:
-            self._ends.labels(end.status).inc()
+            self._ends.of(end.status).inc()
             if end.is_kept and not self._tells_all:
                 continue
             line = self._log.debug if end.is_kept else self._log.info
@@ -151,17 +154,16 @@ class EpisodeObserver:
 
     def over(self, board: Board, lease: OpenLease) -> None:
         """A lease."""
-        try:
-            info = board.find(lease.owner, lease.ref.episode_id)
-        except BoardError:
+        how = board.outcome(lease)
+        if how is None:
             return
-        loss = next((one for one in reversed(info.losses) if one.attempt == lease.ref.attempt), None)
-        reason, over_at = (None, info.ended_at) if loss is None else (loss.reason, loss.at)
-        if over_at is not None:
+        reason = how.loss
+        if how.over_at is not None:
             outcome = "ended" if reason is None else reason.partition(":")[0]
-            self._played_s.labels(lease.owner, lease.run, outcome).observe(max(over_at - lease.claimed_at, 0.0))
+            self._played_s.of(lease.owner, lease.run, outcome).observe(max(how.over_at - lease.claimed_at, 0.0))
             if self._traces is not None:
-                self._add(self._traces, attempt_spans(lease, info, over_at, reason))
+                info = board.find(lease.owner, lease.ref.episode_id)
+                self._add(self._traces, attempt_spans(lease, info, how.over_at, reason))
         if reason is None:
             return  # how it ended is told by `ended`
         self._losses.labels(lease.owner, lease.run, reason.partition(":")[0]).inc()
@@ -173,7 +175,7 @@ class EpisodeObserver:
             attempt=lease.ref.attempt,
             client=lease.client_id,
             reason=reason,
-            state=info.state,
+            state=how.state,
             trace_id=_trace_id(lease.owner, lease.ref.episode_id, lease.ref.attempt),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -35,14 +35,28 @@ async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Re
     leases = await episodes.claims.claim(wanted, partial(while_connected, request))
     if not leases:
         return json_response(w.Claimed([], ASK_AGAIN_S, episodes.claims.why_nothing(wanted)))
-    return json_response(w.Claimed([addressed(request, lease) for lease in leases], 0.0))
+    return json_response(w.Claimed(addressed(request, leases), 0.0))
 
 
-def addressed(request: Request, lease: Lease) -> Lease:
-    """With what its holder reaches the model by."""
+def addressed(request: Request, leases: Sequence[Lease]) -> list[Lease]:
+    """With what their holder reaches the model by."""
     hub = request.app.state.hub
-    url = hub.config.episodes.url or str(request.base_url).rstrip("/")
-    return replace(lease, base_url=f"{url}/v1", model=lease.model or next(iter(hub.workers)))
+    url, model = f"{hub.config.episodes.url or _own_url(request)}/v1", next(iter(hub.workers))
+    return [replace(lease, base_url=url, model=lease.model or model) for lease in leases]
+
+
+def _own_url(request: Request) -> str:
+    scope = request.scope
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
+    server = scope.get("server")
+    return _url_of(scope["scheme"], server and tuple(server), host, scope.get("root_path", ""))
+
+
+@lru_cache(maxsize=64)
+def _url_of(scheme: str, server: tuple[str, int | None] | None, host: bytes | None, root_path: str) -> str:
+    headers = [] if host is None else [(b"host", host)]
+    parts = {"scheme": scheme, "server": server, "headers": headers, "path": "/", "root_path": root_path}
+    return str(Request({"type": "http", "query_string": b"", **parts}).base_url).rstrip("/")
 
 
 @router.post("/heartbeat", openapi_extra=body_of(w.Heartbeat), responses=answer_of(w.Beats))

@@ -161,7 +161,7 @@ class RunPushes:
                 return groups[0]
 
     def _info(self, key: RunKey) -> RunInfo:
-        return self._broker.apply(lambda board, _now: board.run_info(*key))
+        return self._broker.look(lambda board: board.run_info(*key))
 
     async def _commit(self, key: RunKey, number: int) -> None:
         await self._broker.do(lambda board, now: board.commit(*key, number, now))

@@ -18,8 +18,11 @@ LARGE_BYTES = 1 << 20  # some 3 ms to decode
 
 async def read_body(request: Request) -> bytes:
     """The middleware bounds what is read; unpacking has the same bound."""
-    limit: int = request.app.state.max_body_bytes
-    return decompress(await _whole(request), request.headers.get("content-encoding"), limit)
+    body = await _whole(request)
+    coding = next((value for name, value in request.scope["headers"] if name == b"content-encoding"), None)
+    if coding is None:
+        return body
+    return decompress(body, coding.decode("latin-1"), request.app.state.max_body_bytes)
 
 
 async def _whole(request: Request) -> bytes:

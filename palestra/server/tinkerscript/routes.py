@@ -73,7 +73,7 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
         got = error.detail
     if isinstance(got, str):
         return json_response(t.ClaimedEpisode(success=False, fail_cause=got))
-    return json_response(_told(asked.client_uuid, addressed(request, got)))
+    return json_response(_told(asked.client_uuid, addressed(request, [got])[0]))
 
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
