@@ -110,6 +110,7 @@ class RequestLog:
         self.app, self.observe = app, observe
         # Bound once, with the level that was set: a line that is not wanted then costs nothing.
         self.log = structlog.get_logger("palestra.request").bind()
+        self._tells_all = self.log.is_enabled_for(logging.DEBUG)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,7 +132,8 @@ class RequestLog:
             route = getattr(scope.get("route"), "path", "unknown")
             if self.observe:
                 self.observe(route, status, seconds)
-            routine = status < 400 or status in ROUTINE_STATUSES
-            line = self.log.debug if routine else self.log.info
-            line("request", method=scope["method"], path=route, status=status, ms=round(seconds * 1000, 1))
+            is_routine = status < 400 or status in ROUTINE_STATUSES
+            if self._tells_all or not is_routine:
+                line = self.log.debug if is_routine else self.log.info
+                line("request", method=scope["method"], path=route, status=status, ms=round(seconds * 1000, 1))
             _request.reset(token)

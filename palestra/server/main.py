@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import signal
 import socket
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 
 
 BACKLOG = 4096
+GARBAGE_AFTER = 10_000
+"""New objects. Python looks for garbage after 700, which is amid the calls of 64 clients: a sixth of their CPU."""
 
 
 class _Server(uvicorn.Server):
@@ -47,6 +50,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
     """`with_parent`: stop when stdin closes, which it does when the process at its other end is gone."""
     set_up_logs(config.log_level, as_json=config.log_json)
     _raise_file_limit()
+    gc.set_threshold(GARBAGE_AFTER)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, with_parent))

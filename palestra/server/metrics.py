@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from palestra.server.tallies import Counts, Spreads
 from palestra.types.engine import Stats
-
-M = TypeVar("M", Counter, Gauge, Histogram)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -67,20 +65,6 @@ class JournalState:
     segments: int
 
 
-class Children(Generic[M]):
-    """A metric's, by their labels: `labels` would take longer to find one than that to count."""
-
-    def __init__(self, metric: M) -> None:
-        self._metric = metric
-        self._known: dict[tuple[str, ...], M] = {}
-
-    def of(self, *labels: str) -> M:
-        child = self._known.get(labels)
-        if child is None:
-            child = self._known[labels] = self._metric.labels(*labels)
-        return child
-
-
 class Metrics:
     """One for each server, with a registry of its own: two servers in one process do not mix."""
 
@@ -91,8 +75,10 @@ class Metrics:
         latency = partial(Histogram, registry=self.registry, buckets=LATENCY_BUCKETS_S)
         overhead = partial(Histogram, registry=self.registry, buckets=OVERHEAD_BUCKETS_S)
         model, call = ["base_model"], ["base_model", "type"]
-        self._requests = Children(counter("palestra_requests", "HTTP requests answered", ["route", "status"]))
-        self._request_s = Children(latency("palestra_request_seconds", "Time to answer a request", ["route"]))
+        self._requests = Counts(self.registry, "palestra_requests", "HTTP requests answered", ["route", "status"])
+        self._request_s = Spreads(
+            self.registry, "palestra_request_seconds", "Time to answer a request", ["route"], LATENCY_BUCKETS_S
+        )
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)

@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from palestra.environments.fleet.verifiers.sandbox import jail
+from palestra.environments.walls import jail
 
 IMPORTABLE = """
     abc array bisect calendar cmath collections collections.abc copy dataclasses datetime decimal enum fractions

@@ -7,38 +7,19 @@ whether the outcome is right.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import math
 import os
-import signal
-import sys
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-import palestra
+from palestra.environments.walls import process
 from palestra.gym.errors import GymError
 from palestra.gym.grading.program_child import NO_WALLS
 
-PACKAGES = ("palestra.environments.fleet.verifiers", "palestra.gym.grading")
-BOOT = """
-import sys, types
-root = sys.argv[1]
-for package in sys.argv[2:]:
-    name = ""
-    for part in package.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        if name not in sys.modules:
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__path__ = []
-    sys.modules[package].__path__ = [f"{root}/{package.partition('.')[2].replace('.', '/')}"]
-from palestra.gym.grading.program_child import main
-main()
-"""
-"""Loads these modules alone: the packages around them would bring in what a program has no use for."""
+CHILD = "palestra.gym.grading.program_child"
 MAX_ANSWER = 64 * 1024 * 1024
 START_S = 20.0
 
@@ -92,14 +73,15 @@ class Jail:
             "cpu_s": math.ceil(total_s) + 5,
             "are_trusted": program.are_trusted,
         }
+        question = msgspec.json.encode(header) + b"\n"
         async with self._room:
-            said, status = await _run(msgspec.json.encode(header) + b"\n", total_s + START_S)
-        if status == NO_WALLS and not said:
+            said = await process.ask(CHILD, question, limit_s=total_s + START_S, max_answer=MAX_ANSWER)
+        if said.status == NO_WALLS and not said.answer:
             raise NoWalls(
                 "the kernel here has no filter for system calls (it takes Linux with seccomp), so nothing holds what a "
                 "model wrote; name a sandbox (`sandbox: module:Class`), or say `trust_programs: true`"
             )
-        return _outcomes(said, len(program.inputs), status)
+        return _outcomes(said, len(program.inputs))
 
 
 def sandbox_named(name: str | None, at_once: int | None) -> Sandbox:
@@ -110,46 +92,12 @@ def sandbox_named(name: str | None, at_once: int | None) -> Sandbox:
     return getattr(importlib.import_module(module), attribute)()
 
 
-async def _run(question: bytes, limit_s: float) -> tuple[bytes, int | None]:
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", BOOT, str(Path(palestra.__file__).parent), *PACKAGES),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,
-    )
-    answer = bytearray()
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await _talk(child, question, answer)
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-        await asyncio.shield(asyncio.ensure_future(child.wait()))
-    return bytes(answer), child.returncode
-
-
-async def _talk(child: asyncio.subprocess.Process, question: bytes, answer: bytearray) -> None:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    with contextlib.suppress(ConnectionError):
-        child.stdin.write(question)
-        await child.stdin.drain()
-        child.stdin.close()
-    while len(answer) <= MAX_ANSWER and (more := await child.stdout.read(64 * 1024)):
-        answer += more
-
-
-def _outcomes(said: bytes, count: int, status: int | None) -> list[Outcome]:
+def _outcomes(said: process.Said, count: int) -> list[Outcome]:
     """A program can write into the pipe, too: what is no outcome ends them."""
     found: list[Outcome] = []
-    for line in said.splitlines()[:count]:
+    for line in said.answer.splitlines()[:count]:
         try:
             found.append(msgspec.json.decode(line, type=Outcome))
         except (msgspec.DecodeError, UnicodeDecodeError):
             break
-    return found + [Outcome(error=f"not reached: the program's process ended ({status})")] * (count - len(found))
+    return found + [Outcome(error=f"not reached: the program's process ended ({said.status})")] * (count - len(found))

@@ -30,6 +30,7 @@ from palestra.gym.servers.aggregation import aggregated
 from palestra.gym.servers.base import GymServer, Peers
 from palestra.gym.servers.handlers import Handler
 from palestra.gym.servers.mcp import McpFace
+from palestra.gym.servers.responses import check_given
 from palestra.gym.servers.settings import settings_of, settings_type
 from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
 from palestra.gym.servers.verdicts import Verdict, unjudged, verified
@@ -176,6 +177,8 @@ class ResourcesServer(GymServer, Generic[S]):
 
     async def _verified(self, call: Call) -> Answer:
         row = call.body
+        if isinstance(row, dict) and "response" in row:
+            check_given(row["response"])
         try:
             seen = self._mcp.with_bare_names(row) if self._mcp else row
             verdict = Verdict.from_result(await self._verify.run(self, self.session(call), seen))

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from palestra.gym.errors import BadCall
 from palestra.gym.records import PARAMS
 
@@ -80,6 +83,36 @@ def checked_response(found: Any, name: str) -> dict[str, Any]:
     if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
         raise RuntimeError(f"{name} gave no Responses object: {str(found)[:500]}")
     return found
+
+
+class _Part(Struct):
+    type: str
+    text: str | None = None
+
+
+class _Item(Struct):
+    type: str
+    role: str = "assistant"
+    content: Any = None
+
+
+class _Given(Struct):
+    output: list[_Item]
+
+
+def check_given(response: Any) -> None:
+    """What is to be graded. Raises BadCall (422) where it is no Responses object."""
+    try:
+        items = msgspec.convert(response, _Given).output
+        for item in items:
+            if item.type == "message":
+                parts = msgspec.convert(item.content, str | list[_Part] | None)
+                if not isinstance(parts, str) and any(p.type == "output_text" and p.text is None for p in parts or ()):
+                    raise msgspec.ValidationError("an `output_text` has no `text`")
+    except msgspec.ValidationError as error:
+        words = f"Input should be a Responses object: {error}"
+        problem = {"type": "type_error", "loc": ["body", "response"], "msg": words, "input": response}
+        raise BadCall(422, [problem]) from None
 
 
 def checked_verdict(found: Any, name: str) -> dict[str, Any]:

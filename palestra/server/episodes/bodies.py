@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,7 +60,7 @@ def record_of(body: bytes, kind: type[T], *, others_pass: bool = False) -> T:
     if _LONG_NUMBER.search(body) or body.count(b"{") + body.count(b"[") > MAX_DEPTH:
         _check_values(raw)
     if not others_pass:
-        _check_names(raw, _info(kind), "")
+        _check_record(kind, raw, "")
     try:
         return msgspec.convert(raw, kind)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -78,64 +79,67 @@ def _check_values(raw: Any) -> None:
     raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
-@cache
-def _info(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
+_Check = Callable[[Any, str], None]
+"""Of what stands at a place."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    names: dict[str, None]
-    inner: list[tuple[str, inspect.Type]]
-    """Those with names in them."""
-
-
-@cache
-def _fields(kind: Any) -> _Fields:
-    info = _info(kind)
-    assert isinstance(info, inspect.StructType)
-    fields = {field.encode_name: field.type for field in info.fields}
-    return _Fields(dict.fromkeys(fields), [(name, inner) for name, inner in fields.items() if _has_names(inner)])
-
-
-def _has_names(info: inspect.Type) -> bool:
+def _check_of(info: inspect.Type) -> _Check | None:
+    """None: nothing in it has a name."""
     match info:
-        case inspect.StructType() | inspect.EnumType():
-            return True
+        case inspect.StructType():
+            return partial(_check_record, info.cls)
+        case inspect.EnumType():
+            return partial(_check_value, info.cls)
         case inspect.ListType() | inspect.VarTupleType():
-            return _has_names(info.item_type)
+            inner = _check_of(info.item_type)
+            return None if inner is None else partial(_check_items, inner)
         case inspect.UnionType():
-            return any(_has_names(one) for one in info.types)
+            checks = [check for one in info.types if (check := _check_of(one)) is not None]
+            return partial(_check_all, checks) if checks else None
         case _:
-            return False
+            return None
 
 
 @cache
-def _values(kind: Any) -> dict[str, None]:
+def _fields(kind: type[Any]) -> tuple[dict[str, None], list[tuple[str, _Check]]]:
+    """Names, and those with names in them."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    checks = [(field.encode_name, _check_of(field.type)) for field in info.fields]
+    names = dict.fromkeys(field.encode_name for field in info.fields)
+    return names, [(name, check) for name, check in checks if check is not None]
+
+
+@cache
+def _values(kind: type[Enum]) -> dict[str, None]:
     return dict.fromkeys(str(value.value) for value in kind)
 
 
-def _check_names(raw: Any, info: inspect.Type, where: str) -> None:
-    match info:
-        case inspect.StructType() if isinstance(raw, dict):
-            fields = _fields(info.cls)
-            if not raw.keys() <= fields.names.keys():
-                name = next(name for name in raw if name not in fields.names)
-                raise Refusal(400, _unknown(_at(where, name), name, list(fields.names)))
-            for name, inner in fields.inner:
-                if name in raw:
-                    _check_names(raw[name], inner, _at(where, name))
-        case inspect.ListType() | inspect.VarTupleType() if isinstance(raw, list):
-            for place, value in enumerate(raw):
-                _check_names(value, info.item_type, f"{where}[{place}]")
-        case inspect.EnumType() if isinstance(raw, str):
-            if raw not in _values(info.cls):
-                raise Refusal(400, f"{where}: {shown(raw)} is none of {', '.join(_values(info.cls))}")
-        case inspect.UnionType():
-            for one in info.types:
-                _check_names(raw, one, where)
-        case _:
-            pass
+def _check_record(kind: type[Any], raw: Any, where: str) -> None:
+    if not isinstance(raw, dict):
+        return
+    names, inner = _fields(kind)
+    if not raw.keys() <= names.keys():
+        name = next(name for name in raw if name not in names)
+        raise Refusal(400, _unknown(_at(where, name), name, list(names)))
+    for name, check in inner:
+        if name in raw:
+            check(raw[name], _at(where, name))
+
+
+def _check_value(kind: type[Enum], raw: Any, where: str) -> None:
+    if isinstance(raw, str) and raw not in _values(kind):
+        raise Refusal(400, f"{where}: {shown(raw)} is none of {', '.join(_values(kind))}")
+
+
+def _check_items(check: _Check, raw: Any, where: str) -> None:
+    for place, value in enumerate(raw if isinstance(raw, list) else ()):
+        check(value, f"{where}[{place}]")
+
+
+def _check_all(checks: Sequence[_Check], raw: Any, where: str) -> None:
+    for check in checks:
+        check(raw, where)
 
 
 def _at(where: str, name: str) -> str:

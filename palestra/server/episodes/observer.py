@@ -28,7 +28,7 @@ from palestra.server.episodes.tracing import (
     failed_call_span,
     trace_id_of,
 )
-from palestra.server.metrics import Children
+from palestra.server.tallies import Counts, Spreads
 from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:
@@ -57,19 +57,22 @@ class EpisodeObserver:
         self._log = structlog.get_logger("palestra.episodes").bind()
         self._tells_all = self._log.is_enabled_for(logging.DEBUG)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        wait = partial(Histogram, registry=registry, buckets=WAIT_BUCKETS_S)
         lag = partial(Histogram, registry=registry, buckets=LAG_BUCKETS_S)
-        self._claims = Children(counter("palestra_episode_claims", "Episodes claimed", RUN))
-        self._ends = Children(counter("palestra_episode_ends", "Ends, as they were answered", ["status"]))
+        counts, spreads = partial(Counts, registry), partial(Spreads, registry)
+        self._claims = counts("palestra_episode_claims", "Episodes claimed", RUN)
+        self._ends = counts("palestra_episode_ends", "Ends, as they were answered", ["status"])
         self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
         self._sampled = counter("palestra_episode_sampled_tokens", "Tokens sampled for episodes", RUN)
         self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
-        self._wait_s = wait("palestra_episode_claim_wait_seconds", "From a claim to its episodes")
+        self._wait_s = spreads(
+            "palestra_episode_claim_wait_seconds", "From a claim to its episodes", (), WAIT_BUCKETS_S
+        ).of()
         self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
-        play = partial(Histogram, registry=registry, buckets=PLAY_BUCKETS_S)
-        self._played_s = Children(play("palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"]))
-        self._queued_s = Children(
-            lag("palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN)
+        self._played_s = spreads(
+            "palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"], PLAY_BUCKETS_S
+        )
+        self._queued_s = spreads(
+            "palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN, LAG_BUCKETS_S
         )
         behind = partial(Histogram, registry=registry, buckets=VERSION_BUCKETS)
         self._behind = behind(

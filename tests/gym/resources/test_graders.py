@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from palestra.environments.walls import process
 from palestra.gym.errors import PeerFailed
-from palestra.gym.grading import programs
+from palestra.gym.records import PARAMS
 from palestra.gym.roots import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
 from palestra.gym.shipped.resources_servers.instruction_following.app import InstructionFollowing
@@ -63,6 +64,38 @@ def test_a_rows_own_pattern_finds_the_letter() -> None:
             said("I choose: A. No, I choose: b"), expected_answer="B", template_metadata=patterns
         )
         assert told["extracted_answer"] == "B"
+
+
+def test_a_pattern_that_takes_for_ever_is_given_up_and_the_next_row_is_graded() -> None:
+    with opened(Mcqa, regex_timeout_seconds=0.5) as mcqa:
+        slow = {"output_regex": r"(a|a)*b$"}
+        told = mcqa.caller().verify(said("a" * 60), expected_answer="B", template_metadata=slow)
+        assert (told["reward"], told["extracted_answer"]) == (0.0, None)
+        assert "no answer within 0.5 s" in told["regex_error"]
+        quick = {"output_regex": r"choose:\s*(\w)"}
+        told = mcqa.caller().verify(said("choose: B"), expected_answer="B", template_metadata=quick)
+        assert told["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        3,
+        {},
+        {"output": 3},
+        {"output": [3]},
+        {"output": [{"role": "assistant"}]},
+        {"output": [{"type": "message", "content": 3}]},
+        {"output": [{"type": "message", "content": [3]}]},
+        {"output": [{"type": "message", "content": [{"type": "output_text"}]}]},
+        {"output": [{"type": "message", "content": [{"type": "output_text", "text": 3}]}]},
+    ],
+)
+def test_what_is_no_response_is_refused(response: Any) -> None:
+    with opened(Mcqa) as mcqa:
+        answer = mcqa.caller().post("/verify", {PARAMS: {"input": "x"}, "response": response, "expected_answer": "B"})
+        assert answer.status == 422
+        assert answer.value()["detail"][0]["loc"] == ["body", "response"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +323,7 @@ def test_a_program_may_run_its_main_in_a_thread(code: Any) -> None:
 
 def test_where_the_kernel_holds_no_walls_nothing_is_run_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     loose = "import platform; platform.machine = lambda: 'none'\n"
-    monkeypatch.setattr(programs, "BOOT", loose + programs.BOOT)
+    monkeypatch.setattr(process, "BOOT", loose + process.BOOT)
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
     answer = f"```\n{PROGRAMS[0]}\n```"
     with opened(CodeGen) as server, pytest.raises(PeerFailed, match="trust_programs: true"):

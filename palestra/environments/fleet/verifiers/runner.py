@@ -1,6 +1,6 @@
 """Verifiers of others: Python source, run in a process of its own that can do nothing but compute.
 
-Owns: that process, its time and memory, what its answer means. Never touches: where the databases come from.
+Owns: what that process is asked, its limits, what its answer means. Never touches: where the databases come from.
 
 A verifier that breaks, hangs or is killed says nothing about the policy: its outcome is unknown, never 0.
 """
@@ -13,9 +13,7 @@ import json
 import logging
 import math
 import os
-import signal
 import sqlite3
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,22 +21,12 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from palestra.environments.walls import process
+
 log = logging.getLogger(__name__)
 
-PACKAGE = "palestra.environments.fleet.verifiers"
+CHILD = "palestra.environments.fleet.verifiers.sandbox.child"
 MAX_ANSWER = 4 * 1024 * 1024  # bytes; printed text is cut long before
-BOOT = """
-import sys, types
-path = sys.argv[1]
-name = ""
-for part in sys.argv[2].split("."):
-    name = f"{name}.{part}".lstrip(".")
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path] if name == sys.argv[2] else []
-from palestra.environments.fleet.verifiers.sandbox.child import main
-main()
-"""
-"""Loads the sandbox alone: the packages around it would bring in what a verifier has no use for."""
 
 _has_warned = False
 _rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -93,16 +81,12 @@ async def run_verifier(
         "memory_bytes": limits.memory_bytes,
         "cpu_s": math.ceil(limits.wall_s) + 1,
     }
+    question = json.dumps(header).encode() + b"\n" + b"".join(databases)
     async with _room():
-        process = await _started()
-        try:
-            async with asyncio.timeout(limits.wall_s):
-                answer = await _asked(process, json.dumps(header).encode() + b"\n" + b"".join(databases))
-        except TimeoutError:
-            return Execution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
-        finally:
-            await _ended(process)
-        return _execution(answer, process.returncode)
+        said = await process.ask(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
+    if said.is_late:
+        return Execution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
+    return _execution(said)
 
 
 def _room() -> asyncio.Semaphore:
@@ -116,46 +100,12 @@ def read_database(file: Path) -> bytes:
         return connection.serialize()
 
 
-async def _started() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-I", "-S", "-c", BOOT, str(Path(__file__).parent), PACKAGE),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,
-    )
-
-
-async def _asked(process: asyncio.subprocess.Process, question: bytes) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(ConnectionError):  # it died before it read all of it: there will be no answer
-        process.stdin.write(question)
-        await process.stdin.drain()
-        process.stdin.close()
-    answer = bytearray()
-    while len(answer) <= MAX_ANSWER and (more := await process.stdout.read(64 * 1024)):
-        answer += more
-    return bytes(answer)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Also when we are cancelled: nothing is left behind."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.shield(asyncio.ensure_future(process.wait()))
-
-
-def _execution(answer: bytes, status: int | None) -> Execution:
+def _execution(said: process.Said) -> Execution:
     """A verifier can write into the pipe, too: what is not of the right shape is no answer."""
     try:
-        found = msgspec.json.decode(answer, type=_Answer)
+        found = msgspec.json.decode(said.answer, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Execution(success=False, error=f"the verifier's process ended without an answer (status {status})")
+        return Execution(success=False, error=f"the verifier's process ended without an answer (status {said.status})")
     if not found.is_tight:
         _warn_once()
     return Execution(success=found.success, result=found.result, stdout=found.stdout, error=found.error)

@@ -17,9 +17,10 @@ import string
 import sys
 from typing import Any
 
-from palestra.environments.fleet.verifiers.sandbox import helpers, jail
+from palestra.environments.fleet.verifiers.sandbox import helpers
 from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot
 from palestra.environments.fleet.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.walls import jail
 
 IMPORTABLE = """
     base64 bisect calendar collections copy dataclasses datetime decimal difflib enum fractions functools hashlib heapq

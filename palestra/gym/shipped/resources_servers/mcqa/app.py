@@ -6,15 +6,19 @@ Owns: reading the letter. Never touches: the questions.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from palestra.gym.grading.answers import after_label, last_boxed, unwrapped
+from palestra.gym.grading.children import ChildError, Children
 from palestra.gym.metrics import highest_k, pass_metrics
+from palestra.gym.records import ServerInstance
+from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 
+CHILD = "palestra.gym.grading.pattern_child"
 Options = list[dict[str, str | None]]
 
 
@@ -29,6 +33,8 @@ class GradingMode(StrEnum):
 class McqaSettings(ResourcesSettings, frozen=True, kw_only=True):
     grading_mode: GradingMode | None = None
     """Over what rows say."""
+    regex_timeout_seconds: float = 5.0
+    """For the patterns of a row."""
 
 
 _ALONE = re.compile(r"^[^A-Za-z]*([A-Za-z])[^A-Za-z]*$")
@@ -40,6 +46,14 @@ _SEVERAL = re.compile(r"\b([A-Za-z])\b\s*(?:[/|&,;]|\bor\b|\band\b)\s*\b([A-Za-z
 class Mcqa(ResourcesServer[McqaSettings]):
     reverify_mode = ReverifyMode.STATELESS
 
+    def __init__(self, instance: ServerInstance, peers: Peers) -> None:
+        super().__init__(instance, peers)
+        self._children = Children(CHILD)
+
+    async def close(self) -> None:
+        await self._children.close()
+        await super().close()
+
     async def verify(
         self,
         response: dict[str, Any],
@@ -50,11 +64,21 @@ class Mcqa(ResourcesServer[McqaSettings]):
     ) -> Mapping[str, Any]:
         text = output_text(response)
         patterns = (template_metadata or {}).get("output_regex")
+        told: dict[str, Any] = {}
         if patterns:
-            letter = by_pattern(text, patterns, options or [])
+            letter = by_match(await self._matches(patterns, text, told), options or [])
         else:
             letter = letter_of(text, self.settings.grading_mode or grading_mode, options or [])
-        return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter}
+        return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter, **told}
+
+    async def _matches(self, patterns: str | list[str], text: str, told: dict[str, Any]) -> Sequence[str | None]:
+        """The last one of each. A pattern may take for ever on what a model wrote: that is no answer."""
+        question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
+        try:
+            return await self._children.ask(question, self.settings.regex_timeout_seconds)
+        except ChildError as error:
+            told["regex_error"] = str(error)
+            return []
 
     def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
         return pass_metrics(tasks, answer_key="extracted_answer")
@@ -93,14 +117,10 @@ def by_text(said: str, options: Options) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def by_pattern(text: str, patterns: str | list[str], options: Options) -> str | None:
-    """The last match of the first pattern that has one. A pattern that is none matches nothing."""
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        try:
-            found = [match[1] if match.re.groups else match[0] for match in re.finditer(pattern, text, re.IGNORECASE)]
-        except re.error:
-            continue
-        said = (found[-1] or "").strip() if found else ""
+def by_match(matches: Sequence[str | None], options: Options) -> str | None:
+    """The letter, or an option's text, in the first of them that has one."""
+    for match in matches:
+        said = (match or "").strip()
         if len(said) == 1 and said.isalpha():
             return said.upper()
         exact = {

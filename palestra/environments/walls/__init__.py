@@ -1,0 +1,1 @@
+"""Processes for code of strangers, that can do nothing but compute."""
