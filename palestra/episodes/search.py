@@ -75,7 +75,8 @@ class Searching:
 
     def __init__(self, groups: Sequence[Group], wanted: Search, *, limit: int | None, offset: int):
         self._wanted, self._from, self._to = wanted, offset, math.inf if limit is None else offset + limit
-        self._left = self._members(groups)
+        # Those of a group that is committed meanwhile, too: it lets go of them then.
+        self._left = self._members([(group, group.members) for group in groups])
         self._read = 0
         """Characters, in this step."""
         self.found: list[EpisodeInfo] = []
@@ -104,12 +105,12 @@ class Searching:
             self.found.append(member.info())
         self.total += 1
 
-    def _members(self, groups: Sequence[Group]) -> Iterator[Episode | None]:
+    def _members(self, groups: Sequence[tuple[Group, list[Episode]]]) -> Iterator[Episode | None]:
         """None for a group whose task is another: to look at it takes time, too."""
-        for group in groups:
+        for group, members in groups:
             self._read += 0 if self._wanted.task is None else len(group.text)
             if self._wanted.has_task(group):
-                yield from group.members
+                yield from members
             else:
                 yield None
 

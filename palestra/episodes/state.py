@@ -62,7 +62,8 @@ class State:
 
     def remove(self, group: Group) -> None:
         """A group that is over, with its episodes."""
-        for episode in group.members:
+        members, group.members = group.members, []  # each holds the other: only the collector would free them
+        for episode in members:
             del self.episodes[episode.episode_id]
             self._count(episode, -1)
             self.outbox.episode(episode, is_gone=True)
