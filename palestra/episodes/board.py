@@ -17,7 +17,7 @@ from typing import Self
 from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs, staging
 from palestra.episodes import groups as grouping
 from palestra.episodes.limits import Limits
-from palestra.episodes.news import Call, Hold, Listing, News, OpenLease, Outcome, QueueState
+from palestra.episodes.news import AttemptOutcome, Call, Hold, Listing, News, OpenLease, QueueState
 from palestra.episodes.records import Group, Run, queued_since
 from palestra.episodes.search import Search, Searching
 from palestra.episodes.staging import Parts
@@ -245,14 +245,14 @@ class Board:
         """404 where there is none."""
         return self._state.episode(owner, episode_id).info()
 
-    def outcome(self, lease: OpenLease) -> Outcome | None:
+    def outcome(self, lease: OpenLease) -> AttemptOutcome | None:
         """Of one that is over. None: its episode is gone."""
         found = self._state.episodes.get(lease.ref.episode_id)
         if found is None or found.run.owner != lease.owner:
             return None
         loss = next((one for one in reversed(found.losses) if one.attempt == lease.ref.attempt), None)
         over_at, why = (found.ended_at, None) if loss is None else (loss.at, loss.reason)
-        return Outcome(over_at, why, found.state)
+        return AttemptOutcome(over_at, why, found.state)
 
     def queued_s(self, episode_id: str, attempt: int) -> float | None:
         """How long it could have been claimed before it was. None: it is not leased in this attempt any more."""

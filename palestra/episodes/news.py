@@ -17,7 +17,7 @@ class OpenLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """Of an attempt that is over."""
 
     over_at: float | None

@@ -46,6 +46,8 @@ DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forw
 MAX_OTHER_BYTES = 16 << 20  # of all other calls: their bodies are parsed before the key is looked at
 
 Scope = MutableMapping[str, Any]
+MAX_DIGITS = 18  # of a length that is worth reading
+
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -178,7 +180,7 @@ class BodyLimit:
         limit = self.max_bytes if scope["path"] in DATA_ROUTES else min(self.max_bytes, MAX_OTHER_BYTES)
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
-        is_told = length.isdigit() and b"transfer-encoding" not in headers
+        is_told = length.isdigit() and len(length) <= MAX_DIGITS and b"transfer-encoding" not in headers
         if is_told and int(length) <= limit:  # the server below reads no more than that
             await self.app(scope, receive, send)
             return

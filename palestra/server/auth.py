@@ -104,7 +104,7 @@ class Doorkeeper:
             raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
         if (raw := headers.get(b"origin")) is not None:
             origin = raw.decode("latin-1")
-            if _split(origin).netloc != address:
+            if b"host" not in headers or _split(origin).netloc != address:
                 raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
     async def _identify(self, key: str, traceparent: str) -> Caller:

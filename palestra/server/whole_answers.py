@@ -9,6 +9,7 @@ call that was an eighth of the time, on either side.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,7 +32,10 @@ class _Joining:
         self._first = b""
 
     def write(self, data: bytes) -> None:
-        if len(data) > LARGE_BYTES:
+        if self._transport.is_closing():  # whoever writes is told at once, and stops
+            self._first = b""
+            self._transport.write(data)
+        elif len(data) > LARGE_BYTES:
             self._flush()
             self._transport.write(data)
         elif self._first:
@@ -41,6 +45,14 @@ class _Joining:
             self._first = data
             self._loop.call_soon(self._flush)
 
+    def writelines(self, data: Iterable[bytes]) -> None:
+        self._flush()
+        self._transport.writelines(data)
+
+    def write_eof(self) -> None:
+        self._flush()
+        self._transport.write_eof()
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
@@ -49,6 +61,6 @@ class _Joining:
         return getattr(self._transport, name)
 
     def _flush(self) -> None:
-        if self._first:
-            first, self._first = self._first, b""
+        first, self._first = self._first, b""
+        if first and not self._transport.is_closing():
             self._transport.write(first)

@@ -204,7 +204,7 @@ def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
-            job.tell(outcome)
+            _tell_each([(job, outcome)])
         else:
             by_loop.setdefault(job.loop, []).append((job, outcome))
     for loop, told in by_loop.items():
@@ -214,13 +214,18 @@ def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
 
 def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
     for job, outcome in told:
-        job.tell(outcome)
+        try:
+            job.tell(outcome)
+        except Exception:  # the others are told all the same
+            log.exception("nobody could be told how a write went")
 
 
 def _settle(done: Future[T] | asyncio.Future[T], outcome: Outcome[T]) -> None:
     if done.done():  # its caller has gone
         return
-    if outcome.error is not None:
+    if isinstance(outcome.error, StopIteration):  # no future takes one
+        done.set_exception(RuntimeError(f"the work of a write raised {outcome.error!r}"))
+    elif outcome.error is not None:
         done.set_exception(outcome.error)
     else:
         done.set_result(outcome.result)  # type: ignore[arg-type]

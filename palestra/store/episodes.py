@@ -64,7 +64,7 @@ def _values(row: Row) -> tuple[Any, ...]:
 def _encoders(kind: type[Row]) -> list[tuple[int, Callable[[Any], str]]]:
     """By the places of those that are not plain."""
     types = enumerate(msgspec.inspect.type_info(kind).fields)  # type: ignore[union-attr]
-    found = ((place, _ENCODERS.get(type(field.type))) for place, field in types)
+    found = [(place, _ENCODERS[type(field.type)]) for place, field in types]
     return [(place, encoded) for place, encoded in found if encoded is not None]
 
 
@@ -72,10 +72,20 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode() if value else "[]"
 
 
-_ENCODERS = {
+_ENCODERS: dict[type[msgspec.inspect.Type], Callable[[Any], str] | None] = {
     msgspec.inspect.EnumType: str,
     msgspec.inspect.ListType: _json,
     msgspec.inspect.StructType: _json,
+    msgspec.inspect.UnionType: None,  # of plain ones and None
+    **dict.fromkeys(
+        (
+            msgspec.inspect.StrType,
+            msgspec.inspect.IntType,
+            msgspec.inspect.FloatType,
+            msgspec.inspect.BoolType,
+            msgspec.inspect.BytesType,
+        )
+    ),
 }
 
 

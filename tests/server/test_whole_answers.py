@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,9 +30,14 @@ def port() -> Iterator[int]:
         serving.join(10)
 
 
+has_stopped = threading.Event()
+
+
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """/short, /large: at once. /parts: a part for each part of the body."""
+    """/short, /large: at once. /parts: a part for each part of the body. /forever: until nobody takes it."""
     message = await receive()
+    if scope["path"] == "/forever":
+        await _say_forever(send)
     body = {"/short": b"short", "/large": LARGE, "/parts": b""}[scope["path"]]
     headers = [] if scope["path"] == "/parts" else [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -38,6 +45,16 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": message["body"].upper(), "more_body": True})
         message = await receive()
     await send({"type": "http.response.body", "body": body})
+
+
+async def _say_forever(send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    try:
+        while True:
+            await send({"type": "http.response.body", "body": b"more", "more_body": True})
+            await asyncio.sleep(0.01)
+    finally:
+        has_stopped.set()
 
 
 @pytest.fixture
@@ -91,6 +108,15 @@ def test_a_part_is_not_held_back_for_the_next(ask):
         read_until(connection, word.upper() + b"\r\n")
     connection.sendall(b"0\r\n\r\n")
     assert read_until(connection, b"0\r\n\r\n")
+
+
+def test_an_answer_that_nobody_takes_is_stopped(ask):
+    """With another request behind it, uvicorn does not say so to the first: writing must."""
+    connection = ask(get("/forever") + get("/short"))
+    assert connection.recv(1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+    connection.close()
+    assert has_stopped.wait(10)
 
 
 def test_what_was_said_comes_before_the_end(ask):

@@ -132,6 +132,29 @@ def test_failed_commit_is_raised_to_all_and_the_next_group_works(store: Store) -
     assert store.read_now(names) == {"after"}
 
 
+def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
+    def broken(_outcome: object) -> None:
+        raise ValueError("nobody listens")
+
+    def run_out(_conn: Connection) -> str:
+        return next(iter(()))
+
+    async def run() -> list[str | BaseException]:
+        go = hold_writer(store)
+        store.begin_write(put("first"), broken)
+        tasks = [asyncio.create_task(store.write(work)) for work in (run_out, put("last"))]
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_dry, last = asyncio.run(asyncio.wait_for(run(), 20))
+    assert isinstance(run_dry, RuntimeError)
+    assert last == "last"
+    assert store.read_now(names) == {"first", "last"}
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        store.write_now(run_out)
+
+
 def test_transaction_ended_by_the_database_acknowledges_nothing(store: Store) -> None:
     """As SQLite does by itself when a disk is full, and a server by closing the connection."""
 

@@ -23,7 +23,8 @@ root, module = sys.argv[1:3]
 for package in sys.argv[3:]:
     name = ""
     for part in package.split("."):
-        name, path = f"{name}.{part}".lstrip("."), f"{path}/{part}" if name else root
+        path = f"{path}/{part}" if name else root
+        name = f"{name}.{part}".lstrip(".")
         if name not in sys.modules:
             sys.modules[name] = types.ModuleType(name)
             sys.modules[name].__path__ = [path]

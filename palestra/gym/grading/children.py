@@ -36,11 +36,15 @@ class Children:
 
     async def ask(self, question: Any, limit_s: float) -> Any:
         """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
+        try:
+            asked = orjson.dumps(question)
+        except TypeError as error:  # half characters
+            raise ChildError(f"it cannot be asked: {error}") from None
         async with self._room:
             child = self._idle.pop() if self._idle else await self._start()
             try:
                 async with asyncio.timeout(limit_s):
-                    answer = await _asked(child, orjson.dumps(question))
+                    answer = await _asked(child, asked)
             except TimeoutError:
                 await _end(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
@@ -87,7 +91,10 @@ async def _asked(child: asyncio.subprocess.Process, question: bytes) -> Any:
 
 async def _line(child: asyncio.subprocess.Process) -> bytes:
     assert child.stdout is not None
-    line = await child.stdout.readline()
+    try:
+        line = await child.stdout.readline()
+    except ValueError:
+        raise ChildError(f"the answer has more than {MAX_LINE} bytes") from None
     if not line.endswith(b"\n"):
         raise ChildError(f"the child ended with code {await child.wait()}")
     return line

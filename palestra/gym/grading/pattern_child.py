@@ -9,11 +9,13 @@ import json
 import re
 import sys
 
+MAX_MATCH = 10_000  # characters: it is a letter, or the text of an option
+
 
 def main() -> None:
     out = sys.stdout
     print("{}", file=out, flush=True)
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
         question = json.loads(line)
         found = [_last(pattern, question["text"]) for pattern in question["patterns"]]
         print(json.dumps(found), file=out, flush=True)
@@ -21,13 +23,13 @@ def main() -> None:
 
 def _last(pattern: str, text: str) -> str | None:
     """What the pattern's group matched, where it has one. A pattern that is none matches nothing."""
-    last = None
+    last: str | None = None
     try:
         for match in re.finditer(pattern, text, re.IGNORECASE):
             last = match[1] if match.re.groups else match[0]
     except (re.error, RecursionError, OverflowError):
         return None
-    return last
+    return None if last is None else last[:MAX_MATCH]
 
 
 if __name__ == "__main__":

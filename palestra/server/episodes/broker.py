@@ -25,7 +25,7 @@ from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import LOOK_S, Clock
 from palestra.server.episodes.keys import MAX_VOID, EpisodeKeys
 from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.saving import NotSaved, Saving, Told
+from palestra.server.episodes.saving import NotSaved, Report, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.errors import Refusal
 from palestra.store import Store
@@ -142,7 +142,7 @@ class Broker:
 
     def last_write(self) -> asyncio.Future[None] | None:
         """Done when everything up to now is durable; None: it is."""
-        return self._saving.last()
+        return self._saving.waiter()
 
     @property
     def board(self) -> Board:
@@ -202,11 +202,11 @@ class Broker:
 
     # The disk
 
-    def _write(self, told: Told) -> None:
+    def _write(self, report: Report) -> None:
         if changes := self.board.take_changes():
-            self._store.begin_write(lambda c: rows.save_changes(c, changes), lambda outcome: told(outcome.error))
+            self._store.begin_write(lambda c: rows.save_changes(c, changes), lambda outcome: report(outcome.error))
         else:
-            told(None)
+            report(None)
 
     def _on_failure(self, error: BaseException) -> None:
         log.error("episodes could not be saved; they are read from the disk again", error=str(error))

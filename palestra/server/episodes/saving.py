@@ -18,19 +18,21 @@ class NotSaved(Refusal):
         super().__init__(503, "this could not be saved, so it was not done; send it again", retry_after_s=1.0)
 
 
-Told = Callable[[BaseException | None], None]
+Report = Callable[[BaseException | None], None]
+"""How a write went; None: it is on disk."""
 
 
 class Saving:
     """Callbacks, not a task: each turn of the loop less is a hundredth of a short call."""
 
-    def __init__(self, write: Callable[[Told], None], on_failure: Callable[[BaseException], None]):
-        """`write` begins by taking all changes there are, and tells how it went. `on_failure` is called before anybody
+    def __init__(self, write: Callable[[Report], None], on_failure: Callable[[BaseException], None]):
+        """`write` begins by taking all changes there are, and reports once. `on_failure` is called before anybody
         hears of it: what was changed since is lost with it."""
         self._write, self._on_failure = write, on_failure
         self._next: list[asyncio.Future[None]] | None = None
         """Who waits for the next write; None: there is nothing to write."""
         self._under_way: list[asyncio.Future[None]] | None = None
+        """None: no write is. Only then `touch` begins one: otherwise the end of that one does."""
 
     def touch(self) -> None:
         """Something was changed, or may have been."""
@@ -41,10 +43,10 @@ class Saving:
 
     async def saved(self) -> None:
         """When everything up to now is durable. Whoever is cancelled here changes nothing about that."""
-        if (last := self.last()) is not None:
-            await last
+        if (waiter := self.waiter()) is not None:
+            await waiter
 
-    def last(self) -> asyncio.Future[None] | None:
+    def waiter(self) -> asyncio.Future[None] | None:
         """Done when everything up to now is durable; None: it is. It fails with `NotSaved`."""
         waiters = self._under_way if self._next is None else self._next
         if waiters is None:
@@ -54,8 +56,8 @@ class Saving:
         return waiter
 
     async def settle_down(self) -> None:
-        while (last := self.last()) is not None:
-            await asyncio.wait({last})
+        while (waiter := self.waiter()) is not None:
+            await asyncio.wait({waiter})
 
     def _begin(self) -> None:
         self._next, self._under_way = None, self._next
@@ -79,8 +81,10 @@ class Saving:
         """What came behind it stands on it."""
         lost = [*(self._under_way or ()), *(self._next or ())]
         self._under_way = self._next = None
-        self._on_failure(error)
-        for waiter in lost:
-            if not waiter.done():
-                waiter.set_exception(NotSaved())
-                waiter.exception()  # heard of, even if nobody waits for it
+        try:
+            self._on_failure(error)
+        finally:
+            for waiter in lost:
+                if not waiter.done():
+                    waiter.set_exception(NotSaved())
+                    waiter.exception()  # heard of, even if nobody waits for it

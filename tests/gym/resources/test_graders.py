@@ -72,6 +72,9 @@ def test_a_pattern_that_takes_for_ever_is_given_up_and_the_next_row_is_graded() 
         told = mcqa.caller().verify(said("a" * 60), expected_answer="B", template_metadata=slow)
         assert (told["reward"], told["extracted_answer"]) == (0.0, None)
         assert "no answer within 0.5 s" in told["regex_error"]
+        large = {"output_regex": [r"(?s)(.*x)"] * 20}
+        told = mcqa.caller().verify(said("x" * 2**20), expected_answer="B", template_metadata=large)
+        assert (told["reward"], told["extracted_answer"]) == (0.0, None)
         quick = {"output_regex": r"choose:\s*(\w)"}
         told = mcqa.caller().verify(said("choose: B"), expected_answer="B", template_metadata=quick)
         assert told["reward"] == 1.0

@@ -64,21 +64,20 @@ class Mcqa(ResourcesServer[McqaSettings]):
     ) -> Mapping[str, Any]:
         text = output_text(response)
         patterns = (template_metadata or {}).get("output_regex")
-        told: dict[str, Any] = {}
+        problem: dict[str, str] = {}
         if patterns:
-            letter = by_match(await self._matches(patterns, text, told), options or [])
+            try:
+                letter = by_match(await self._matches(patterns, text), options or [])
+            except ChildError as error:  # a pattern may take for ever on what a model wrote: that is no answer
+                letter, problem = None, {"regex_error": str(error)}
         else:
             letter = letter_of(text, self.settings.grading_mode or grading_mode, options or [])
-        return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter, **told}
+        return {"reward": float(letter == expected_answer.strip().upper()), "extracted_answer": letter, **problem}
 
-    async def _matches(self, patterns: str | list[str], text: str, told: dict[str, Any]) -> Sequence[str | None]:
-        """The last one of each. A pattern may take for ever on what a model wrote: that is no answer."""
+    async def _matches(self, patterns: str | list[str], text: str) -> Sequence[str | None]:
+        """The last one of each."""
         question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
-        try:
-            return await self._children.ask(question, self.settings.regex_timeout_seconds)
-        except ChildError as error:
-            told["regex_error"] = str(error)
-            return []
+        return await self._children.ask(question, self.settings.regex_timeout_seconds)
 
     def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
         return pass_metrics(tasks, answer_key="extracted_answer")
