@@ -11,6 +11,7 @@ import torch
 from palestra.model import Decoder, Sampler, head
 from palestra.types import AdamParams, SampleResult
 
+EQUAL = 3e-5  # float32, summed in another order: how far that goes depends on the CPU
 MODELS = {
     "qwen3": {"family": "qwen3"},
     "qwen2-windows": {
@@ -125,8 +126,8 @@ def test_logprobs_at_temperature_one_equal_the_training_forward(get_bench, model
     for result in sampler.generate([bench.request(prompt, n=5, max_tokens=25, prompt_logprobs=True)] * 2, adapter):
         for sequence in result.sequences:
             truth = bench.logprobs(adapter, prompt + sequence.tokens)
-            assert np.abs(truth[len(prompt) - 1 :] - sequence.logprobs).max() < 1e-5
-            assert np.abs(truth[: len(prompt) - 1] - result.prompt_logprobs[1:]).max() < 1e-5
+            assert np.abs(truth[len(prompt) - 1 :] - sequence.logprobs).max() < EQUAL
+            assert np.abs(truth[: len(prompt) - 1] - result.prompt_logprobs[1:]).max() < EQUAL
 
 
 def test_many_samples_of_a_long_prompt_equal_the_training_forward(bench):
@@ -139,7 +140,7 @@ def test_many_samples_of_a_long_prompt_equal_the_training_forward(bench):
         owner = None if prompt is prompts[1] else adapter
         for sequence in result.sequences:
             truth = bench.logprobs(owner, prompt + sequence.tokens)
-            assert np.abs(truth[len(prompt) - 1 :] - sequence.logprobs).max() < 1e-5
+            assert np.abs(truth[len(prompt) - 1 :] - sequence.logprobs).max() < EQUAL
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.7])

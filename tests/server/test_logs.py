@@ -23,7 +23,10 @@ PLAIN = "swordfish"  # looks like nothing; only the header's name gives it away
 
 
 @pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
+def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    uvicorn = logging.getLogger("uvicorn")  # another test may have let it keep its lines to itself
+    monkeypatch.setattr(uvicorn, "handlers", [])
+    monkeypatch.setattr(uvicorn, "propagate", True)
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
