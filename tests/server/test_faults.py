@@ -156,6 +156,7 @@ def test_samples_under_way_when_the_worker_dies_are_all_answered(make_server: Ma
     assert answers[0].sequences[0].tokens == before
 
 
+@pytest.mark.slow
 def test_samples_under_way_when_the_server_dies_are_sent_again_by_the_client(make_server: MakeServer) -> None:
     server = make_server()
     sampler = server.client().create_sampling_client(base_model="Qwen/Qwen3-8B")
@@ -167,6 +168,7 @@ def test_samples_under_way_when_the_server_dies_are_sent_again_by_the_client(mak
     assert [len(a.sequences) for a in answers] == [2] * 50
 
 
+@pytest.mark.slow
 def test_a_kept_sampler_survives_both_processes(make_server: MakeServer) -> None:
     server = make_server("models.0.snapshot_every_s=0.3")
     model = server.client().create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=1)

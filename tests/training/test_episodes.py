@@ -95,6 +95,7 @@ def short_polls(monkeypatch):
     monkeypatch.setattr("palestra.training.episode_run.CLAIM_S", 0.05)
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_resumes_on_the_curve_of_one_that_plays_alone(run_training, ephebe_url, tmp_path):
     """Remote players only; they go on while there is no trainer. Whatever was played when it died counts once."""
     settings = {"steps": 3, "eval": {"every": 3, "tasks": 4}, "checkpoint": {"every": 1}}

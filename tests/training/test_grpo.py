@@ -116,6 +116,7 @@ def test_the_kl_penalty_is_nothing_while_policy_and_base_are_one(run_training, t
     assert all(max(found) - min(found) < 1e-3 for found in used if found)
 
 
+@pytest.mark.slow
 def test_async_groups_are_no_older_than_allowed(run_training):
     run = run_training("stale", steps=5, asynchronous={"enabled": True, "max_staleness": 1, "in_flight": "drop"})
     ages = [row["staleness/max"] for row in run.read_metrics()]

@@ -276,6 +276,7 @@ def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url):
     assert [event["changes"] for event in events] == [{"steps": [2, 3]}]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_as_ctrl_c_does(folder, ephebe_url, tmp_path):
     run = start(tmp_path, write(server=ephebe_url, steps=50), "--name", "told")
     wait_for_steps(tmp_path, "told", 1, run)
