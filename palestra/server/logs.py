@@ -103,6 +103,13 @@ def _redact_line(_logger: WrappedLogger, _method: str, line: EventDict | str) ->
     return redact(str(line))
 
 
+def _template(scope: Scope) -> str:
+    """Not the path: ids in paths are many, and a signed one opens a door. A route of FastAPI does not know the prefix
+    that it was included with, but this does."""
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    return getattr(included or scope.get("route"), "path", "unknown")
+
+
 class RequestLog:
     """ASGI middleware: one line and one observation per request, and its id on every line logged meanwhile."""
 
@@ -128,8 +135,7 @@ class RequestLog:
             return await self.app(scope, receive, watch)
         finally:
             seconds = time.perf_counter() - started
-            # The template, not the path: ids in paths are many, and a signed one opens a door.
-            route = getattr(scope.get("route"), "path", "unknown")
+            route = _template(scope)
             if self.observe:
                 self.observe(route, status, seconds)
             is_routine = status < 400 or status in ROUTINE_STATUSES

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,27 +148,28 @@ def test_setting_up_again_replaces_the_first():
 def test_each_request_is_one_line_with_template_and_id():
     stream, observed = io.StringIO(), []
     set_up_logs("debug", as_json=True, stream=stream)
-    app = FastAPI()
+    app, router = FastAPI(), APIRouter()
 
-    @app.get("/models/{model_id}")
+    @router.get("/models/{model_id}")
     async def model(model_id: str) -> dict:
         structlog.get_logger("palestra.test").info("inside")
         if model_id == "broken":
             raise_with(KEY)
         return {}
 
+    app.include_router(router, prefix="/v1")
     app.add_middleware(RequestLog, observe=lambda *seen: observed.append(seen))
     logging.getLogger("httpx2").disabled = True  # the client is in this process too, and logs what it asks for
     client = TestClient(app, raise_server_exceptions=False)
-    client.get("/models/secret-id?sig=swordfish")
-    client.get("/models/broken")
+    client.get("/v1/models/secret-id?sig=swordfish")
+    client.get("/v1/models/broken")
     client.get("/nowhere/secret-id")
     text = stream.getvalue()
     assert not any(secret in text for secret in (KEY, "secret-id", "swordfish"))
     lines = [json.loads(line) for line in text.splitlines()]
     requests = [line for line in lines if line["event"] == "request"]
     shown = [(line["level"], line["path"], line["status"]) for line in requests]
-    template = "/models/{model_id}"
+    template = "/v1/models/{model_id}"
     assert shown == [("debug", template, 200), ("info", template, 500), ("info", "unknown", 404)]
     assert [line["method"] for line in requests] == ["GET"] * 3
     assert len({line["request_id"] for line in requests}) == 3
