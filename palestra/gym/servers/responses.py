@@ -92,7 +92,6 @@ class _Part(Struct):
 
 class _Item(Struct):
     type: str
-    role: str = "assistant"
     content: Any = None
 
 
