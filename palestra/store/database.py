@@ -19,7 +19,7 @@ from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from palestra.store import schema
-from palestra.store.databases import READERS, Database, database_of
+from palestra.store.databases import READERS, Database, Driver, database_of
 from palestra.store.errors import StoreError
 from palestra.store.groups import GroupQueue
 
@@ -36,11 +36,13 @@ class Outcome(Generic[T]):
 
 @dataclass(slots=True)
 class _Job(Generic[T]):
-    work: Callable[[Connection], T]
+    work: Callable[[Any], T]
     tell: Callable[[Outcome[T]], None]
     loop: asyncio.AbstractEventLoop | None
     """Where it is told. None: on the writer's thread."""
-    is_given_up: Callable[[], bool] = lambda: False
+    is_given_up: Callable[[], bool] | None = None
+    by_driver: bool = False
+    """`work` takes a `Driver`, not a `Connection`."""
 
 
 class Store:
@@ -53,6 +55,8 @@ class Store:
         self._reads = database.readers()
         self._conn: Connection | None = None
         """The writer thread's, once it runs."""
+        self._driver: Driver | None = None
+        """Of that."""
         self._queue: GroupQueue[_Job[Any]] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
@@ -78,9 +82,10 @@ class Store:
         self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
 
-    def begin_write(self, work: Callable[[Connection], T], tell: Callable[[Outcome[T]], None]) -> None:
-        """As `write`, without a turn of the loop between the writer and `tell`."""
-        self._submit(_Job(work, tell, asyncio.get_running_loop()))
+    def begin_write(self, work: Callable[[Driver], T], tell: Callable[[Outcome[T]], None]) -> None:
+        """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
+        SQLAlchemy."""
+        self._submit(_Job(work, tell, asyncio.get_running_loop(), by_driver=True))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
@@ -126,7 +131,7 @@ class Store:
     def _run_writer(self) -> None:
         while group := self._queue.take():
             # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
-            if group := [job for job in group if not job.is_given_up()]:
+            if group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
         self._disconnect()
         self._database.release()
@@ -143,10 +148,26 @@ class Store:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
         if self._conn is None:
             self._conn = self._connect()
+        if self._driver is None:
+            self._driver = Driver.of(self._conn)
+        if len(group) == 1 and group[0].by_driver:
+            return [self._run_by_driver(self._conn, self._driver, group[0])]
         with self._conn.begin() as transaction:
             if len(group) == 1:
                 return [self._run_alone(self._conn, transaction, group[0])]
-            return [self._run_one(self._conn, job) for job in group]
+            return [self._run_one(self._conn, self._driver, job) for job in group]
+
+    def _run_by_driver(self, conn: Connection, driver: Driver, job: _Job[Any]) -> Outcome[Any]:
+        self._database.begin(driver)
+        try:
+            result = job.work(driver)
+        except BaseException as e:
+            if not self._database.is_in_transaction(conn):
+                raise StoreError(_reason(e)) from e
+            driver.raw.rollback()
+            return Outcome(error=e)
+        driver.raw.commit()
+        return Outcome(result=result)
 
     def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> Outcome[Any]:
         """Without a savepoint: the transaction is as good, and two statements cheaper."""
@@ -158,10 +179,10 @@ class Store:
             transaction.rollback()
             return Outcome(error=e)
 
-    def _run_one(self, conn: Connection, job: _Job[Any]) -> Outcome[Any]:
+    def _run_one(self, conn: Connection, driver: Driver, job: _Job[Any]) -> Outcome[Any]:
         savepoint = conn.begin_nested()
         try:
-            result = job.work(conn)
+            result = job.work(driver if job.by_driver else conn)
             savepoint.commit()
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
@@ -196,11 +217,14 @@ class Store:
     def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
-            self._conn = None
+            self._conn = self._driver = None
 
 
 def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
     """A loop is woken once for all of its own."""
+    if len(group) == 1 and group[0].loop is not None:
+        _tell_on(group[0].loop, [(group[0], outcomes[0])])
+        return
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
@@ -208,8 +232,12 @@ def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
         else:
             by_loop.setdefault(job.loop, []).append((job, outcome))
     for loop, told in by_loop.items():
-        with suppress(RuntimeError):  # it is closed, and nobody waits there
-            loop.call_soon_threadsafe(_tell_each, told)
+        _tell_on(loop, told)
+
+
+def _tell_on(loop: asyncio.AbstractEventLoop, told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
+    with suppress(RuntimeError):  # it is closed, and nobody waits there
+        loop.call_soon_threadsafe(_tell_each, told)
 
 
 def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,21 @@ from palestra.store.errors import StoreError, StoreLocked
 
 READERS = 4  # reads are short; more only compete for the interpreter
 BUSY_MS = 10_000  # the CLI writes beside a server, a few milliseconds at a time
+BEGIN = "BEGIN IMMEDIATE"  # waits for its turn here; a transaction that turns writer later cannot wait
 ADVISORY_LOCK = 0x50414C4553545241  # "PALESTRA"; PostgreSQL keeps these apart by database
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A connection without SQLAlchemy, whose way to it takes as long as a short write does."""
+
+    raw: Any
+    mark: str
+    """Of a parameter, in SQL."""
+
+    @classmethod
+    def of(cls, conn: Connection) -> Driver:
+        return cls(conn.connection.dbapi_connection, "?" if conn.dialect.paramstyle == "qmark" else "%s")
 
 
 class Database(ABC):
@@ -45,6 +60,10 @@ class Database(ABC):
     def is_in_transaction(self, conn: Connection) -> bool:
         """Asks the driver: some errors (a full disk, a lost connection) end a transaction behind our back."""
 
+    @abstractmethod
+    def begin(self, driver: Driver) -> None:
+        """A transaction that SQLAlchemy knows nothing of; the driver's own `commit` or `rollback` ends it."""
+
     def _locked(self, by: str) -> StoreLocked:
         return StoreLocked(f"another server uses the database {self.url!r}{by}: stop it, or use another database")
 
@@ -65,9 +84,11 @@ class SqliteDatabase(Database):
 
     def writer(self) -> Engine:
         engine = create_engine(self.url, poolclass=NullPool)
-        # IMMEDIATE: waits for its turn here; a transaction that turns writer later cannot wait.
-        self._settings(engine, begin="BEGIN IMMEDIATE", journal_mode="WAL", synchronous="FULL", foreign_keys="ON")
+        self._settings(engine, begin=BEGIN, journal_mode="WAL", synchronous="FULL", foreign_keys="ON")
         return engine
+
+    def begin(self, driver: Driver) -> None:
+        driver.raw.execute(BEGIN)
 
     def readers(self) -> Engine:
         engine = create_engine(self.url, pool_size=READERS, max_overflow=0)
@@ -131,6 +152,9 @@ class PostgresDatabase(Database):
         # REPEATABLE READ: a page and its total come from one snapshot, as with SQLite.
         engine = create_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True)
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def begin(self, driver: Driver) -> None:
+        """By itself, with the first statement."""
 
     def lock(self, conn: Connection) -> None:
         if not conn.execute(text("SELECT pg_try_advisory_lock(:id)"), {"id": ADVISORY_LOCK}).scalar_one():

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Connection, Table, select
 
 from palestra.store import tables
+from palestra.store.databases import Driver
 from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
 
 R = TypeVar("R", RunRow, GroupRow, EpisodeRow, Tombstone)
@@ -25,22 +26,28 @@ TABLES: dict[type[Row], Table] = {
 }
 
 
-def save_changes(conn: Connection, changes: Sequence[Change]) -> None:
+def save_changes(driver: Driver, changes: Sequence[Change]) -> None:
     """Of several changes of a row the last one counts."""
     newest: dict[type[Row], dict[Key, Row | None]] = {}
     for change in changes:
         newest.setdefault(change.kind, {})[change.key] = change.row
-    # By the driver itself: SQLAlchemy's way there takes as long as the database.
-    mark = "?" if conn.dialect.paramstyle == "qmark" else "%s"
-    cursor = conn.connection.cursor()
+    cursor = driver.raw.cursor()
     try:
         for kind, rows in newest.items():
-            if kept := [_values(row) for row in rows.values() if row is not None]:
-                cursor.executemany(_upsert(kind, mark), kept)
+            if kept := [_values(kind, row) for row in rows.values() if row is not None]:
+                _execute(cursor, _upsert(kind, driver.mark), kept)
             if gone := [key for key, row in rows.items() if row is None]:
-                cursor.executemany(_delete(kind, mark), gone)
+                _execute(cursor, _delete(kind, driver.mark), gone)
     finally:
         cursor.close()
+
+
+def _execute(cursor: Any, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    """Some drivers do one alone faster."""
+    if len(rows) == 1:
+        cursor.execute(statement, rows[0])
+    else:
+        cursor.executemany(statement, rows)
 
 
 def load_all(conn: Connection) -> SavedRows:
@@ -52,10 +59,10 @@ def load_all(conn: Connection) -> SavedRows:
     )
 
 
-def _values(row: Row) -> tuple[Any, ...]:
+def _values(kind: type[Row], row: Row) -> tuple[Any, ...]:
     """In the order of the record's fields: enums as their text, lists and records as JSON."""
     values = list(msgspec.structs.astuple(row))
-    for place, encoded in _encoders(type(row)):
+    for place, encoded in _encoders(kind):
         values[place] = encoded(values[place])
     return tuple(values)
 

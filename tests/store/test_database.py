@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event, insert, select, text
 
 from palestra.store import Store, StoreError
+from palestra.store.database import Outcome
+from palestra.store.databases import Driver
 from palestra.store.tables import settings as table
 
 
@@ -35,6 +37,21 @@ def put_and_fail(name: str) -> Callable[[Connection], str]:
         raise Refused(name)
 
     return work
+
+
+def put_by_driver(name: str) -> Callable[[Driver], str]:
+    def work(driver: Driver) -> str:
+        mark = driver.mark
+        driver.raw.execute(f"INSERT INTO settings (name, value) VALUES ({mark}, {mark})", (name, "v"))
+        return name
+
+    return work
+
+
+def begun(store: Store, work: Callable[[Driver], str]) -> asyncio.Future[Outcome[str]]:
+    told: asyncio.Future[Outcome[str]] = asyncio.get_running_loop().create_future()
+    store.begin_write(work, told.set_result)
+    return told
 
 
 def names(conn: Connection) -> set[str]:
@@ -141,7 +158,7 @@ def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
 
     async def run() -> list[str | BaseException]:
         go = hold_writer(store)
-        store.begin_write(put("first"), broken)
+        store.begin_write(put_by_driver("first"), broken)
         tasks = [asyncio.create_task(store.write(work)) for work in (run_out, put("last"))]
         await asyncio.sleep(0)
         go.set()
@@ -153,6 +170,61 @@ def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
     assert store.read_now(names) == {"first", "last"}
     with pytest.raises(RuntimeError, match="StopIteration"):
         store.write_now(run_out)
+
+
+def test_a_write_by_the_driver_alone_is_a_transaction(store: Store) -> None:
+    def fail(driver: Driver) -> str:
+        put_by_driver("half")(driver)
+        raise Refused
+
+    def end_transaction(driver: Driver) -> str:
+        put_by_driver("lost")(driver)
+        if driver.mark == "?":
+            driver.raw.execute("ROLLBACK")
+            raise Refused
+        driver.raw.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        raise AssertionError("the connection is gone")
+
+    def leave_unfinished(driver: Driver) -> str:
+        """What breaks at the commit: a row that refers to nothing."""
+        driver.raw.execute("CREATE TABLE one (n INTEGER PRIMARY KEY)")
+        driver.raw.execute("CREATE TABLE other (n INTEGER REFERENCES one (n) DEFERRABLE INITIALLY DEFERRED)")
+        driver.raw.execute("INSERT INTO other VALUES (7)")
+        return "never"
+
+    async def run() -> list[Outcome[str]]:
+        works = [put_by_driver("first"), fail, end_transaction, put_by_driver("second"), leave_unfinished]
+        return [await begun(store, work) for work in (*works, put_by_driver("last"))]
+
+    first, failed, ended, second, unfinished, last = asyncio.run(asyncio.wait_for(run(), 20))
+    assert (first.result, second.result, last.result) == ("first", "second", "last")
+    assert isinstance(failed.error, Refused)
+    assert isinstance(ended.error, StoreError)
+    assert isinstance(unfinished.error, StoreError)
+    assert store.read_now(names) == {"first", "second", "last"}
+    assert store.write_now(put("by SQLAlchemy, on the same connection")) is not None
+
+
+def test_a_write_by_the_driver_shares_a_transaction(store: Store) -> None:
+    def fail(driver: Driver) -> str:
+        put_by_driver("half")(driver)
+        raise Refused
+
+    async def run() -> tuple[Outcome[str], str, Outcome[str]]:
+        go = hold_writer(store)
+        commits = count_commits(store)
+        told, failed = begun(store, put_by_driver("driver")), begun(store, fail)
+        other = asyncio.create_task(store.write(put("other")))
+        await asyncio.sleep(0)
+        go.set()
+        outcomes = await told, await other, await failed
+        assert len(commits) == 2  # of the one who held the writer, and of these three
+        return outcomes
+
+    told, other, failed = asyncio.run(asyncio.wait_for(run(), 20))
+    assert (told.result, other) == ("driver", "other")
+    assert isinstance(failed.error, Refused)
+    assert store.read_now(names) == {"driver", "other"}
 
 
 def test_transaction_ended_by_the_database_acknowledges_nothing(store: Store) -> None:

@@ -6,6 +6,7 @@ from itertools import count
 
 from palestra.episodes.board import Board
 from palestra.store import Store
+from palestra.store.databases import Driver
 from palestra.store.episodes import load_all, save_changes
 from palestra.types.episode_rows import Change, EpisodeRow, SavedRows
 from palestra.types.episodes import (
@@ -30,7 +31,7 @@ claim_ids = count()
 
 def save(store: Store, board: Board) -> None:
     changes = board.take_changes()
-    store.write_now(lambda conn: save_changes(conn, changes))
+    store.write_now(lambda conn: save_changes(Driver.of(conn), changes))
 
 
 def load(store: Store) -> SavedRows:
@@ -73,7 +74,7 @@ def sorted_rows(saved: SavedRows) -> list[str]:
 def test_every_row_comes_back_as_it_was(tables_store: Store) -> None:
     board, _, _ = make_board()
     changes = board.take_changes()
-    tables_store.write_now(lambda conn: save_changes(conn, changes))
+    tables_store.write_now(lambda conn: save_changes(Driver.of(conn), changes))
     assert sorted_rows(load(tables_store)) == sorted(repr(change.row) for change in changes)
     assert {change.row.state for change in changes if isinstance(change.row, EpisodeRow)} == {
         EpisodeState.ENDED,
@@ -132,7 +133,7 @@ def test_of_several_changes_of_a_row_the_last_one_counts(tables_store: Store) ->
     board.note_call("alice", LeaseRef(episode_id=board.leases()[0].ref.episode_id, attempt=1), 7.0)
     late = board.take_changes()
     key = (ended.episode_id,)
-    tables_store.write_now(lambda c: save_changes(c, [*early, *late, Change(EpisodeRow, key, None)]))
+    tables_store.write_now(lambda c: save_changes(Driver.of(c), [*early, *late, Change(EpisodeRow, key, None)]))
     saved = load(tables_store)
     assert ended.episode_id not in {row.episode_id for row in saved.episodes}
     assert max(row.calls for row in saved.episodes) == 2

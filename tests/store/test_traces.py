@@ -7,6 +7,7 @@ import pytest
 
 from palestra.episodes.board import Board
 from palestra.store import Store
+from palestra.store.databases import Driver
 from palestra.store.episodes import save_changes
 from palestra.store.traces import (
     KeptAnswer,
@@ -174,8 +175,8 @@ def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
     board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)
     changes = [c for c in board.take_changes() if isinstance(c.row, EpisodeRow)]
     (kept,) = [Change(EpisodeRow, ("e-1",), msgspec.structs.replace(c.row, episode_id="e-1")) for c in changes if c.row]
-    tables_store.write_now(lambda c: save_changes(c, [kept]))
+    tables_store.write_now(lambda c: save_changes(Driver.of(c), [kept]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 1
     assert tables_store.read_now(lambda c: get_trace(c, "free", "o")) is None
-    tables_store.write_now(lambda c: save_changes(c, [Change(EpisodeRow, ("e-1",), None)]))
+    tables_store.write_now(lambda c: save_changes(Driver.of(c), [Change(EpisodeRow, ("e-1",), None)]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 3

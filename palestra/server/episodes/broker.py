@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
@@ -204,7 +205,8 @@ class Broker:
 
     def _write(self, report: Report) -> None:
         if changes := self.board.take_changes():
-            self._store.begin_write(lambda c: rows.save_changes(c, changes), lambda outcome: report(outcome.error))
+            write = partial(rows.save_changes, changes=changes)
+            self._store.begin_write(write, lambda outcome: report(outcome.error))
         else:
             report(None)
 
