@@ -80,6 +80,21 @@ def request_id() -> str:
     return found
 
 
+class AsRequest:
+    """What is logged meanwhile has this one's id."""
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._token = _request.set(self._scope)
+
+    def __exit__(self, *_error: object) -> None:
+        _request.reset(self._token)
+
+
 def _add_request_id(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
     if made := request_id():
         line.setdefault("request_id", made)
@@ -130,16 +145,18 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        token = _request.set(scope)
-        try:
-            return await self.app(scope, receive, watch)
-        finally:
-            seconds = time.perf_counter() - started
-            route = _template(scope)
-            if self.observe:
-                self.observe(route, status, seconds)
-            is_routine = status < 400 or status in ROUTINE_STATUSES
-            if self._tells_all or not is_routine:
-                line = self.log.debug if is_routine else self.log.info
-                line("request", method=scope["method"], path=route, status=status, ms=round(seconds * 1000, 1))
-            _request.reset(token)
+        with AsRequest(scope):
+            try:
+                return await self.app(scope, receive, watch)
+            finally:
+                self.over(_template(scope), scope["method"], status, time.perf_counter() - started, scope)
+
+    def over(self, route: str, method: str, status: int, seconds: float, scope: Scope) -> None:
+        """A request that is answered."""
+        if self.observe:
+            self.observe(route, status, seconds)
+        is_routine = status < 400 or status in ROUTINE_STATUSES
+        if self._tells_all or not is_routine:
+            line = self.log.debug if is_routine else self.log.info
+            with AsRequest(scope):
+                line("request", method=method, path=route, status=status, ms=round(seconds * 1000, 1))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 import uvicorn
@@ -18,9 +19,9 @@ import uvicorn
 from palestra.chat.errors import ChatError
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
+from palestra.server.direct_answers import DirectAnswers
 from palestra.server.hub import Hub
 from palestra.server.logs import UVICORN_LOGGING, set_up_logs
-from palestra.server.whole_answers import WholeAnswers
 from palestra.server.workers import WorkerError
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
@@ -92,10 +93,11 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
     started = time.monotonic()
     async with Hub.open(config) as hub:
         first_key = await _first_key(config, hub.store)
+        served = create_app(hub)
         server = _Server(
             uvicorn.Config(
-                create_app(hub),
-                http=WholeAnswers,
+                served.app,
+                http=partial(DirectAnswers, calls=served.direct, log=served.app),  # type: ignore[arg-type]
                 backlog=BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=5,

@@ -18,7 +18,11 @@ LARGE_BYTES = 1 << 16  # to copy it takes longer than another call
 
 
 class WholeAnswers(HttpToolsProtocol):
+    plain_transport: asyncio.Transport
+    """For what is whole already. Whatever was written before it has left."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.plain_transport = transport
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
 
 

@@ -141,6 +141,10 @@ class Broker:
     async def saved(self) -> None:
         await self._saving.saved()
 
+    def when_saved(self, tell: Report) -> None:
+        """Everything up to now."""
+        self._saving.when_saved(tell)
+
     def last_write(self) -> asyncio.Future[None] | None:
         """Done when everything up to now is durable; None: it is."""
         return self._saving.waiter()

@@ -30,6 +30,10 @@ class Claim:
     request: ClaimRequest
     is_free: Callable[[], bool] | None = None
     """Whether it may be served just now, while it waits. None: always."""
+    base_url: str = ""
+    """Where its player reaches the model."""
+    model: str = ""
+    """Of runs that have none yet."""
 
     @property
     def interest(self) -> tuple[str, ...]:
@@ -39,6 +43,17 @@ class Claim:
     @property
     def name(self) -> tuple[str, str, str]:
         return self.owner, self.request.client_id, self.request.claim_id
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    claim: Claim
+    at: float
+    leases: list[Lease]
+
+    @property
+    def has_to_wait(self) -> bool:
+        return not self.leases and self.claim.request.wait_s > 0
 
 
 Got = list[Lease] | BoardError
@@ -56,18 +71,30 @@ class Claims:
     async def claim(self, claim: Claim, hold: Hold | None = None) -> list[Lease]:
         """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing.
         `hold`: awaits the wait, and may give it up."""
-        broker, began = self._broker, self._broker.clock.now()
-        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), began):
+        return await self.finish(self.begin(claim), hold)
+
+    def begin(self, claim: Claim) -> Begun:
+        """What there is at once. Not durable yet."""
+        broker, began_at = self._broker, self._broker.clock.now()
+        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), began_at):
             most = f"{broker.config.max_claims_per_s:g} in a second"
             raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
         if len(self._waiting):
             broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
-        leases = broker.apply(lambda board, now: self._take(board, claim, now))
-        if not leases and claim.request.wait_s > 0:
-            leases = await (self._wait(claim) if hold is None else hold(self._wait(claim)))
-        await broker.saved()
-        broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began)
-        return leases
+        return Begun(claim, began_at, broker.apply(lambda board, now: self._take(board, claim, now)))
+
+    async def finish(self, begun: Begun, hold: Hold | None = None) -> list[Lease]:
+        if begun.has_to_wait:
+            waiting = self._wait(begun.claim)
+            begun = Begun(begun.claim, begun.at, await (waiting if hold is None else hold(waiting)))
+        await self._broker.saved()
+        return self.told(begun)
+
+    def told(self, begun: Begun) -> list[Lease]:
+        """To its client, now that it is durable."""
+        broker, claim = self._broker, begun.claim
+        broker.observer.claimed(claim.owner, claim.request, begun.leases, broker.clock.now() - begun.at)
+        return begun.leases
 
     def why_nothing(self, claim: Claim) -> str:
         """That got nothing: what holds it off. Empty: there is nothing to play."""
@@ -80,7 +107,13 @@ class Claims:
         keys = self._broker.keys
         refs = [AttemptRef(claim.owner, lease.episode_id, lease.attempt) for lease in leases]
         return [
-            replace(lease, api_key=keys.open(ref), traceparent=traceparent_of(ref.origin))
+            replace(
+                lease,
+                api_key=keys.open(ref),
+                base_url=claim.base_url,
+                model=lease.model or claim.model,
+                traceparent=traceparent_of(ref.origin),
+            )
             for lease, ref in zip(leases, refs, strict=True)
         ]
 

@@ -10,11 +10,12 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from palestra.episodes.board import Board
-from palestra.episodes.staging import PART
 from palestra.server.auth import Caller
+from palestra.server.episodes import calls
 from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import EpisodesNow, Trainer
 from palestra.server.episodes.bodies import json_response, read_record
+from palestra.server.episodes.broker import BoardRefusal
 from palestra.server.episodes.deliveries import Reading
 from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
@@ -23,15 +24,17 @@ from palestra.server.openapi import answer_of, body_of
 from palestra.types.episodes import RunInfo
 
 PREFIX = "/episodes/v1"
-RUN = "/runs/{run:path}"
+RUN_IN_PATH = "{run:path}"
+RUN = f"/runs/{RUN_IN_PATH}"
 GROUPS = "/groups"
 MAX_GROUPS = 256  # in one answer
 INT64 = 2**63 - 1
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
+Begin = Callable[[calls.Asking], calls.Answer]
 
-RUN_NAME = "^[A-Za-z0-9._:#/-]{1,128}$"
-RunName = Annotated[str, Path(pattern=RUN_NAME)]
+RUN_CHARACTERS = "[A-Za-z0-9._:#/-]{1,128}"
+RunName = Annotated[str, Path(pattern=f"^{RUN_CHARACTERS}$")]
 Seconds = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 Number = Annotated[int, Query(ge=0, le=INT64)]
 
@@ -117,18 +120,25 @@ async def _changed(
 # Groups
 
 
+async def answered(request: Request, caller: Caller, begin: Begin, run: str = "") -> Response:
+    """One of `calls`."""
+    hub = request.app.state.hub
+    try:
+        answer = begin(calls.Asking(hub, caller, calls.Address.of(request), run))
+    except BoardRefusal:
+        await hub.episodes.broker.saved()  # what it speaks of may be new
+        raise
+    if isinstance(answer, calls.Later):
+        return json_response(await (while_connected(request, answer.work) if answer.is_for_caller else answer.work))
+    await hub.episodes.broker.saved()
+    return json_response(answer())
+
+
 @router.post(RUN + GROUPS, openapi_extra=body_of(w.NewGroups), responses=answer_of(w.RegisteredGroups))
-async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+async def register(run: RunName, request: Request, caller: Trainer) -> Response:
     """All of them or none; those that are known already stay as they are."""
     body = await read_record(request, w.NewGroups)
-    if sum(max(group.size, group.count or 0) for group in body.groups) > PART:
-        registered = await episodes.broker.do_in_parts(
-            lambda board, now: board.register_in_parts(caller.owner, run, body.groups, now)
-        )
-    else:
-        registered = await episodes.broker.do(lambda board, now: board.register(caller.owner, run, body.groups, now))
-    episodes.broker.observer.registered(caller.owner, run, registered)
-    return json_response(w.RegisteredGroups(registered))
+    return await answered(request, caller, lambda asking: calls.register(asking, body), run)
 
 
 @router.get(RUN + GROUPS, responses=answer_of(w.PlayedGroups))

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+
+import structlog
 
 from palestra.server.errors import Refusal
+
+log = structlog.get_logger()
 
 
 class NotSaved(Refusal):
@@ -29,9 +34,9 @@ class Saving:
         """`write` begins by taking all changes there are, and reports once. `on_failure` is called before anybody
         hears of it: what was changed since is lost with it."""
         self._write, self._on_failure = write, on_failure
-        self._next: list[asyncio.Future[None]] | None = None
+        self._next: list[Report] | None = None
         """Who waits for the next write; None: there is nothing to write."""
-        self._under_way: list[asyncio.Future[None]] | None = None
+        self._under_way: list[Report] | None = None
         """None: no write is. Only then `touch` begins one: otherwise the end of that one does."""
 
     def touch(self) -> None:
@@ -41,6 +46,14 @@ class Saving:
             if self._under_way is None:
                 asyncio.get_running_loop().call_soon(self._begin)
 
+    def when_saved(self, tell: Report) -> None:
+        """Everything up to now; told at once where it is. The error is `NotSaved`."""
+        waiters = self._under_way if self._next is None else self._next
+        if waiters is None:
+            tell(None)
+        else:
+            waiters.append(tell)
+
     async def saved(self) -> None:
         """When everything up to now is durable. Whoever is cancelled here changes nothing about that."""
         if (waiter := self.waiter()) is not None:
@@ -48,11 +61,10 @@ class Saving:
 
     def waiter(self) -> asyncio.Future[None] | None:
         """Done when everything up to now is durable; None: it is. It fails with `NotSaved`."""
-        waiters = self._under_way if self._next is None else self._next
-        if waiters is None:
+        if self._next is None and self._under_way is None:
             return None
         waiter = asyncio.get_running_loop().create_future()
-        waiters.append(waiter)
+        self.when_saved(partial(_settle, waiter))
         return waiter
 
     async def settle_down(self) -> None:
@@ -70,12 +82,10 @@ class Saving:
         if error is not None:
             self._fail(error)
             return
-        waiters, self._under_way = self._under_way or (), None
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        waiters, self._under_way = self._under_way or [], None
         if self._next is not None:
             self._begin()
+        _tell_all(waiters, None)
 
     def _fail(self, error: BaseException) -> None:
         """What came behind it stands on it."""
@@ -84,7 +94,22 @@ class Saving:
         try:
             self._on_failure(error)
         finally:
-            for waiter in lost:
-                if not waiter.done():
-                    waiter.set_exception(NotSaved())
-                    waiter.exception()  # heard of, even if nobody waits for it
+            _tell_all(lost, NotSaved())
+
+
+def _tell_all(waiters: list[Report], error: BaseException | None) -> None:
+    for tell in waiters:
+        try:
+            tell(error)
+        except Exception:  # the others are told all the same
+            log.exception("nobody could be told that something was saved, or was not")
+
+
+def _settle(waiter: asyncio.Future[None], error: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
+        waiter.exception()  # heard of, even if nobody waits for it

@@ -18,8 +18,8 @@ from palestra.episodes.board import Board
 from palestra.server.auth import TRAINERS
 from palestra.server.episodes.access import Claimant, EpisodesNow, Player, Trainer, holder, speaker
 from palestra.server.episodes.bodies import json_response, read_record
+from palestra.server.episodes.calls import Address, endpoint
 from palestra.server.episodes.claims import Claim
-from palestra.server.episodes.player_routes import addressed
 from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
 from palestra.server.openai.connection import while_connected
@@ -73,7 +73,7 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
         got = error.detail
     if isinstance(got, str):
         return json_response(t.ClaimedEpisode(success=False, fail_cause=got))
-    return json_response(_told(asked.client_uuid, addressed(request, [got])[0]))
+    return json_response(_told(asked.client_uuid, got))
 
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
@@ -181,7 +181,9 @@ async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease 
         return f"{status}: {ADVICE[status]}"
     left_s = max(until - loop.time(), 0.0)
     asked = replace(claim.request, wait_s=left_s)
-    leases = await episodes.claims.claim(Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner)), hold)
+    base_url, model = endpoint(request.app.state.hub, Address.of(request))
+    wanted = Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner), base_url=base_url, model=model)
+    leases = await episodes.claims.claim(wanted, hold)
     if leases:
         return leases[0]
     status = engine.status(claim.owner)

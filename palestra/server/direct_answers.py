@@ -1,0 +1,166 @@
+"""Answers given by the HTTP protocol itself, without ASGI: for short calls that come thousands of times a second.
+
+Owns: which requests are plain enough, the order of a connection's answers, writing them. Never touches: what is asked.
+
+ASGI takes most of such a call's time: a task, a scope, messages, two coroutines for each layer. What is not plain here
+(a body in chunks, or packed, or long; a proxy's headers; a client that does not read) goes that way all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from palestra.server.logs import AsRequest, RequestLog
+from palestra.server.whole_answers import WholeAnswers
+
+LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the loop, then
+UNUSUAL = frozenset(
+    (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
+)
+STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
+
+
+class DirectCall(Protocol):
+    @property
+    def route(self) -> str: ...
+
+    def begin(self, exchange: Exchange) -> bool:
+        """Sees to it that `exchange.reply` is called once, now or later. False: by ASGI instead, nothing is done."""
+        ...
+
+
+class DirectCalls(Protocol):
+    def find(self, url: bytes) -> DirectCall | None:
+        """Of a POST."""
+        ...
+
+
+class Exchange:
+    """A request and its answer. To uvicorn it is one of its own, and the next request of the connection waits."""
+
+    __slots__ = (
+        *("_call", "_log", "_protocol", "_started", "body", "disconnected", "headers", "keep_alive", "marks"),
+        *("on_gone", "response_complete"),
+    )
+
+    def __init__(self, protocol: DirectAnswers, call: DirectCall, headers: Mapping[bytes, bytes], log: RequestLog):
+        self._protocol, self._call, self._log = protocol, call, log
+        self._started = time.perf_counter()
+        self.headers = headers
+        """The first of each name."""
+        self.body = b""
+        self.marks: dict[str, Any] = {}
+        """Of its lines in the log."""
+        self.on_gone: Callable[[], object] | None = None
+        """When nobody waits for the answer any more."""
+        self.response_complete = self.disconnected = False
+        self.keep_alive = True
+
+    @property
+    def scheme(self) -> str:
+        return self._protocol.scheme or "http"
+
+    @property
+    def server(self) -> tuple[str, int | None] | None:
+        return self._protocol.server
+
+    @property
+    def message_event(self) -> Exchange:
+        return self
+
+    def set(self) -> None:
+        """uvicorn's word that something happened."""
+        if self.disconnected and self.on_gone is not None:
+            self.on_gone()
+
+    def begin(self) -> bool:
+        with AsRequest(self.marks):
+            return self._call.begin(self)
+
+    def reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.response_complete = True
+        self._protocol.answer(self, status, body, headers)
+        self._log.over(self._call.route, "POST", status, time.perf_counter() - self._started, self.marks)
+
+
+class DirectAnswers(WholeAnswers):
+    def __init__(self, *args: Any, calls: DirectCalls, log: RequestLog, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls, self._log = calls, log
+        self._told: tuple[Any, bytes] = (None, b"")
+        """uvicorn's own headers, as they are written. They change once a second."""
+
+    def on_message_begin(self) -> None:
+        """The rest of it waits until it is known to be needed."""
+        self.url, self.headers, self.expect_100_continue = b"", [], False
+
+    def on_headers_complete(self) -> None:
+        if not self._is_free() or (call := self._calls.find(self.url)) is None:
+            self._begin_asgi()
+            return
+        headers = dict(reversed(self.headers))
+        if self._is_plain(headers):
+            self.cycle = Exchange(self, call, headers, self._log)  # type: ignore[assignment]
+        else:
+            self._begin_asgi()
+
+    def on_body(self, body: bytes) -> None:
+        if isinstance(self.cycle, Exchange):
+            self.cycle.body += body
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        exchange: Any = self.cycle
+        if not isinstance(exchange, Exchange):
+            super().on_message_complete()
+        elif not exchange.begin():
+            self.cycle = None  # type: ignore[assignment]
+            self._begin_asgi()
+            super().on_body(exchange.body)
+            super().on_message_complete()
+
+    def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        if not self.transport.is_closing():
+            lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+            if not exchange.keep_alive:
+                lines += b"connection: close\r\n"
+            self.plain_transport.write(
+                b"%s%scontent-length: %d\r\ncontent-type: application/json\r\n%s\r\n%s"
+                % (STATUS_LINES[status], self._own_headers(), len(body), lines, body)
+            )
+            if not exchange.keep_alive:
+                self.transport.close()
+        self.on_response_complete()
+
+    def _is_free(self) -> bool:
+        """Nothing is being answered, and what was answered is taken."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
+
+    def _is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
+        parser, length = self.parser, headers.get(b"content-length", b"")
+        assert parser is not None
+        return (
+            parser.get_method() == b"POST"
+            and parser.should_keep_alive()
+            and parser.get_http_version() == "1.1"
+            and UNUSUAL.isdisjoint(headers)
+            and 0 < len(length) <= 5
+            and int(length) <= LONG_BYTES
+        )
+
+    def _begin_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
+        super().on_headers_complete()
+
+    def _own_headers(self) -> bytes:
+        now = self.server_state.default_headers
+        if self._told[0] is not now:
+            self._told = now, b"".join([b"%s: %s\r\n" % header for header in now])
+        return self._told[1]

@@ -1,0 +1,123 @@
+"""Claim, heartbeat, end, release and register without FastAPI and ASGI: the same functions, rights and refusals.
+
+Owns: finding them by their path, who may call them. Never touches: what they do, connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+
+from palestra.server.auth import TRAINERS, Doorkeeper, as_player
+from palestra.server.direct_answers import DirectCall, Exchange
+from palestra.server.episodes import calls
+from palestra.server.episodes import wire as w
+from palestra.server.episodes.access import PLAYERS
+from palestra.server.episodes.bodies import record_of
+from palestra.server.episodes.routes import GROUPS, PREFIX, RUN, RUN_CHARACTERS, RUN_IN_PATH
+from palestra.server.errors import Refusal
+from palestra.server.hub import Hub
+from palestra.server.logs import AsRequest
+from palestra.store.records import Rights
+from palestra.types.episodes import ClaimRequest
+
+Told = tuple[int, bytes, list[tuple[bytes, bytes]]]
+"""Status, body, headers."""
+
+
+class DirectEpisodes:
+    def __init__(self, hub: Hub, doorkeeper: Doorkeeper, failed: Callable[[str, BaseException], Told]) -> None:
+        """`failed`: what is told of an error, by the path it happened at."""
+        self.hub, self.doorkeeper, self.failed = hub, doorkeeper, failed
+        self.waiting: set[asyncio.Task[msgspec.Struct]] = set()
+        players = (*PLAYERS, Rights.EPISODE)
+        found = (
+            _Call(self, f"{PREFIX}/claim", ClaimRequest, PLAYERS, calls.claim),
+            _Call(self, f"{PREFIX}/heartbeat", w.Heartbeat, players, calls.heartbeat),
+            _Call(self, f"{PREFIX}/end", w.Ends, players, calls.end),
+            _Call(self, f"{PREFIX}/release", w.Release, players, calls.release),
+        )
+        self._calls = {call.route.encode(): call for call in found}
+        self._register = _Call(self, f"{PREFIX}{RUN}{GROUPS}", w.NewGroups, TRAINERS, calls.register)
+        before, _, after = self._register.route.partition(RUN_IN_PATH)
+        self._register_path = re.compile(f"{before}({RUN_CHARACTERS}){after}".encode())
+
+    def find(self, url: bytes) -> DirectCall | None:
+        if (call := self._calls.get(url)) is not None:
+            return call
+        found = self._register_path.fullmatch(url)
+        return None if found is None else replace(self._register, run=found[1].decode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    desk: DirectEpisodes
+    route: str
+    kind: type[msgspec.Struct]
+    rights: tuple[Rights, ...]
+    function: Callable[[calls.Asking, Any], calls.Answer]
+    run: str = ""
+
+    def begin(self, exchange: Exchange) -> bool:
+        hub = self.desk.hub
+        try:
+            caller = self.desk.doorkeeper.admit_now(exchange.headers, self.rights, time.monotonic())
+            if caller is None:
+                return False
+            body = record_of(exchange.body, self.kind)
+            address = calls.Address(exchange.scheme, exchange.server, exchange.headers.get(b"host"))
+            asking = calls.Asking(hub, as_player(caller), address, self.run)
+        except Refusal as refusal:
+            self._fail(exchange, refusal)
+            return True
+        answer = self._answer(asking, body)
+        if isinstance(answer, calls.Later):
+            self._answer_later(exchange, answer)
+        else:
+            hub.episodes.broker.when_saved(partial(self._tell, exchange, answer))
+        return True
+
+    def _answer(self, asking: calls.Asking, body: msgspec.Struct) -> calls.Answer:
+        """An error waits too: what it speaks of may be new."""
+        try:
+            return self.function(asking, body)
+        except Exception as error:
+            return partial(_raise, error)
+
+    def _tell(self, exchange: Exchange, answer: Callable[[], msgspec.Struct], error: BaseException | None) -> None:
+        with AsRequest(exchange.marks):
+            try:
+                if error is not None:
+                    raise error
+                told = msgspec.json.encode(answer())
+            except Exception as failure:
+                self._fail(exchange, failure)
+            else:
+                exchange.reply(200, told)
+
+    def _answer_later(self, exchange: Exchange, answer: calls.Later) -> None:
+        task = asyncio.get_running_loop().create_task(answer.work)
+        self.desk.waiting.add(task)
+        task.add_done_callback(partial(self._told_later, exchange))
+        if answer.is_for_caller:
+            exchange.on_gone = task.cancel
+
+    def _told_later(self, exchange: Exchange, task: asyncio.Task[msgspec.Struct]) -> None:
+        self.desk.waiting.discard(task)
+        error = ClientDisconnect() if task.cancelled() else task.exception()
+        self._tell(exchange, task.result, error)
+
+    def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        exchange.reply(*self.desk.failed(self.route, error))
+
+
+def _raise(error: Exception) -> Any:
+    raise error
