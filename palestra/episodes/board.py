@@ -17,7 +17,7 @@ from typing import Self
 from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs, staging
 from palestra.episodes import groups as grouping
 from palestra.episodes.limits import Limits
-from palestra.episodes.news import AttemptOutcome, Call, Hold, Listing, News, OpenLease, QueueState
+from palestra.episodes.news import AttemptOutcome, Call, Hold, Listing, News, OpenLease, Progress, QueueState
 from palestra.episodes.records import Group, Run, queued_since
 from palestra.episodes.search import Search, Searching
 from palestra.episodes.staging import Parts
@@ -78,6 +78,11 @@ class Board:
 
     def run_info(self, owner: str, run: str) -> RunInfo:
         return self._state.run(owner, run).info()
+
+    def progress(self, owner: str, run: str) -> Progress:
+        """As `run_info`, for who asks after each group."""
+        found = self._state.run(owner, run)
+        return Progress(found.delivered, found.committed, found.settings.push_to)
 
     def runs(self, owner: str) -> list[RunInfo]:
         mine = self._state.runs.get(owner, {}).values()
@@ -336,7 +341,10 @@ class Board:
         return self._state.outbox.take()
 
     def take_news(self) -> News:
-        news, self._state.news = self._state.news, News()
+        """To be looked at before the next call."""
+        news = self._state.news
+        if news.claimable or news.delivered or news.deleted or news.over:
+            self._state.news = News()
         return news
 
     def _run_now(self, owner: str, run: str, now: float) -> Run:

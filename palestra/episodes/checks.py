@@ -95,38 +95,49 @@ def _check_bounds(bounds: SamplingBounds) -> None:
 def check_group(group: NewGroup, limits: Limits) -> str:
     """Its canonical text."""
     check_id("group_id", group.group_id)
-    where = f"group {group.group_id}: "
-    count = group.size if group.count is None else group.count
-    _check(group.size >= 1, f"{where}size: 1 or more is allowed, found {group.size}")
-    found = f"found {count}"
-    _check(count >= group.size, f"{where}count: at least size ({group.size}), or the group is never whole; {found}")
-    _check(count <= limits.max_members, f"{where}count: at most {limits.max_members}; {found}")
-    is_min = group.min_size is None or 1 <= group.min_size <= group.size
-    _check(is_min, f"{where}min_size: 1 to size ({group.size}) is allowed, found {group.min_size}")
-    _check(len(group.seeds) <= count, f"{where}seeds: at most one for each of {count}, found {len(group.seeds)}")
-    are_seeds = all(-(2**63) <= seed < 2**63 for seed in group.seeds)
-    _check(are_seeds, f"{where}seeds: each fits into 64 bits with its sign")
-    _check(abs(group.priority) < INT32, f"{where}priority: fits into 32 bits, found {group.priority}")
-    is_deadline = group.deadline_s is None or _is_positive(group.deadline_s)
-    _check(is_deadline, f"{where}deadline_s: more than 0 seconds, found {group.deadline_s}")
-    is_attempts = group.max_attempts is None or 1 <= group.max_attempts < INT32
-    _check(is_attempts, f"{where}max_attempts: 1 or more is allowed, found {group.max_attempts}")
+    if (wrong := _what_is_wrong(group, limits)) is not None:
+        raise BoardError(400, f"group {group.group_id}: {wrong}")
     try:
         text = canonical(group)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BoardError(400, f"{where}it cannot be written as JSON: {error}") from None
+        raise BoardError(400, f"group {group.group_id}: it cannot be written as JSON: {error}") from None
     if (size := len(text.encode())) > limits.max_task_bytes:
-        raise BoardError(413, f"{where}at most {limits.max_task_bytes} bytes with its task, found {size}")
+        found = f"at most {limits.max_task_bytes} bytes with its task, found {size}"
+        raise BoardError(413, f"group {group.group_id}: {found}")
     return text
+
+
+def _what_is_wrong(group: NewGroup, limits: Limits) -> str | None:
+    """In words, which are made for nobody else: thousands come in a second."""
+    size, count = group.size, group.size if group.count is None else group.count
+    if size < 1:
+        return f"size: 1 or more is allowed, found {size}"
+    if count < size:
+        return f"count: at least size ({size}), or the group is never whole; found {count}"
+    if count > limits.max_members:
+        return f"count: at most {limits.max_members}; found {count}"
+    if group.min_size is not None and not 1 <= group.min_size <= size:
+        return f"min_size: 1 to size ({size}) is allowed, found {group.min_size}"
+    if len(group.seeds) > count:
+        return f"seeds: at most one for each of {count}, found {len(group.seeds)}"
+    if not all(-(2**63) <= seed < 2**63 for seed in group.seeds):
+        return "seeds: each fits into 64 bits with its sign"
+    if abs(group.priority) >= INT32:
+        return f"priority: fits into 32 bits, found {group.priority}"
+    if group.deadline_s is not None and not _is_positive(group.deadline_s):
+        return f"deadline_s: more than 0 seconds, found {group.deadline_s}"
+    if group.max_attempts is not None and not 1 <= group.max_attempts < INT32:
+        return f"max_attempts: 1 or more is allowed, found {group.max_attempts}"
+    return None
 
 
 def check_claim(request: ClaimRequest, limits: Limits) -> None:
     check_id("client_id", request.client_id)
     check_id("claim_id", request.claim_id)
-    is_count = 1 <= request.max_n <= limits.max_claim
-    _check(is_count, f"max_n: 1 to {limits.max_claim} is allowed, found {request.max_n}")
-    is_lease = request.lease_s is None or _is_positive(request.lease_s)
-    _check(is_lease, f"lease_s: more than 0 seconds, found {request.lease_s}")
+    if not 1 <= request.max_n <= limits.max_claim:
+        raise BoardError(400, f"max_n: 1 to {limits.max_claim} is allowed, found {request.max_n}")
+    if request.lease_s is not None and not _is_positive(request.lease_s):
+        raise BoardError(400, f"lease_s: more than 0 seconds, found {request.lease_s}")
 
 
 def result_text(result: EpisodeResult, limits: Limits) -> str:

@@ -198,6 +198,5 @@ def _close(state: State, group: Group, to: GroupState, reason: str, rest: str, n
     for episode in group.members:
         if episode.state in PLAYING:
             cancel(state, episode, rest, now)
-    state.outbox.group(group)
-    state.outbox.run(run)
+    state.outbox.group(group)  # its run's count of them is found by their numbers
     state.news.delivered.add((run.owner, run.name))

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, Held, LeaseRef, SamplingBounds
 
 
-@dataclass(frozen=True, slots=True)
-class OpenLease:
+class Progress(Struct, frozen=True, gc=False):
+    """Of a run: the newest numbers of its groups, and who is to get them."""
+
+    delivered: int
+    committed: int
+    push_to: str
+
+
+class OpenLease(Struct, frozen=True):
     owner: str
     run: str
     client_id: str

@@ -71,6 +71,7 @@ def _add_group(state: State, row: GroupRow) -> None:
         state.timers.watch_deadline(group)
     else:
         run.log[group.number] = group
+        run.delivered = max(run.delivered, group.number)
 
 
 def _add_episode(state: State, row: EpisodeRow, open_calls: Mapping[LeaseRef, int], now: float) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from palestra.server.errors import Refusal
@@ -32,8 +33,7 @@ TRAINERS = (Rights.ADMIN, Rights.TRAINER)
 EPISODE_PREFIX = "ep-"  # of keys that are no row anywhere: the broker knows them
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRef:
+class AttemptRef(Struct, frozen=True, gc=False):
     """One attempt to play an episode."""
 
     owner: str

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from palestra.server.tallies import Counts, Spreads
+from palestra.server.tallies import Count, Counts, Spread, Spreads
 from palestra.types.engine import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -79,6 +79,8 @@ class Metrics:
         self._request_s = Spreads(
             self.registry, "palestra_request_seconds", "Time to answer a request", ["route"], LATENCY_BUCKETS_S
         )
+        self._of_request: dict[tuple[str, int], tuple[Count, Spread]] = {}
+        """By route and status: both, without looking for each."""
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
@@ -105,8 +107,13 @@ class Metrics:
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """`route` is the template, as /api/v1/models/{model_id}."""
-        self._requests.of(route, str(status)).inc()
-        self._request_s.of(route).observe(seconds)
+        known = self._of_request.get((route, status))
+        if known is None:
+            known = self._requests.of(route, str(status)), self._request_s.of(route)
+            self._of_request[route, status] = known
+        count, spread = known
+        count.value += 1
+        spread.observe(seconds)
 
     def submitted(self, kind: str, *, base_model: str = "") -> None:
         """`kind` is the type of the call: sample, forward_backward, optim_step …"""

@@ -17,6 +17,7 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False):
     is_paused: bool
     committed: int
     delivered: int
+    """When it was saved last; a group that is there may have a higher number."""
     registered: int
     """Groups ever: the next one's serial number."""
     created_at: float

@@ -6,7 +6,6 @@ Owns: bodies and answers of these. Never touches: who may call, HTTP, the rules 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +27,7 @@ MAX_AT_ONCE = 4096  # leases that one call speaks of
 ASK_AGAIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """That a call came in at."""
 
     scheme: str
@@ -46,8 +44,7 @@ class Address:
         return cls(scope["scheme"], server and tuple(server), host, scope.get("root_path", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     hub: Hub
     caller: Caller
     address: Address
@@ -59,8 +56,7 @@ class Asking:
         return self.hub.episodes.broker
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(Struct, frozen=True):
     """An answer that takes its time, and sees by itself to what must be durable first."""
 
     work: Coroutine[Any, Any, Struct]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from palestra.episodes.board import Board
@@ -24,8 +24,7 @@ from palestra.server.errors import Refusal
 from palestra.types.episodes import ClaimRequest, Held, Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     owner: str
     request: ClaimRequest
     is_free: Callable[[], bool] | None = None
@@ -45,8 +44,7 @@ class Claim:
         return self.owner, self.request.client_id, self.request.claim_id
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     claim: Claim
     at: float
     leases: list[Lease]

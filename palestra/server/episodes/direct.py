@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -28,6 +28,9 @@ from palestra.server.hub import Hub
 from palestra.server.logs import AsRequest
 from palestra.store.records import Rights
 from palestra.types.episodes import ClaimRequest
+
+MAX_RUNS = 1024  # whose calls are kept ready
+REGISTER_END = GROUPS.encode()
 
 Told = tuple[int, bytes, list[tuple[bytes, bytes]]]
 """Status, body, headers."""
@@ -49,12 +52,17 @@ class DirectEpisodes:
         self._register = _Call(self, f"{PREFIX}{RUN}{GROUPS}", w.NewGroups, TRAINERS, calls.register)
         before, _, after = self._register.route.partition(RUN_IN_PATH)
         self._register_path = re.compile(f"{before}({RUN_CHARACTERS}){after}".encode())
+        self._registers = lru_cache(MAX_RUNS)(self._register_to)
 
     def find(self, url: bytes) -> DirectCall | None:
-        if (call := self._calls.get(url)) is not None:
+        if (call := self._calls.get(url)) is not None or not url.endswith(REGISTER_END):
             return call
-        found = self._register_path.fullmatch(url)
-        return None if found is None else replace(self._register, run=found[1].decode())
+        if (found := self._register_path.fullmatch(url)) is None:
+            return None
+        return self._registers(found[1])
+
+    def _register_to(self, run: bytes) -> DirectCall:
+        return replace(self._register, run=run.decode())
 
 
 @dataclass(frozen=True, slots=True)

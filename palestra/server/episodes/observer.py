@@ -97,7 +97,7 @@ class EpisodeObserver:
 
     def registered(self, owner: str, run: str, groups: Sequence[Registered]) -> None:
         self.on_trainer(owner, run)
-        for one in groups:
+        for one in groups if self._tells_all else ():
             if one.is_new:
                 self._log.debug(
                     "group registered", owner=owner, run=run, group=one.group_id, episodes=len(one.episode_ids)
@@ -191,11 +191,12 @@ class EpisodeObserver:
 
     def delivered(self, board: Board, run: RunName, now: float) -> None:
         """There is one more group to read, at least."""
-        info, unread = board.run_info(*run), self._unread.setdefault(run, {})
+        info, unread = board.progress(*run), self._unread.setdefault(run, {})
         newest = info.delivered
         for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
             unread[number] = now
-            self._log.debug("group ready", owner=run[0], run=run[1], number=number)
+            if self._tells_all:
+                self._log.debug("group ready", owner=run[0], run=run[1], number=number)
         self._ready[run] = newest
         while unread and (next(iter(unread)) <= info.committed or len(unread) > MAX_UNREAD):
             del unread[next(iter(unread))]

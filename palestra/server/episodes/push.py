@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from palestra.episodes.news import Progress
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.deliveries import Deliveries, Reading
 from palestra.server.episodes.push_addresses import check_address
@@ -37,6 +38,10 @@ class Looker(Protocol):
     """Sees to it that what is new in a run is sent."""
 
     def look(self, key: RunKey) -> None: ...
+
+    def is_concerned(self, key: RunKey) -> bool:
+        """Of most runs nothing is sent to anybody."""
+        ...
 
     def forget(self, key: RunKey | None) -> None:
         """The run is deleted, and another one of its name begins anew; None: all runs are as they were saved."""
@@ -63,8 +68,15 @@ class Pushes:
 
     def wake(self, key: RunKey) -> None:
         """There is something new in a run, or its listener is another."""
-        self._news.add(key)
-        self._is_new.set()
+        if self._is_anybody_concerned(key):
+            self._news.add(key)
+            self._is_new.set()
+
+    def _is_anybody_concerned(self, key: RunKey) -> bool:
+        try:
+            return any(looker.is_concerned(key) for looker in self._lookers)
+        except Refusal:  # the run is gone, or the board is: who looks at it tells
+            return True
 
     def _begin(self) -> None:
         """Also where the board was read from the disk again: numbers that were not saved may be other groups' now."""
@@ -108,9 +120,12 @@ class RunPushes:
         if address:
             check_address("settings.push_to", address, self._broker.config.push_hosts)
 
+    def is_concerned(self, key: RunKey) -> bool:
+        return key in self._listeners or bool(self._progress(key).push_to)
+
     def look(self, key: RunKey) -> None:
-        info = self._info(key)
-        address = info.settings.push_to
+        info = self._progress(key)
+        address = info.push_to
         is_known = self._listeners.get(key) == address
         if not is_known:
             self._errands.stop((key, 0))
@@ -159,6 +174,9 @@ class RunPushes:
                 continue  # somebody else has committed it meanwhile
             if groups:
                 return groups[0]
+
+    def _progress(self, key: RunKey) -> Progress:
+        return self._broker.look(lambda board: board.progress(*key))
 
     def _info(self, key: RunKey) -> RunInfo:
         return self._broker.look(lambda board: board.run_info(*key))

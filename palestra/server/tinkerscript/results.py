@@ -34,8 +34,11 @@ class ResultPushes:
         self._seen: dict[RunKey, int] = {}
         """Groups up to there are on their way, or need not be."""
 
+    def is_concerned(self, key: RunKey) -> bool:
+        return key[1] == RUN
+
     def look(self, key: RunKey) -> None:
-        if key[1] != RUN:
+        if not self.is_concerned(key):
             return
         while groups := self._unseen(key):
             for group in groups:
