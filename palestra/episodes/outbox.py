@@ -36,13 +36,17 @@ class Outbox:
         self._tombstones[name] = tombstone
 
     def take(self) -> list[Change]:
-        changes = [Change(RunRow, key, run and run.row()) for key, run in self._runs.items()]
-        changes += [Change(GroupRow, key, group and group.row()) for key, group in self._groups.items()]
-        changes += [Change(EpisodeRow, (key,), one and one.row()) for key, one in self._episodes.items()]
-        changes += [Change(Tombstone, (key,), tombstone) for key, tombstone in self._tombstones.items()]
-        self.clear()
+        changes: list[Change] = []
+        for key, run in self._runs.items():
+            changes.append(Change(RunRow, key, None if run is None else run.row()))
+        for key, group in self._groups.items():
+            changes.append(Change(GroupRow, key, None if group is None else group.row()))
+        for key, episode in self._episodes.items():
+            changes.append(Change(EpisodeRow, (key,), None if episode is None else episode.row()))
+        for key, tombstone in self._tombstones.items():
+            changes.append(Change(Tombstone, (key,), tombstone))
+        self._runs.clear()
+        self._groups.clear()
+        self._episodes.clear()
+        self._tombstones.clear()
         return changes
-
-    def clear(self) -> None:
-        for kind in (self._runs, self._groups, self._episodes, self._tombstones):
-            kind.clear()

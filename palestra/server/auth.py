@@ -28,7 +28,6 @@ from palestra.types.episodes import LeaseRef
 LOCAL_OWNER = "local"
 CACHE_S = 2.0  # a key that is revoked works no longer than this
 CACHE_SIZE = 4096
-NEVER = (-math.inf, None)
 TRAINERS = (Rights.ADMIN, Rights.TRAINER)
 EPISODE_PREFIX = "ep-"  # of keys that are no row anywhere: the broker knows them
 
@@ -68,6 +67,15 @@ class Caller:
         return "" if self.key is None else str(self.key.key_id)
 
 
+ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
+"""On a loopback address, where there are no keys."""
+NEVER = (-math.inf, ANYBODY)
+SHOWN = (b"host", b"origin", b"x-api-key", b"authorization")
+"""Headers that decide who is admitted."""
+Shown = tuple[bytes | None, ...]
+MAX_SHOWN = 1024  # bytes of them that are kept
+
+
 class Doorkeeper:
     def __init__(
         self,
@@ -80,6 +88,8 @@ class Doorkeeper:
         self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
         self._find_attempt = find_attempt
         self._known: dict[str, tuple[float, Caller | None]] = {}
+        self._admitted: dict[Shown, tuple[float, Caller]] = {}
+        """By what they showed: until when that is known, and who they are."""
         self._has_keys: tuple[float, bool] = (-math.inf, False)
         self._looking: asyncio.Future[bool] | None = None
 
@@ -97,11 +107,25 @@ class Doorkeeper:
     def admit_now(self, headers: Mapping[bytes, bytes], rights: tuple[Rights, ...], now: float) -> Caller | None:
         """None: the database has to be asked first. `headers`: the first of each name. `now`: by the monotonic
         clock."""
-        self._check_origin(headers)
-        caller = self._identify(headers, now)
-        if caller is not None and caller.right not in rights:
+        shown = tuple(map(headers.get, SHOWN))
+        known = self._admitted.get(shown, NEVER)
+        if now >= known[0]:
+            self._check_origin(headers)
+            found = self._identify(headers, now)
+            if found is None:
+                return None
+            known = found
+            self._remember(shown, known, now)
+        caller = known[1]
+        if caller.right not in rights:
             raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
         return caller
+
+    def _remember(self, shown: Shown, known: tuple[float, Caller], now: float) -> None:
+        if known[0] > now and sum(len(value or b"") for value in shown) <= MAX_SHOWN:
+            if len(self._admitted) >= CACHE_SIZE:
+                self._admitted.clear()
+            self._admitted[shown] = known
 
     def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Without keys, a page in the user's browser must not reach us under a name of its own."""
@@ -114,29 +138,29 @@ class Doorkeeper:
             if b"host" not in headers or _split(origin).netloc != address:
                 raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
-    def _identify(self, headers: Mapping[bytes, bytes], now: float) -> Caller | None:
-        """None: not known, or not recently enough."""
+    def _identify(self, headers: Mapping[bytes, bytes], now: float) -> tuple[float, Caller] | None:
+        """Until when, and who. None: not known, or not recently enough."""
         key = _key_in(headers)
         if key.startswith(EPISODE_PREFIX):
             attempt = self._find_attempt(key)
             if attempt is None:
                 raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
             traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
+            return now, Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
         if self._is_loopback and not self._require_key:
             looked_at, has_keys = self._has_keys
             if now - looked_at > CACHE_S:
                 return None
             if not has_keys:
-                return ANYBODY
+                return looked_at + CACHE_S, ANYBODY
         if not key:
             raise Refusal(401, "a key is needed: send it as X-API-Key (make one with: palestra key create)")
-        looked_at, caller = self._known.get(_name_of(key), NEVER)
-        if now - looked_at >= CACHE_S:
+        looked_at, caller = self._known.get(_name_of(key), (-math.inf, None))
+        if now - looked_at > CACHE_S:
             return None
         if caller is None:
             raise Refusal(401, "this key is not valid here (any more); make one with: palestra key create")
-        return caller
+        return looked_at + CACHE_S, caller
 
     async def _learn(self, key: str) -> None:
         """What `_identify` did not know."""
@@ -166,10 +190,6 @@ class Doorkeeper:
                 if looking.done():
                     self._looking = None
         return self._has_keys[1]
-
-
-ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
-"""On a loopback address, where there are no keys."""
 
 
 def as_player(caller: Caller) -> Caller:

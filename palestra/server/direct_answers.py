@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from palestra.server.logs import AsRequest, RequestLog
 from palestra.server.whole_answers import WholeAnswers
 
@@ -20,7 +22,18 @@ LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the
 UNUSUAL = frozenset(
     (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
 )
+ANSWER = b"%s%scontent-length: %d\r\ncontent-type: application/json\r\n\r\n%s"
 STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
+
+
+class Address(Struct, frozen=True):
+    """That a call came in at."""
+
+    scheme: str
+    server: tuple[str, int | None] | None
+    host: bytes | None
+    """As the client named it."""
+    root_path: str = ""
 
 
 class DirectCall(Protocol):
@@ -60,14 +73,6 @@ class Exchange:
         self.keep_alive = True
 
     @property
-    def scheme(self) -> str:
-        return self._protocol.scheme or "http"
-
-    @property
-    def server(self) -> tuple[str, int | None] | None:
-        return self._protocol.server
-
-    @property
     def message_event(self) -> Exchange:
         return self
 
@@ -79,6 +84,10 @@ class Exchange:
     def begin(self) -> bool:
         with AsRequest(self.marks):
             return self._call.begin(self)
+
+    def address(self) -> Address:
+        protocol = self._protocol
+        return Address(protocol.scheme or "http", protocol.server, self.headers.get(b"host"))
 
     def reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.response_complete = True
@@ -97,7 +106,10 @@ class DirectAnswers(WholeAnswers):
 
     def on_message_begin(self) -> None:
         """The rest of it waits until it is known to be needed."""
-        self.url, self.headers, self.expect_100_continue = b"", [], False
+        self.url, self.headers = b"", []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if not self._is_free() or (call := self._calls.find(self.url)) is None:
@@ -126,14 +138,13 @@ class DirectAnswers(WholeAnswers):
             super().on_message_complete()
 
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        if not self.transport.is_closing():
-            lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        if not self.plain_transport.is_closing():
+            lines = self._own_headers()
+            for header in headers:
+                lines += b"%s: %s\r\n" % header
             if not exchange.keep_alive:
                 lines += b"connection: close\r\n"
-            self.plain_transport.write(
-                b"%s%scontent-length: %d\r\ncontent-type: application/json\r\n%s\r\n%s"
-                % (STATUS_LINES[status], self._own_headers(), len(body), lines, body)
-            )
+            self.plain_transport.write(ANSWER % (STATUS_LINES[status], lines, len(body), body))
             if not exchange.keep_alive:
                 self.transport.close()
         self.on_response_complete()
@@ -141,7 +152,7 @@ class DirectAnswers(WholeAnswers):
     def on_response_complete(self) -> None:
         """As uvicorn does it, but for one timer where it has another for each answer."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.plain_transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -190,10 +201,11 @@ class DirectAnswers(WholeAnswers):
         )
 
     def _begin_asgi(self) -> None:
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers += headers
+        self.url = url
+        for name, value in headers:
+            super().on_header(name, value)
         super().on_headers_complete()
 
     def _own_headers(self) -> bytes:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -236,8 +235,10 @@ def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
 
 
 def _tell_on(loop: asyncio.AbstractEventLoop, told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
-    with suppress(RuntimeError):  # it is closed, and nobody waits there
+    try:
         loop.call_soon_threadsafe(_tell_each, told)
+    except RuntimeError:
+        pass  # it is closed, and nobody waits there
 
 
 def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:

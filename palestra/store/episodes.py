@@ -18,6 +18,8 @@ from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, Key, Row, 
 
 R = TypeVar("R", RunRow, GroupRow, EpisodeRow, Tombstone)
 
+FEW = 8  # changes: to sort them takes longer than to send them one by one
+
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,
     GroupRow: tables.episode_groups,
@@ -28,26 +30,33 @@ TABLES: dict[type[Row], Table] = {
 
 def save_changes(driver: Driver, changes: Sequence[Change]) -> None:
     """Of several changes of a row the last one counts."""
-    newest: dict[type[Row], dict[Key, Row | None]] = {}
-    for change in changes:
-        newest.setdefault(change.kind, {})[change.key] = change.row
     cursor = driver.raw.cursor()
     try:
-        for kind, rows in newest.items():
-            if kept := [_values(kind, row) for row in rows.values() if row is not None]:
-                _execute(cursor, _upsert(kind, driver.mark), kept)
-            if gone := [key for key, row in rows.items() if row is None]:
-                _execute(cursor, _delete(kind, driver.mark), gone)
+        if len(changes) <= FEW:
+            for change in changes:
+                _save(cursor, driver.mark, change)
+        else:
+            _save_many(cursor, driver.mark, changes)
     finally:
         cursor.close()
 
 
-def _execute(cursor: Any, statement: str, rows: list[tuple[Any, ...]]) -> None:
-    """Some drivers do one alone faster."""
-    if len(rows) == 1:
-        cursor.execute(statement, rows[0])
+def _save(cursor: Any, mark: str, change: Change) -> None:
+    if change.row is None:
+        cursor.execute(_delete(change.kind, mark), change.key)
     else:
-        cursor.executemany(statement, rows)
+        cursor.execute(_upsert(change.kind, mark), _values(change.kind, change.row))
+
+
+def _save_many(cursor: Any, mark: str, changes: Sequence[Change]) -> None:
+    newest: dict[type[Row], dict[Key, Row | None]] = {}
+    for change in changes:
+        newest.setdefault(change.kind, {})[change.key] = change.row
+    for kind, rows in newest.items():
+        if kept := [_values(kind, row) for row in rows.values() if row is not None]:
+            cursor.executemany(_upsert(kind, mark), kept)
+        if gone := [key for key, row in rows.items() if row is None]:
+            cursor.executemany(_delete(kind, mark), gone)
 
 
 def load_all(conn: Connection) -> SavedRows:
@@ -59,12 +68,12 @@ def load_all(conn: Connection) -> SavedRows:
     )
 
 
-def _values(kind: type[Row], row: Row) -> tuple[Any, ...]:
+def _values(kind: type[Row], row: Row) -> list[Any]:
     """In the order of the record's fields: enums as their text, lists and records as JSON."""
     values = list(msgspec.structs.astuple(row))
     for place, encoded in _encoders(kind):
         values[place] = encoded(values[place])
-    return tuple(values)
+    return values
 
 
 @cache

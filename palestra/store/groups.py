@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,13 +26,10 @@ class GroupQueue(Generic[T]):
     def take(self) -> list[T]:
         """Blocks until there is something. Empty: closed, and all was handed out."""
         group: list[T] = []
-        item = self._queue.get()
-        try:
-            while item is not None:
-                group.append(item)
-                item = self._queue.get_nowait()
-        except Empty:
-            return group
+        while (item := self._queue.get()) is not None:
+            group.append(item)
+            if self._queue.empty():  # nobody else takes
+                return group
         self._queue.put(None)  # the end mark, for the next call
         return group
 

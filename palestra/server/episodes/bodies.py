@@ -10,8 +10,10 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import cache, partial, reduce
+from operator import or_
+from types import UnionType
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 from fastapi import Request, Response
@@ -22,6 +24,7 @@ from palestra.server.tinker.body import read_body
 from palestra.server.tinker.errors import shown
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 
 LARGE_BYTES = 1 << 16  # some 10 ms to look at every name
 MAX_DEPTH = 64  # of anything nested: what is told back later is nested deeper still
@@ -48,6 +51,43 @@ class _Json(Response):
     def __init__(self, body: bytes) -> None:
         self.status_code, self.body, self.background = 200, body, None
         self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+
+
+class Reader(Generic[R]):
+    """As `record_of`, several times as fast: for calls that come thousands of times a second."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._kind = kind
+        self._decode = msgspec.json.Decoder(_strict(kind)).decode
+
+    def __call__(self, body: bytes) -> R:
+        if _LONG_NUMBER.search(body) is None and body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+            try:
+                return self._decode(body)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
+                pass  # in words, below
+        return record_of(body, self._kind)
+
+
+@cache
+def _strict(kind: type[Any]) -> type[Any]:
+    """The same record, but it takes no field that it does not know, nor does any record in it."""
+    field: Any = msgspec.field  # its types know no default that may be unset
+    fields = [
+        (one.name, _strict_type(one.type), field(default=one.default, default_factory=one.default_factory))
+        for one in msgspec.structs.fields(kind)
+    ]
+    return msgspec.defstruct(kind.__name__, fields, bases=(kind,), forbid_unknown_fields=True, kw_only=True)
+
+
+def _strict_type(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return _strict(annotation)
+    origin = get_origin(annotation)
+    strict = tuple(_strict_type(one) for one in get_args(annotation))
+    if origin is UnionType:
+        return reduce(or_, strict)
+    return annotation if origin is None else origin[strict]
 
 
 def record_of(body: bytes, kind: type[T], *, others_pass: bool = False) -> T:

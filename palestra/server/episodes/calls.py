@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from palestra.episodes.staging import PART
 from palestra.server.auth import Caller
+from palestra.server.direct_answers import Address
 from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import holder, speaker
 from palestra.server.episodes.broker import Broker
@@ -27,27 +28,10 @@ MAX_AT_ONCE = 4096  # leases that one call speaks of
 ASK_AGAIN_S = 1.0
 
 
-class Address(Struct, frozen=True):
-    """That a call came in at."""
-
-    scheme: str
-    server: tuple[str, int | None] | None
-    host: bytes | None
-    """As the client named it."""
-    root_path: str = ""
-
-    @classmethod
-    def of(cls, request: Request) -> Address:
-        scope = request.scope
-        host = next((value for name, value in scope["headers"] if name == b"host"), None)
-        server = scope.get("server")
-        return cls(scope["scheme"], server and tuple(server), host, scope.get("root_path", ""))
-
-
 class Asking(Struct, frozen=True):
     hub: Hub
     caller: Caller
-    address: Address
+    address: Callable[[], Address]
     run: str = ""
     """In the path."""
 
@@ -75,7 +59,7 @@ def claim(asking: Asking, asked: ClaimRequest) -> Answer:
     client_id = holder(caller, asked.client_id)
     if client_id != asked.client_id:
         asked = replace(asked, client_id=client_id)
-    base_url, model = endpoint(asking.hub, asking.address)
+    base_url, model = endpoint(asking.hub, asking.address())
     wanted = Claim(caller.owner, asked, base_url=base_url, model=model)
     begun = claims.begin(wanted)
     if begun.has_to_wait:
@@ -139,6 +123,13 @@ def _registered(broker: Broker, owner: str, run: str, groups: list[Registered]) 
 def _check_count(where: str, items: Sequence[object]) -> None:
     if len(items) > MAX_AT_ONCE:
         raise Refusal(400, f"{where}: at most {MAX_AT_ONCE} in one call, found {len(items)}")
+
+
+def address_of(request: Request) -> Address:
+    scope = request.scope
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
+    server = scope.get("server")
+    return Address(scope["scheme"], server and tuple(server), host, scope.get("root_path", ""))
 
 
 def endpoint(hub: Hub, address: Address) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from palestra.server.direct_answers import DirectCall, Exchange
 from palestra.server.episodes import calls
 from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import PLAYERS
-from palestra.server.episodes.bodies import record_of
+from palestra.server.episodes.bodies import Reader
 from palestra.server.episodes.routes import GROUPS, PREFIX, RUN, RUN_CHARACTERS, RUN_IN_PATH
 from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
@@ -43,13 +43,13 @@ class DirectEpisodes:
         self.waiting: set[asyncio.Task[msgspec.Struct]] = set()
         players = (*PLAYERS, Rights.EPISODE)
         found = (
-            _Call(self, f"{PREFIX}/claim", ClaimRequest, PLAYERS, calls.claim),
-            _Call(self, f"{PREFIX}/heartbeat", w.Heartbeat, players, calls.heartbeat),
-            _Call(self, f"{PREFIX}/end", w.Ends, players, calls.end),
-            _Call(self, f"{PREFIX}/release", w.Release, players, calls.release),
+            _Call(self, f"{PREFIX}/claim", Reader(ClaimRequest), PLAYERS, calls.claim),
+            _Call(self, f"{PREFIX}/heartbeat", Reader(w.Heartbeat), players, calls.heartbeat),
+            _Call(self, f"{PREFIX}/end", Reader(w.Ends), players, calls.end),
+            _Call(self, f"{PREFIX}/release", Reader(w.Release), players, calls.release),
         )
         self._calls = {call.route.encode(): call for call in found}
-        self._register = _Call(self, f"{PREFIX}{RUN}{GROUPS}", w.NewGroups, TRAINERS, calls.register)
+        self._register = _Call(self, f"{PREFIX}{RUN}{GROUPS}", Reader(w.NewGroups), TRAINERS, calls.register)
         before, _, after = self._register.route.partition(RUN_IN_PATH)
         self._register_path = re.compile(f"{before}({RUN_CHARACTERS}){after}".encode())
         self._registers = lru_cache(MAX_RUNS)(self._register_to)
@@ -69,7 +69,7 @@ class DirectEpisodes:
 class _Call:
     desk: DirectEpisodes
     route: str
-    kind: type[msgspec.Struct]
+    read: Callable[[bytes], msgspec.Struct]
     rights: tuple[Rights, ...]
     function: Callable[[calls.Asking, Any], calls.Answer]
     run: str = ""
@@ -80,9 +80,8 @@ class _Call:
             caller = self.desk.doorkeeper.admit_now(exchange.headers, self.rights, time.monotonic())
             if caller is None:
                 return False
-            body = record_of(exchange.body, self.kind)
-            address = calls.Address(exchange.scheme, exchange.server, exchange.headers.get(b"host"))
-            asking = calls.Asking(hub, as_player(caller), address, self.run)
+            body = self.read(exchange.body)
+            asking = calls.Asking(hub, as_player(caller), exchange.address, self.run)
         except Refusal as refusal:
             self._fail(exchange, refusal)
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -124,7 +125,7 @@ async def answered(request: Request, caller: Caller, begin: Begin, run: str = ""
     """One of `calls`."""
     hub = request.app.state.hub
     try:
-        answer = begin(calls.Asking(hub, caller, calls.Address.of(request), run))
+        answer = begin(calls.Asking(hub, caller, partial(calls.address_of, request), run))
     except BoardRefusal:
         await hub.episodes.broker.saved()  # what it speaks of may be new
         raise
