@@ -323,6 +323,20 @@ class Board:
     def tick(self, now: float) -> None:
         """Does what is due: expiries, deadlines, ends of back-offs."""
         state = self._state
+        if state.timers.has_before(now):
+            self._do_what_is_due(now)
+        state.tombstones.purge(now)
+
+    def next_event(self) -> float | None:
+        """When `tick` should be called next. It may be early, never late."""
+        return self._state.timers.next()
+
+    def has_event_before(self, moment: float) -> bool:
+        """It may be wrong, never in saying no."""
+        return self._state.timers.has_before(moment)
+
+    def _do_what_is_due(self, now: float) -> None:
+        state = self._state
         for what in state.timers.due(now):
             if isinstance(what, Group):
                 losses.deadline_passed(state, what, now)
@@ -330,11 +344,6 @@ class Board:
                 losses.lose(state, what, "expired", f"no beat for {what.lease_s:g} s", now)
             else:
                 state.queue(what, now)
-        state.tombstones.purge(now)
-
-    def next_event(self) -> float | None:
-        """When `tick` should be called next. It may be early, never late."""
-        return self._state.timers.next()
 
     def take_changes(self) -> list[Change]:
         """Since the last time, to be saved in one transaction and in this order. Each row once, as it is now."""

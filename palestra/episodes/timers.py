@@ -54,6 +54,10 @@ class Timers:
                     continue
             yield what
 
+    def has_before(self, moment: float) -> bool:
+        """Or at it; dead ones count, too."""
+        return bool(self._heap) and self._heap[0][0] <= moment
+
     def next(self) -> float | None:
         while self._heap and not _is_live(self._heap[0]):
             heapq.heappop(self._heap)

@@ -36,7 +36,8 @@ class Outcome(Generic[T]):
 @dataclass(slots=True)
 class _Job(Generic[T]):
     work: Callable[[Any], T]
-    tell: Callable[[Outcome[T]], None]
+    tell: Callable[[Any], None]
+    """`Outcome`; by the driver, its error alone."""
     loop: asyncio.AbstractEventLoop | None
     """Where it is told. None: on the writer's thread."""
     is_given_up: Callable[[], bool] | None = None
@@ -81,9 +82,9 @@ class Store:
         self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
 
-    def begin_write(self, work: Callable[[Driver], T], tell: Callable[[Outcome[T]], None]) -> None:
+    def begin_write(self, work: Callable[[Driver], None], tell: Callable[[BaseException | None], None]) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
-        SQLAlchemy."""
+        SQLAlchemy. It is told the error, or None."""
         self._submit(_Job(work, tell, asyncio.get_running_loop(), by_driver=True))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
@@ -244,7 +245,7 @@ def _tell_on(loop: asyncio.AbstractEventLoop, told: list[tuple[_Job[Any], Outcom
 def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
     for job, outcome in told:
         try:
-            job.tell(outcome)
+            job.tell(outcome.error if job.by_driver else outcome)
         except Exception:  # the others are told all the same
             log.exception("nobody could be told how a write went")
 

@@ -173,8 +173,7 @@ class Broker:
                 break
             self.on_claimable(news.claimable.__contains__)
         self._saving.touch()
-        due = board.next_event()
-        if due is not None and due < self._wakes_at:
+        if board.has_event_before(self._wakes_at):
             self._alarm.set()
 
     def _lease_is_over(self, board: Board, lease: OpenLease) -> None:
@@ -209,8 +208,7 @@ class Broker:
 
     def _write(self, report: Report) -> None:
         if changes := self.board.take_changes():
-            write = partial(rows.save_changes, changes=changes)
-            self._store.begin_write(write, lambda outcome: report(outcome.error))
+            self._store.begin_write(partial(rows.save_changes, changes=changes), report)
         else:
             report(None)
 

@@ -23,8 +23,8 @@ class Clock:
 
     def now(self) -> float:
         looked = self._monotonic()
-        self._now += min(looked - self._looked, MOST_S)
-        self._looked = looked
+        passed, self._looked = looked - self._looked, looked
+        self._now += min(MOST_S, passed)
         return self._now
 
     def behind_s(self) -> float:
