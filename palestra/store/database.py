@@ -82,10 +82,15 @@ class Store:
         self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
 
-    def begin_write(self, work: Callable[[Driver], None], tell: Callable[[BaseException | None], None]) -> None:
+    def begin_write(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Callable[[Driver], None],
+        tell: Callable[[BaseException | None], None],
+    ) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
-        SQLAlchemy. It is told the error, or None."""
-        self._submit(_Job(work, tell, asyncio.get_running_loop(), by_driver=True))
+        SQLAlchemy. It is told the error, or None, on the loop."""
+        self._submit(_Job(work, tell, loop, by_driver=True))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()

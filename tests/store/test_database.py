@@ -48,7 +48,7 @@ def put_by_driver(name: str) -> Callable[[Driver], None]:
 
 def begun(store: Store, work: Callable[[Driver], None]) -> asyncio.Future[BaseException | None]:
     told: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-    store.begin_write(work, told.set_result)
+    store.begin_write(asyncio.get_running_loop(), work, told.set_result)
     return told
 
 
@@ -156,7 +156,7 @@ def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
 
     async def run() -> list[str | BaseException]:
         go = hold_writer(store)
-        store.begin_write(put_by_driver("first"), broken)
+        store.begin_write(asyncio.get_running_loop(), put_by_driver("first"), broken)
         tasks = [asyncio.create_task(store.write(work)) for work in (run_out, put("last"))]
         await asyncio.sleep(0)
         go.set()

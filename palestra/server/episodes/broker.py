@@ -64,12 +64,15 @@ class Broker:
         self._open_calls: dict[LeaseRef, int] = {}
         """Those that run meanwhile."""
         self._saving = Saving(self._write, self._on_failure)
+        self._loop: asyncio.AbstractEventLoop
+        """Known once it runs."""
         self._alarm, self._wakes_at = asyncio.Event(), 0.0
         self._reloading: asyncio.Task[None] | None = None
         observer.watch(lambda: self._board, self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
         self._restore(await self._store.read(rows.load_all))
         ticking = asyncio.create_task(self._tick_often(), name="episode clock")
         try:
@@ -208,7 +211,7 @@ class Broker:
 
     def _write(self, report: Report) -> None:
         if changes := self.board.take_changes():
-            self._store.begin_write(partial(rows.save_changes, changes=changes), report)
+            self._store.begin_write(self._loop, partial(rows.save_changes, changes=changes), report)
         else:
             report(None)
 

@@ -9,6 +9,7 @@ so what waits is sampled in the end, and claims come back.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -34,7 +35,7 @@ class Pressure:
 
     def full(self) -> Mapping[str, str]:
         """In words, by the base model's name."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if self._most is not None and now - self._looked_at >= FRESH_S:
             self._looked_at, self._full = now, self._look(self._most)
             if self._full:

@@ -34,6 +34,8 @@ class Saving:
         """`write` begins by taking all changes there are, and reports once. `on_failure` is called before anybody
         hears of it: what was changed since is lost with it."""
         self._write, self._on_failure = write, on_failure
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Known since the first change: to ask for it takes a system call."""
         self._next: list[Report] | None = None
         """Who waits for the next write; None: there is nothing to write."""
         self._under_way: list[Report] | None = None
@@ -44,7 +46,9 @@ class Saving:
         if self._next is None:
             self._next = []
             if self._under_way is None:
-                asyncio.get_running_loop().call_soon(self._begin)
+                if self._loop is None:
+                    self._loop = asyncio.get_running_loop()
+                self._loop.call_soon(self._begin)
 
     def when_saved(self, tell: Report) -> None:
         """Everything up to now; told at once where it is. The error is `NotSaved`."""
