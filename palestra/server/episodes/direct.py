@@ -23,7 +23,6 @@ from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import PLAYERS
 from palestra.server.episodes.bodies import Reader
 from palestra.server.episodes.routes import GROUPS, PREFIX, RUN, RUN_CHARACTERS, RUN_IN_PATH
-from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
 from palestra.server.logs import AsRequest
 from palestra.store.records import Rights
@@ -82,8 +81,8 @@ class _Call:
                 return False
             body = self.read(exchange.body)
             asking = calls.Asking(hub, as_player(caller), exchange.address, self.run)
-        except Refusal as refusal:
-            self._fail(exchange, refusal)
+        except Exception as error:
+            self._fail(exchange, error)
             return True
         answer = self._answer(asking, body)
         if isinstance(answer, calls.Later):
