@@ -323,7 +323,7 @@ class Board:
     def tick(self, now: float) -> None:
         """Does what is due: expiries, deadlines, ends of back-offs."""
         state = self._state
-        if state.timers.has_before(now):
+        if state.timers.earliest() <= now:
             self._do_what_is_due(now)
         state.tombstones.purge(now)
 
@@ -331,9 +331,9 @@ class Board:
         """When `tick` should be called next. It may be early, never late."""
         return self._state.timers.next()
 
-    def has_event_before(self, moment: float) -> bool:
-        """It may be wrong, never in saying no."""
-        return self._state.timers.has_before(moment)
+    def earliest_event(self) -> float:
+        """As `next_event`, and earlier at times: for who asks after each call."""
+        return self._state.timers.earliest()
 
     def _do_what_is_due(self, now: float) -> None:
         state = self._state

@@ -6,6 +6,7 @@ Owns: one heap for all of them. Never touches: what happens then.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from itertools import count
 
@@ -54,9 +55,9 @@ class Timers:
                     continue
             yield what
 
-    def has_before(self, moment: float) -> bool:
-        """Or at it; dead ones count, too."""
-        return bool(self._heap) and self._heap[0][0] <= moment
+    def earliest(self) -> float:
+        """As `next`, but dead ones count, too: nothing is due before it."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def next(self) -> float | None:
         while self._heap and not _is_live(self._heap[0]):

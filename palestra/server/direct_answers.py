@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from http import HTTPStatus
 from typing import Any, Protocol
 
 from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from palestra.server.logs import AsRequest, RequestLog
 from palestra.server.whole_answers import WholeAnswers
@@ -23,7 +23,6 @@ UNUSUAL = frozenset(
     (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
 )
 ANSWER = b"%s%scontent-length: %d\r\ncontent-type: application/json\r\n\r\n%s"
-STATUS_LINES = {one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode() for one in HTTPStatus}
 
 
 class Address(Struct, frozen=True):
@@ -96,9 +95,11 @@ class Exchange:
 
 
 class DirectAnswers(WholeAnswers):
-    def __init__(self, *args: Any, calls: DirectCalls, log: RequestLog, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, calls: DirectCalls, log: RequestLog, max_bytes: int = LONG_BYTES, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._calls, self._log = calls, log
+        self._calls, self._log, self._max_bytes = calls, log, min(max_bytes, LONG_BYTES)
         self._told: tuple[Any, bytes] = (None, b"")
         """uvicorn's own headers, as they are written. They change once a second."""
         self._idle_since: float | None = None
@@ -134,17 +135,18 @@ class DirectAnswers(WholeAnswers):
         elif not exchange.begin():
             self.cycle = None  # type: ignore[assignment]
             self._begin_asgi()
+            self.cycle.keep_alive &= exchange.keep_alive  # the server may be stopping since
             super().on_body(exchange.body)
             super().on_message_complete()
 
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        if not self.plain_transport.is_closing():
+        if not self.joining.is_closing():
             lines = self._own_headers()
             for header in headers:
                 lines += b"%s: %s\r\n" % header
             if not exchange.keep_alive:
                 lines += b"connection: close\r\n"
-            self.plain_transport.write(ANSWER % (STATUS_LINES[status], lines, len(body), body))
+            self.joining.write_whole(ANSWER % (STATUS_LINE[status], lines, len(body), body))
             if not exchange.keep_alive:
                 self.transport.close()
         self.on_response_complete()
@@ -152,7 +154,7 @@ class DirectAnswers(WholeAnswers):
     def on_response_complete(self) -> None:
         """As uvicorn does it, but for one timer where it has another for each answer."""
         self.server_state.total_requests += 1
-        if self.plain_transport.is_closing():
+        if self.joining.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -197,7 +199,7 @@ class DirectAnswers(WholeAnswers):
             and parser.get_http_version() == "1.1"
             and UNUSUAL.isdisjoint(headers)
             and 0 < len(length) <= 5
-            and int(length) <= LONG_BYTES
+            and int(length) <= self._max_bytes
         )
 
     def _begin_asgi(self) -> None:

@@ -18,15 +18,14 @@ LARGE_BYTES = 1 << 16  # to copy it takes longer than another call
 
 
 class WholeAnswers(HttpToolsProtocol):
-    plain_transport: asyncio.Transport
-    """For what is whole already. Whatever was written before it has left."""
+    joining: Joining
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.plain_transport = transport
-        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+        self.joining = Joining(transport, self.loop)
+        super().connection_made(self.joining)  # type: ignore[arg-type]
 
 
-class _Joining:
+class Joining:
     """A transport. What is written waits for what comes right behind it, or for the end of the turn."""
 
     __slots__ = ("_first", "_loop", "_transport")
@@ -48,6 +47,15 @@ class _Joining:
         else:
             self._first = data
             self._loop.call_soon(self._flush)
+
+    def write_whole(self, data: bytes) -> None:
+        """What is an answer by itself. The end of the one before it may still be here."""
+        if self._first:
+            self._flush()
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
     def writelines(self, data: Iterable[bytes]) -> None:
         self._flush()

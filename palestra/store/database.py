@@ -169,7 +169,10 @@ class Store:
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
-            driver.raw.rollback()
+            try:
+                driver.raw.rollback()
+            except Exception:  # the connection is gone, and this is why
+                raise StoreError(_reason(e)) from e
             return Outcome(error=e)
         driver.raw.commit()
         return Outcome(result=result)

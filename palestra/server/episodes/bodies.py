@@ -19,6 +19,7 @@ import msgspec
 from fastapi import Request, Response
 from msgspec import inspect
 
+from palestra.server.direct_answers import LONG_BYTES
 from palestra.server.errors import Refusal
 from palestra.server.tinker.body import read_body
 from palestra.server.tinker.errors import shown
@@ -26,7 +27,6 @@ from palestra.server.tinker.errors import shown
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 
-LARGE_BYTES = 1 << 16  # some 10 ms to look at every name
 MAX_DEPTH = 64  # of anything nested: what is told back later is nested deeper still
 MAX_INT = 2**63 - 1
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
@@ -36,7 +36,7 @@ _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 async def read_record(request: Request, kind: type[T], *, others_pass: bool = False) -> T:
     """`others_pass`: of clients that are not ours, fields that nobody knows may come."""
     body = await read_body(request)
-    if len(body) > LARGE_BYTES:  # beside the loop, so that others get their turns
+    if len(body) > LONG_BYTES:  # beside the loop, so that others get their turns
         return await asyncio.to_thread(record_of, body, kind, others_pass=others_pass)
     return record_of(body, kind, others_pass=others_pass)
 

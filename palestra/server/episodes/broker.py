@@ -144,6 +144,10 @@ class Broker:
     async def saved(self) -> None:
         await self._saving.saved()
 
+    def touch(self) -> None:
+        """What was just changed is part of what `saved` and the others below wait for."""
+        self._saving.touch()
+
     def when_saved(self, tell: Report) -> None:
         """Everything up to now."""
         self._saving.when_saved(tell)
@@ -176,7 +180,7 @@ class Broker:
                 break
             self.on_claimable(news.claimable.__contains__)
         self._saving.touch()
-        if board.has_event_before(self._wakes_at):
+        if board.earliest_event() < self._wakes_at:
             self._alarm.set()
 
     def _lease_is_over(self, board: Board, lease: OpenLease) -> None:

@@ -1,6 +1,6 @@
 """The calls that come thousands of times a second: what each does at once, and what is told when that is durable.
 
-Owns: bodies and answers of these. Never touches: who may call, HTTP, the rules (they are the board's).
+Owns: bodies and answers of these. Never touches: who may call, connections, the rules (they are the board's).
 """
 
 from __future__ import annotations

@@ -54,7 +54,14 @@ class Begun(Struct, frozen=True):
         return not self.leases and self.claim.request.wait_s > 0
 
 
-Got = list[Lease] | BoardError
+class Served(Struct, frozen=True):
+    leases: list[Lease]
+    saved: asyncio.Future[None] | None = None
+    """They are not to be told before that. By now others may have failed to be saved, and nothing is left to wait
+    for."""
+
+
+Got = Served | BoardError
 Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
 
 
@@ -121,16 +128,21 @@ class Claims:
             return []
         # Whoever holds the wait may begin it a turn of the loop later: what came in between woke nobody.
         if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
+            await self._broker.saved()
             return leases
         waiter = self._waiting.join(claim, claim.interest, claim.name)
         try:
             await asyncio.wait({waiter.got}, timeout=min(claim.request.wait_s, config.max_wait_s))
         finally:
             self._waiting.leave(waiter)
-        got = waiter.got.result() if waiter.got.done() else []
+        if not waiter.got.done():
+            return []
+        got = waiter.got.result()
         if isinstance(got, BoardError):
             raise BoardRefusal(got)
-        return got
+        if got.saved is not None:
+            await asyncio.shield(got.saved)  # the same claim may wait here twice
+        return got.leases
 
     def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
         """To whoever has waited longest. Those who would get nothing go on waiting."""
@@ -138,14 +150,17 @@ class Claims:
 
         def take(waiter: Waiter[Claim, Got]) -> Got | PassedOver | None:
             if broker.is_leaving:
-                return []
+                return Served([])
             if waiter.asks.is_free is not None and not waiter.asks.is_free():
                 return None
             try:
-                got = self._take(broker.board, waiter.asks, broker.clock.now())
+                leases = self._take(broker.board, waiter.asks, broker.clock.now())
             except BoardError as error:
                 return error
-            return got or self._passed_over(broker.board, waiter.asks)
+            if not leases:
+                return self._passed_over(broker.board, waiter.asks)
+            broker.touch()
+            return Served(leases, broker.last_write())
 
         self._waiting.hand_out(take, is_concerned)
 

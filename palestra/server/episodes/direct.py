@@ -50,7 +50,8 @@ class DirectEpisodes:
         self._calls = {call.route.encode(): call for call in found}
         self._register = _Call(self, f"{PREFIX}{RUN}{GROUPS}", Reader(w.NewGroups), TRAINERS, calls.register)
         before, _, after = self._register.route.partition(RUN_IN_PATH)
-        self._register_path = re.compile(f"{before}({RUN_CHARACTERS}){after}".encode())
+        plain = RUN_CHARACTERS.replace("#", "")  # as it is, it would end the path
+        self._register_path = re.compile(f"{before}({plain}){after}".encode())
         self._registers = lru_cache(MAX_RUNS)(self._register_to)
 
     def find(self, url: bytes) -> DirectCall | None:
@@ -79,8 +80,8 @@ class _Call:
             caller = self.desk.doorkeeper.admit_now(exchange.headers, self.rights, time.monotonic())
             if caller is None:
                 return False
-            body = self.read(exchange.body)
             asking = calls.Asking(hub, as_player(caller), exchange.address, self.run)
+            body = self.read(exchange.body)
         except Exception as error:
             self._fail(exchange, error)
             return True

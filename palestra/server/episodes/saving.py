@@ -89,7 +89,7 @@ class Saving:
         waiters, self._under_way = self._under_way or [], None
         if self._next is not None:
             self._begin()
-        _tell_all(waiters, None)
+        _tell_all(waiters, lambda: None)
 
     def _fail(self, error: BaseException) -> None:
         """What came behind it stands on it."""
@@ -98,13 +98,14 @@ class Saving:
         try:
             self._on_failure(error)
         finally:
-            _tell_all(lost, NotSaved())
+            _tell_all(lost, NotSaved)
 
 
-def _tell_all(waiters: list[Report], error: BaseException | None) -> None:
+def _tell_all(waiters: list[Report], error: Callable[[], BaseException | None]) -> None:
+    """Each its own: whoever raises it leaves marks on it."""
     for tell in waiters:
         try:
-            tell(error)
+            tell(error())
         except Exception:  # the others are told all the same
             log.exception("nobody could be told that something was saved, or was not")
 

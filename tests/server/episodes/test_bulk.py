@@ -27,9 +27,9 @@ MANY = [NewGroup(group_id=f"g{number}", task=TASK, size=100) for number in range
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[tuple[Episodes, Store]]:
+async def opened(folder: Path, config: EpisodesConfig | None = None) -> AsyncIterator[tuple[Episodes, Store]]:
     store = Store.open(f"sqlite:///{folder}/palestra.db")
-    episodes = Episodes(store, EpisodesConfig(), Observer(Metrics()), "secret")
+    episodes = Episodes(store, config or EpisodesConfig(), Observer(Metrics()), "secret")
     try:
         async with episodes.running():
             await episodes.broker.do(lambda board, now: board.put_run("alice", "r", now))

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import json
+import socket
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+import uvicorn
+from fastapi import Request
 
+from palestra.config.serve import ServeConfig
+from palestra.server.app import create_app
 from palestra.server.auth import AttemptRef
+from palestra.server.direct_answers import DirectAnswers
+from palestra.server.episodes.direct import DirectEpisodes
 from palestra.server.episodes.keys import EpisodeKeys
+from palestra.server.hub import Hub
+from palestra.store import Journal, Store
+from palestra.types.episodes import NewGroup
 from tests.server.episodes.conftest import Api, group, ref
 
 BY_ASGI = {"x-forwarded-for": "127.0.0.1"}
@@ -79,6 +95,76 @@ def test_who_comes_too_often_is_told_when_to_come_again(alice: Api, headers: dic
     status, body, retry_after = told(alice, f"runs/{alice.run}/groups", {"groups": [group("second")]}, headers)
     assert (status, "at most 1" in body["detail"]) == (429, True)
     assert float(retry_after or 0) > 0
+
+
+def test_a_run_named_with_what_ends_a_path_is_another_path(alice: Api) -> None:
+    alice.put_run()
+    raw = f"POST /episodes/v1/runs/{alice.run}#x/groups HTTP/1.1\r\nhost: localhost\r\nx-api-key: {alice.key}\r\n"
+    told = [ask_raw(alice, f"{raw}{more}content-length: 2\r\n\r\n{{}}") for more in ("", "x-forwarded-for: ::1\r\n")]
+    assert told[0].split()[1] == told[1].split()[1] == "405"
+
+
+def ask_raw(api: Api, request: str) -> str:
+    url = urlsplit(api.server.url)
+    with socket.create_connection((url.hostname, url.port), timeout=20) as connection:
+        connection.sendall(request.encode())
+        return connection.recv(1 << 16).decode()
+
+
+def test_they_are_answered_without_asgi(tmp_path: Path) -> None:
+    """Here there is none."""
+
+    async def no_app(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise AssertionError("this should not be needed")
+
+    async def ask(line: socket.socket, path: str, **body: Any) -> Any:
+        data = json.dumps(body).encode()
+        line.sendall(f"POST /episodes/v1/{path} HTTP/1.1\r\nhost: localhost\r\n".encode())
+        line.sendall(b"content-length: %d\r\n\r\n%s" % (len(data), data))
+        head, _, told = (await asyncio.to_thread(line.recv, 1 << 16)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        return json.loads(told)
+
+    async def play(hub: Hub, direct: DirectEpisodes, port: int) -> None:
+        await direct.doorkeeper.admit(Request({"type": "http", "headers": [(b"host", b"localhost")]}))
+        await hub.episodes.broker.do(lambda board, now: board.put_run("local", "r", now))
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+            groups = [group("a"), group("b")]
+            assert len((await ask(line, "runs/r/groups", groups=groups))["groups"]) == 2
+            (lease,) = (await ask(line, "claim", client_id="p", claim_id="1"))["leases"]
+            mine = {"client_id": "p", "leases": [ref(lease)]}
+            assert (await ask(line, "heartbeat", **mine))["beats"][0]["can_continue"]
+            ended = await ask(line, "end", client_id="p", ends=[ref(lease) | {"result": {"reward": 1}}])
+            assert ended["ended"][0]["status"] == "accepted"
+            (lease,) = (await ask(line, "claim", client_id="p", claim_id="2"))["leases"]
+            assert not (await ask(line, "release", client_id="p", leases=[ref(lease)]))["beats"][0]["can_continue"]
+            waiting = asyncio.create_task(ask(line, "claim", client_id="p", claim_id="3", wait_s=10))
+            await asyncio.sleep(0.1)
+            groups = [msgspec.convert(group("c"), NewGroup)]
+            await hub.episodes.broker.do(lambda board, now: board.register("local", "r", groups, now))
+            assert len((await waiting)["leases"]) == 1
+
+    async def serve() -> None:
+        config = ServeConfig(state=tmp_path)
+        store = Store.open(config.database)
+        journals = Journal.open(tmp_path / "requests"), Journal.open(tmp_path / "results")
+        hub = Hub(config, store, journals, "a secret")
+        hub.workers["a model"] = None  # type: ignore[assignment]
+        hub.episodes.pressure.waiting = dict
+        served = create_app(hub)
+        http: Any = partial(DirectAnswers, calls=served.direct, log=served.app)
+        server = uvicorn.Server(uvicorn.Config(no_app, http=http, lifespan="off", log_config=None))
+        async with hub.episodes.running():
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                serving = asyncio.create_task(server.serve([listener]))
+                await play(hub, served.direct, listener.getsockname()[1])
+                server.should_exit = True
+                await serving
+        for journal in journals:
+            await journal.close()
+        await store.close()
+
+    asyncio.run(asyncio.wait_for(serve(), 50))
 
 
 def test_keys_of_attempts_stay_what_they_were_in_earlier_versions() -> None:
