@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -141,9 +142,12 @@ CLASSES: dict[str, tuple[type[GymServer], dict[str, Any]]] = {
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """It is bound later: none of those that the system gives to whoever asks for any, or connects, in between."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def gym_of(classes: dict[str, tuple[type[GymServer], dict[str, Any]]], **settings: Any) -> GymConfig:
