@@ -21,6 +21,7 @@ while [ "$LEFT" -gt 0 ]; do
     LEASE=$(jq -n --arg me "$ME" --arg run "$RUN" --arg id "$ME-$LEFT" \
         '{client_id: $me, claim_id: $id, run: $run, wait_s: 60}' |
         post "$URL/episodes/v1/claim" "${PALESTRA_KEY:-}" | jq '.leases[0]')
+    [ -n "$LEASE" ] || { echo "$URL did not answer the claim; is there a run '$RUN'?" >&2 && exit 1; }
     [ "$LEASE" != null ] || continue
 
     # The policy answers at base_url, as OpenAI would. The key is this attempt's, so its tokens are, too.
