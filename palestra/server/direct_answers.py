@@ -19,6 +19,7 @@ from palestra.server.logs import AsRequest, RequestLog
 from palestra.server.whole_answers import WholeAnswers
 
 LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the loop, then
+MAX_DIGITS = len(str(LONG_BYTES))
 UNUSUAL = frozenset(
     (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
 )
@@ -139,7 +140,8 @@ class DirectAnswers(WholeAnswers):
             super().on_body(exchange.body)
             super().on_message_complete()
 
-    def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Nobody is told where nobody listens any more; the connection goes on either way, or ends."""
         if not self.joining.is_closing():
             lines = self._own_headers()
             for header in headers:
@@ -198,7 +200,7 @@ class DirectAnswers(WholeAnswers):
             and parser.should_keep_alive()
             and parser.get_http_version() == "1.1"
             and UNUSUAL.isdisjoint(headers)
-            and 0 < len(length) <= 5
+            and 0 < len(length) <= MAX_DIGITS
             and int(length) <= self._max_bytes
         )
 
