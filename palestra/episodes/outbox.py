@@ -6,7 +6,7 @@ Owns: which rows are behind. Never touches: the database.
 from __future__ import annotations
 
 from palestra.episodes.records import Episode, Group, Run
-from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, RunRow, Tombstone
+from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, RunRow, Tombstone
 
 
 class Outbox:
@@ -38,13 +38,13 @@ class Outbox:
     def take(self) -> list[Change]:
         changes: list[Change] = []
         for key, run in self._runs.items():
-            changes.append(Change(RunRow, key, None if run is None else run.row()))
+            changes.append(Gone(RunRow.__name__, key) if run is None else run.row())
         for key, group in self._groups.items():
-            changes.append(Change(GroupRow, key, None if group is None else group.row()))
+            changes.append(Gone(GroupRow.__name__, key) if group is None else group.row())
         for key, episode in self._episodes.items():
-            changes.append(Change(EpisodeRow, (key,), None if episode is None else episode.row()))
+            changes.append(Gone(EpisodeRow.__name__, (key,)) if episode is None else episode.row())
         for key, tombstone in self._tombstones.items():
-            changes.append(Change(Tombstone, (key,), tombstone))
+            changes.append(Gone(Tombstone.__name__, (key,)) if tombstone is None else tombstone)
         self._runs.clear()
         self._groups.clear()
         self._episodes.clear()

@@ -35,14 +35,33 @@ class Outcome(Generic[T]):
 
 @dataclass(slots=True)
 class _Job(Generic[T]):
-    work: Callable[[Any], T]
-    tell: Callable[[Any], None]
-    """`Outcome`; by the driver, its error alone."""
+    work: Callable[[Connection], T]
+    tell: Callable[[Outcome[T]], None]
     loop: asyncio.AbstractEventLoop | None
     """Where it is told. None: on the writer's thread."""
     is_given_up: Callable[[], bool] | None = None
-    by_driver: bool = False
-    """`work` takes a `Driver`, not a `Connection`."""
+
+    def run(self, conn: Connection, _driver: Driver) -> T:
+        return self.work(conn)
+
+
+@dataclass(slots=True)
+class _ShortJob:
+    work: Callable[[Driver], None]
+    tell_error: Callable[[BaseException | None], None]
+    loop: asyncio.AbstractEventLoop
+    is_one_statement: bool
+    """Which needs no transaction around it."""
+    is_given_up = None
+
+    def run(self, _conn: Connection, driver: Driver) -> None:
+        self.work(driver)
+
+    def tell(self, outcome: Outcome[None]) -> None:
+        self.tell_error(outcome.error)
+
+
+_AnyJob = _Job[Any] | _ShortJob
 
 
 class Store:
@@ -57,7 +76,7 @@ class Store:
         """The writer thread's, once it runs."""
         self._driver: Driver | None = None
         """Of that."""
-        self._queue: GroupQueue[_Job[Any]] = GroupQueue()
+        self._queue: GroupQueue[_AnyJob] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
 
@@ -87,10 +106,12 @@ class Store:
         loop: asyncio.AbstractEventLoop,
         work: Callable[[Driver], None],
         tell: Callable[[BaseException | None], None],
+        *,
+        is_one_statement: bool = False,
     ) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
         SQLAlchemy. It is told the error, or None, on the loop."""
-        self._submit(_Job(work, tell, loop, by_driver=True))
+        self._submit(_ShortJob(work, tell, loop, is_one_statement))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
@@ -127,7 +148,7 @@ class Store:
     def __exit__(self, *_error: object) -> None:
         self.close_now()
 
-    def _submit(self, job: _Job[Any]) -> None:
+    def _submit(self, job: _AnyJob) -> None:
         if not self._queue.put(job):
             raise StoreError("the store is closed")
 
@@ -135,37 +156,46 @@ class Store:
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
+            if len(group) == 1 and isinstance(group[0], _ShortJob):
+                _tell_on(group[0].loop, group[0].tell_error, self._commit_short(group[0]))
             # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
-            if group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
+            elif group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
         self._disconnect()
         self._database.release()
 
-    def _commit(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
+    def _commit_short(self, job: _ShortJob) -> BaseException | None:
+        """The way of a lone one. Why it failed."""
         try:
-            return self._run(group)
+            return self._run_short(job, *self._connected())
         except Exception as e:
-            log.exception("a group of %d writes failed", len(group))
-            self._disconnect()  # the next group starts afresh
-            return [Outcome(error=StoreError(f"cannot write to the database: {_reason(e)}")) for _ in group]
+            return self._failed(1, e)
 
-    def _run(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
-        """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
+    def _commit(self, group: list[_AnyJob]) -> list[Outcome[Any]]:
+        try:
+            return self._run(group, *self._connected())
+        except Exception as e:
+            error = self._failed(len(group), e)
+            return [Outcome(error=error) for _ in group]
+
+    def _failed(self, count: int, error: Exception) -> StoreError:
+        """Nothing was kept, and the next group starts afresh."""
+        log.error("a group of %d writes failed", count, exc_info=error)
+        self._disconnect()
+        return StoreError(f"cannot write to the database: {_reason(error)}")
+
+    def _connected(self) -> tuple[Connection, Driver]:
         if self._conn is None:
             self._conn = self._connect()
         if self._driver is None:
             self._driver = Driver.of(self._conn)
-        if len(group) == 1 and group[0].by_driver:
-            return [self._run_by_driver(self._conn, self._driver, group[0])]
-        with self._conn.begin() as transaction:
-            if len(group) == 1:
-                return [self._run_alone(self._conn, transaction, group[0])]
-            return [self._run_one(self._conn, self._driver, job) for job in group]
+        return self._conn, self._driver
 
-    def _run_by_driver(self, conn: Connection, driver: Driver, job: _Job[Any]) -> Outcome[Any]:
-        self._database.begin(driver)
+    def _run_short(self, job: _ShortJob, conn: Connection, driver: Driver) -> BaseException | None:
+        if not job.is_one_statement:
+            self._database.begin(driver)
         try:
-            result = job.work(driver)
+            job.work(driver)
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
@@ -173,24 +203,31 @@ class Store:
                 driver.raw.rollback()
             except Exception:  # the connection is gone, and this is why
                 raise StoreError(_reason(e)) from e
-            return Outcome(error=e)
+            return e
         driver.raw.commit()
-        return Outcome(result=result)
+        return None
 
-    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> Outcome[Any]:
+    def _run(self, group: list[_AnyJob], conn: Connection, driver: Driver) -> list[Outcome[Any]]:
+        """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
+        with conn.begin() as transaction:
+            if len(group) == 1:
+                return [self._run_alone(conn, driver, transaction, group[0])]
+            return [self._run_one(conn, driver, job) for job in group]
+
+    def _run_alone(self, conn: Connection, driver: Driver, transaction: RootTransaction, job: _AnyJob) -> Outcome[Any]:
         """Without a savepoint: the transaction is as good, and two statements cheaper."""
         try:
-            return Outcome(result=job.work(conn))
+            return Outcome(result=job.run(conn, driver))
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             transaction.rollback()
             return Outcome(error=e)
 
-    def _run_one(self, conn: Connection, driver: Driver, job: _Job[Any]) -> Outcome[Any]:
+    def _run_one(self, conn: Connection, driver: Driver, job: _AnyJob) -> Outcome[Any]:
         savepoint = conn.begin_nested()
         try:
-            result = job.work(driver if job.by_driver else conn)
+            result = job.run(conn, driver)
             savepoint.commit()
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
@@ -228,32 +265,29 @@ class Store:
             self._conn = self._driver = None
 
 
-def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
+def _tell_all(group: list[_AnyJob], outcomes: list[Outcome[Any]]) -> None:
     """A loop is woken once for all of its own."""
-    if len(group) == 1 and group[0].loop is not None:
-        _tell_on(group[0].loop, [(group[0], outcomes[0])])
-        return
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AnyJob, Outcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
             _tell_each([(job, outcome)])
         else:
             by_loop.setdefault(job.loop, []).append((job, outcome))
     for loop, told in by_loop.items():
-        _tell_on(loop, told)
+        _tell_on(loop, _tell_each, told)
 
 
-def _tell_on(loop: asyncio.AbstractEventLoop, told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
+def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], told: T) -> None:
     try:
-        loop.call_soon_threadsafe(_tell_each, told)
+        loop.call_soon_threadsafe(tell, told)
     except RuntimeError:
         pass  # it is closed, and nobody waits there
 
 
-def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
+def _tell_each(told: list[tuple[_AnyJob, Outcome[Any]]]) -> None:
     for job, outcome in told:
         try:
-            job.tell(outcome.error if job.by_driver else outcome)
+            job.tell(outcome)
         except Exception:  # the others are told all the same
             log.exception("nobody could be told how a write went")
 

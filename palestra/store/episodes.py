@@ -1,24 +1,30 @@
 """Episodes on disk: rows written as the board's changes come, and read back as a whole.
 
-Owns: how the board's rows lie in tables. Never touches: what they mean.
+A few changes are appended to a log, in one statement; after many of those, and with many changes, all that is logged
+goes into the tables: register, claim and end of an episode are three entries of the log, and then one row.
+
+Owns: how the board's rows lie in tables and log. Never touches: what they mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table, select
 
 from palestra.store import tables
+from palestra.store.database import Store
 from palestra.store.databases import Driver
-from palestra.types.episode_rows import Change, EpisodeRow, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
+from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
 
 R = TypeVar("R", RunRow, GroupRow, EpisodeRow, Tombstone)
 
-FEW = 8  # changes: to sort them takes longer than to send them one by one
+FEW = 8  # changes: more are not written twice
+MANY = 256  # entries of the log: some 2 ms to put into the tables
 
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,
@@ -26,52 +32,89 @@ TABLES: dict[type[Row], Table] = {
     EpisodeRow: tables.episodes,
     Tombstone: tables.episode_tombstones,
 }
+KINDS = {kind.__name__: kind for kind in TABLES}
+
+Newest = dict[type[Row], dict[Key, Row | None]]
+"""None: gone."""
+
+_encoder = msgspec.msgpack.Encoder()
+_entries = msgspec.msgpack.Decoder(list[Change])
+
+
+class EpisodeWriter:
+    """The board's way to disk. Lives on one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._logged = 0
+        """Entries since the log was emptied, as far as known: it may have more."""
+
+    def begin_save(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        changes: Sequence[Change],
+        tell: Callable[[BaseException | None], None],
+    ) -> None:
+        """Told on the loop, as by `Store.begin_write`."""
+        if len(changes) <= FEW and self._logged < MANY:
+            self._logged += 1
+            self._store.begin_write(loop, partial(log_changes, changes=changes), tell, is_one_statement=True)
+        else:
+            self._logged = 0
+            self._store.begin_write(loop, partial(save_changes, changes=changes), tell)
+
+
+def log_changes(driver: Driver, changes: Sequence[Change]) -> None:
+    driver.raw.execute(_append(driver.mark), (_encoder.encode(changes),))
 
 
 def save_changes(driver: Driver, changes: Sequence[Change]) -> None:
-    """Of several changes of a row the last one counts."""
+    """In the tables, and before them what is logged. Of several changes of a row the last one counts."""
     cursor = driver.raw.cursor()
     try:
-        if len(changes) <= FEW:
-            for change in changes:
-                _save(cursor, driver.mark, change)
-        else:
-            _save_many(cursor, driver.mark, changes)
+        logged = [_entries.decode(entry) for (entry,) in cursor.execute(_LOGGED).fetchall()]
+        for kind, rows in _newest((*logged, changes)).items():
+            if kept := [_values(row) for row in rows.values() if row is not None]:
+                cursor.executemany(_upsert(kind, driver.mark), kept)
+            if gone := [key for key, row in rows.items() if row is None]:
+                cursor.executemany(_delete(kind, driver.mark), gone)
+        if logged:
+            cursor.execute(_EMPTY)
     finally:
         cursor.close()
 
 
-def _save(cursor: Any, mark: str, change: Change) -> None:
-    if change.row is None:
-        cursor.execute(_delete(change.kind, mark), change.key)
-    else:
-        cursor.execute(_upsert(change.kind, mark), _values(change.kind, change.row))
-
-
-def _save_many(cursor: Any, mark: str, changes: Sequence[Change]) -> None:
-    newest: dict[type[Row], dict[Key, Row | None]] = {}
-    for change in changes:
-        newest.setdefault(change.kind, {})[change.key] = change.row
-    for kind, rows in newest.items():
-        if kept := [_values(kind, row) for row in rows.values() if row is not None]:
-            cursor.executemany(_upsert(kind, mark), kept)
-        if gone := [key for key, row in rows.items() if row is None]:
-            cursor.executemany(_delete(kind, mark), gone)
+def empty_log(driver: Driver) -> None:
+    """For who asks the tables."""
+    save_changes(driver, ())
 
 
 def load_all(conn: Connection) -> SavedRows:
+    entries = conn.execute(select(_log.c.entry).order_by(_log.c.number)).scalars()
+    newest = _newest(map(_entries.decode, entries))
     return SavedRows(
-        runs=_fetch(conn, RunRow, "settings"),
-        groups=_fetch(conn, GroupRow),
-        episodes=_fetch(conn, EpisodeRow, "losses"),
-        tombstones=_fetch(conn, Tombstone),
+        runs=_fetch(conn, RunRow, newest, "settings"),
+        groups=_fetch(conn, GroupRow, newest),
+        episodes=_fetch(conn, EpisodeRow, newest, "losses"),
+        tombstones=_fetch(conn, Tombstone, newest),
     )
 
 
-def _values(kind: type[Row], row: Row) -> list[Any]:
+def _newest(entries: Iterable[Sequence[Change]]) -> Newest:
+    newest: Newest = {}
+    for changes in entries:
+        for one in changes:
+            if isinstance(one, Gone):
+                newest.setdefault(KINDS[one.kind], {})[one.key] = None
+            else:
+                newest.setdefault(type(one), {})[one.key] = one
+    return newest
+
+
+def _values(row: Row) -> list[Any]:
     """In the order of the record's fields: enums as their text, lists and records as JSON."""
     values = list(msgspec.structs.astuple(row))
-    for place, encoded in _encoders(kind):
+    for place, encoded in _encoders(type(row)):
         values[place] = encoded(values[place])
     return values
 
@@ -105,14 +148,30 @@ _ENCODERS: dict[type[msgspec.inspect.Type], Callable[[Any], str] | None] = {
 }
 
 
-def _fetch(conn: Connection, kind: type[R], encoded: str | None = None) -> list[R]:
+def _fetch(conn: Connection, kind: type[R], newest: Newest, encoded: str | None = None) -> list[R]:
     """`encoded`: the column that holds JSON. Not by SQLAlchemy's mappings: there may be 100,000, and a start waits."""
-    names = kind.__struct_fields__
-    rows = conn.execute(select(*(TABLES[kind].c[name] for name in names)))
-    plain = (dict(zip(names, row, strict=True)) for row in rows)
-    if encoded is not None:
-        plain = ({**row, encoded: msgspec.json.decode(row[encoded])} for row in plain)
-    return [msgspec.convert(row, kind) for row in plain]
+    names, tag = kind.__struct_fields__, kind.__struct_config__.tag
+    place = None if encoded is None else names.index(encoded)
+    logged = newest.get(kind, {})
+    found: list[R] = []
+    for row in conn.execute(select(*(TABLES[kind].c[name] for name in names))):
+        values = [tag, *row]
+        if place is not None:
+            values[place + 1] = msgspec.json.decode(row[place])
+        one = msgspec.convert(values, kind)
+        if one.key not in logged:
+            found.append(one)
+    return found + [one for one in logged.values() if one is not None]  # type: ignore[return-value]
+
+
+_log = tables.episode_log
+_LOGGED = f"SELECT entry FROM {_log.name} ORDER BY number"
+_EMPTY = f"DELETE FROM {_log.name}"
+
+
+@cache
+def _append(mark: str) -> str:
+    return f"INSERT INTO {_log.name} (entry) VALUES ({mark})"
 
 
 @cache

@@ -258,6 +258,15 @@ episode_tombstones = Table(
     Column("until", Double, nullable=False),
 )
 
+# Changes of those four tables' rows that are not in them yet, in MessagePack, values in the order of columns: a
+# migration of one of them has to see to what is here.
+episode_log = Table(
+    "episode_log",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("entry", LargeBinary, nullable=False),
+)
+
 settings = Table(
     "settings",
     metadata,

@@ -1,4 +1,6 @@
-"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back."""
+"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back.
+
+They are written as arrays too, so a new field comes last and has a default."""
 
 from __future__ import annotations
 
@@ -7,8 +9,11 @@ from msgspec import Struct, field
 from palestra.types.episodes import EpisodeState, GroupState, Loss, RunSettings
 from palestra.types.readiness import make_ready
 
+Key = tuple[str, ...]
+"""A row's primary key: its first fields."""
 
-class RunRow(Struct, frozen=True, kw_only=True, gc=False):
+
+class RunRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=0):
     owner: str
     run: str
     settings: RunSettings
@@ -22,8 +27,12 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False):
     """Groups ever: the next one's serial number."""
     created_at: float
 
+    @property
+    def key(self) -> Key:
+        return (self.owner, self.run)
 
-class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
+
+class GroupRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=1):
     owner: str
     run: str
     group_id: str
@@ -39,8 +48,12 @@ class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
     """Members ever: the next one's index."""
     created_at: float
 
+    @property
+    def key(self) -> Key:
+        return (self.owner, self.run, self.group_id)
 
-class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
+
+class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=2):
     episode_id: str
     owner: str
     run: str
@@ -68,8 +81,12 @@ class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
     result: str | None
     """The `EpisodeResult` as JSON, keys sorted."""
 
+    @property
+    def key(self) -> Key:
+        return (self.episode_id,)
 
-class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
+
+class Tombstone(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=3):
     """What is remembered of an episode or a group that was committed, so that a repeated request is known as one; or of
     an attempt whose run was deleted."""
 
@@ -82,19 +99,22 @@ class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
     """Of its result, or of how it was registered; empty where there is no result."""
     until: float
 
+    @property
+    def key(self) -> Key:
+        return (self.name,)
 
-make_ready(__name__)  # what follows is never decoded
+
+class Gone(Struct, frozen=True, gc=False, array_like=True, tag=4):
+    kind: str
+    """The row's class."""
+    key: Key
+
 
 Row = RunRow | GroupRow | EpisodeRow | Tombstone
-Key = tuple[str, ...]
-"""A row's primary key."""
+Change = Row | Gone
+"""A row as it is now, or that it is gone."""
 
-
-class Change(Struct, frozen=True, gc=False):
-    kind: type[Row]
-    key: Key
-    row: Row | None
-    """As it is now; None: gone."""
+make_ready(__name__)  # what follows is never decoded
 
 
 class SavedRows(Struct, kw_only=True):

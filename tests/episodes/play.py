@@ -7,7 +7,7 @@ from typing import Any
 
 from palestra.episodes.board import Board
 from palestra.episodes.limits import Limits
-from palestra.types.episode_rows import EpisodeRow, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
+from palestra.types.episode_rows import EpisodeRow, Gone, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
 from palestra.types.episodes import (
     Beat,
     ClaimRequest,
@@ -40,14 +40,14 @@ class Disk:
     """What `save_changes` keeps, in a dict."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[type[Row], Key], Row] = {}
+        self.rows: dict[tuple[str, Key], Row] = {}
 
     def save(self, board: Board) -> None:
         for change in board.take_changes():
-            if change.row is None:
+            if isinstance(change, Gone):
                 self.rows.pop((change.kind, change.key), None)
             else:
-                self.rows[change.kind, change.key] = change.row
+                self.rows[type(change).__name__, change.key] = change
 
     def load(self) -> SavedRows:
         rows = list(self.rows.values())

@@ -46,9 +46,11 @@ def put_by_driver(name: str) -> Callable[[Driver], None]:
     return work
 
 
-def begun(store: Store, work: Callable[[Driver], None]) -> asyncio.Future[BaseException | None]:
+def begun(
+    store: Store, work: Callable[[Driver], None], *, is_one_statement: bool = False
+) -> asyncio.Future[BaseException | None]:
     told: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-    store.begin_write(asyncio.get_running_loop(), work, told.set_result)
+    store.begin_write(asyncio.get_running_loop(), work, told.set_result, is_one_statement=is_one_statement)
     return told
 
 
@@ -200,6 +202,17 @@ def test_a_write_by_the_driver_alone_is_a_transaction(store: Store) -> None:
     assert isinstance(unfinished, StoreError)
     assert store.read_now(names) == {"first", "second", "last"}
     assert store.write_now(put("by SQLAlchemy, on the same connection")) is not None
+
+
+def test_one_statement_by_the_driver_is_there_or_not(store: Store) -> None:
+    async def run() -> list[BaseException | None]:
+        works = [put_by_driver("first"), put_by_driver("first"), put_by_driver("last")]
+        return [await begun(store, work, is_one_statement=True) for work in works]
+
+    first, again, last = asyncio.run(asyncio.wait_for(run(), 20))
+    assert (first, last) == (None, None)
+    assert again is not None
+    assert store.read_now(names) == {"first", "last"}
 
 
 def test_a_write_by_the_driver_shares_a_transaction(store: Store) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import pytest
 
 from palestra.episodes.board import Board
 from palestra.store import Store
 from palestra.store.databases import Driver
-from palestra.store.episodes import save_changes
+from palestra.store.episodes import log_changes, save_changes
 from palestra.store.traces import (
     KeptAnswer,
     Purge,
@@ -29,7 +31,7 @@ from palestra.store.traces import (
     turns_of,
     unanswered_of,
 )
-from palestra.types.episode_rows import Change, EpisodeRow
+from palestra.types.episode_rows import Change, EpisodeRow, Gone
 from palestra.types.episodes import NewGroup
 from palestra.types.rollouts import Task
 
@@ -157,7 +159,10 @@ def test_old_and_surplus_traces_go(store: Store, purge: Purge, left: set[str]) -
         assert bool(store.read_now(lambda c, n=name: turns_of(c, n))) == (name in left)
 
 
-def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(tables_store: Store) -> None:
+@pytest.mark.parametrize("keep", [save_changes, log_changes])
+def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
+    tables_store: Store, keep: Callable[[Driver, Sequence[Change]], None]
+) -> None:
     def put(name: str, origin: str | None, at: float) -> None:
         one = msgspec.structs.replace(trace(name, at=at), origin=origin)
         tables_store.write_now(lambda c: append_turn(c, one, turn([1], 2), [1]))
@@ -173,10 +178,10 @@ def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
     board.put_run("o", "r", 0.0)
     task = Task(id="t", environment="e", prompt=[])
     board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)
-    changes = [c for c in board.take_changes() if isinstance(c.row, EpisodeRow)]
-    (kept,) = [Change(EpisodeRow, ("e-1",), msgspec.structs.replace(c.row, episode_id="e-1")) for c in changes if c.row]
-    tables_store.write_now(lambda c: save_changes(Driver.of(c), [kept]))
+    (row,) = [one for one in board.take_changes() if isinstance(one, EpisodeRow)]
+    kept = msgspec.structs.replace(row, episode_id="e-1")
+    tables_store.write_now(lambda c: keep(Driver.of(c), [kept]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 1
     assert tables_store.read_now(lambda c: get_trace(c, "free", "o")) is None
-    tables_store.write_now(lambda c: save_changes(Driver.of(c), [Change(EpisodeRow, ("e-1",), None)]))
+    tables_store.write_now(lambda c: keep(Driver.of(c), [Gone("EpisodeRow", ("e-1",))]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 3

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
@@ -30,7 +29,7 @@ from palestra.server.episodes.saving import NotSaved, Report, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.errors import Refusal
 from palestra.store import Store
-from palestra.store import episodes as rows
+from palestra.store.episodes import EpisodeWriter, load_all
 from palestra.types.episode_rows import EpisodeRow, SavedRows
 from palestra.types.episodes import LeaseRef
 
@@ -57,7 +56,7 @@ class Broker:
         self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
         self.on_restored: Callable[[], None] = lambda: None
         self.is_leaving = False
-        self._store = store
+        self._store, self._writer = store, EpisodeWriter(store)
         self._salt = hashlib.sha256(b"episode ids\0" + secret.encode()).digest()
         self._board: Board | None = None
         """None while it is read from the disk."""
@@ -73,7 +72,7 @@ class Broker:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self._loop = asyncio.get_running_loop()
-        self._restore(await self._store.read(rows.load_all))
+        self._restore(await self._store.read(load_all))
         ticking = asyncio.create_task(self._tick_often(), name="episode clock")
         try:
             yield
@@ -215,7 +214,7 @@ class Broker:
 
     def _write(self, report: Report) -> None:
         if changes := self.board.take_changes():
-            self._store.begin_write(self._loop, partial(rows.save_changes, changes=changes), report)
+            self._writer.begin_save(self._loop, changes, report)
         else:
             report(None)
 
@@ -229,7 +228,7 @@ class Broker:
         while self._board is None:
             await asyncio.sleep(RELOAD_S)
             try:
-                self._restore(await self._store.read(rows.load_all))
+                self._restore(await self._store.read(load_all))
             except Exception:
                 log.exception("episodes cannot be read from the disk; trying again")
         self.apply(lambda _board, _now: self.on_claimable(lambda _owner: True))

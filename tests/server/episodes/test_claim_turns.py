@@ -40,7 +40,7 @@ def test_a_claim_that_waits_is_not_told_what_could_not_be_saved(tmp_path: Path) 
             claim = asyncio.create_task(episodes.claims.claim(Claim("alice", asked)))
             await asyncio.sleep(0.05)
             await broker.saved()
-            begin, store.begin_write = store.begin_write, lambda loop, work, tell: writes.put_nowait(tell)
+            begin, store.begin_write = store.begin_write, lambda _loop, _work, tell, **_: writes.put_nowait(tell)
             broker.apply(lambda board, now: board.put_run("alice", "another", now))
             tell = await writes.get()
             groups = [NewGroup(group_id="late", task=TASK, size=1)]
