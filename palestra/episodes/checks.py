@@ -29,8 +29,10 @@ class InvalidResult(ValueError):
 
 def digest(*parts: str, size: int = 16) -> bytes:
     """("ab", "c") and ("a", "bc") are different parts."""
-    encoded = [part.encode() for part in parts]
-    told = b"".join([piece for data in encoded for piece in (len(data).to_bytes(8, "little"), data)])
+    told = b""
+    for part in parts:
+        data = part.encode()
+        told += len(data).to_bytes(8, "little") + data
     return hashlib.blake2b(told, digest_size=size).digest()
 
 
@@ -120,7 +122,7 @@ def _what_is_wrong(group: NewGroup, limits: Limits) -> str | None:
         return f"min_size: 1 to size ({size}) is allowed, found {group.min_size}"
     if len(group.seeds) > count:
         return f"seeds: at most one for each of {count}, found {len(group.seeds)}"
-    if not all(-(2**63) <= seed < 2**63 for seed in group.seeds):
+    if group.seeds and not -(2**63) <= min(group.seeds) <= max(group.seeds) < 2**63:
         return "seeds: each fits into 64 bits with its sign"
     if abs(group.priority) >= INT32:
         return f"priority: fits into 32 bits, found {group.priority}"
@@ -142,14 +144,16 @@ def check_claim(request: ClaimRequest, limits: Limits) -> None:
 
 def result_text(result: EpisodeResult, limits: Limits) -> str:
     """Canonical. `InvalidResult` where it cannot be taken."""
-    values = [*result.step_rewards, *result.agent_rewards.values(), *result.metrics.values(), result.reward or 0.0]
-    if not all(math.isfinite(value) for value in values):
+    values = [*result.step_rewards, *result.agent_rewards.values(), *result.metrics.values()]
+    values.append(0.0 if result.reward is None else result.reward)
+    if not all(map(math.isfinite, values)):
         raise InvalidResult("rewards and metrics must be finite numbers")
     if result.reward is None and result.error is None and not result.step_rewards and not result.agent_rewards:
         raise InvalidResult("it has no reward: give reward, step_rewards or agent_rewards, or an error")
     try:
-        # Read back: a caller in this process may have said 1 where the wire says 1.0.
-        text = canonical(msgspec.json.decode(msgspec.json.encode(result), type=EpisodeResult))
+        if {*map(type, values)} != {float}:  # a caller in this process may have said 1 where the wire says 1.0
+            result = msgspec.json.decode(msgspec.json.encode(result), type=EpisodeResult)
+        text = canonical(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidResult(f"it cannot be written as JSON: {error}") from None
     if (size := len(text.encode())) > limits.max_result_bytes:

@@ -5,7 +5,7 @@ Owns: the answer to the same claim again. Never touches: what is claimed next.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 from palestra.episodes.limits import Limits
 from palestra.episodes.records import Episode
@@ -20,10 +20,10 @@ class Claims:
         self._open: dict[ClaimKey, dict[str, Episode]] = {}
         self._over: OrderedDict[ClaimKey, None] = OrderedDict()
         """Those without an open lease, the oldest first."""
-        self._held: Counter[tuple[str, str]] = Counter()
+        self._held: dict[tuple[str, str], int] = {}
 
     def held(self, owner: str, client_id: str) -> int:
-        return self._held[owner, client_id]
+        return self._held.get((owner, client_id), 0)
 
     def leases_of(self, key: ClaimKey) -> list[Episode]:
         """Those that are still open."""
@@ -35,7 +35,7 @@ class Claims:
     def add(self, episode: Episode) -> None:
         key = _key(episode)
         self._open.setdefault(key, {})[episode.episode_id] = episode
-        self._held[key[:2]] += 1
+        self._held[key[:2]] = self._held.get(key[:2], 0) + 1
 
     def remove(self, episode: Episode) -> None:
         key = _key(episode)
@@ -46,9 +46,8 @@ class Claims:
             self._over[key] = None
             if len(self._over) > self._limits.max_claims_remembered:
                 self._over.popitem(last=False)
-        self._held[key[:2]] -= 1
-        if not self._held[key[:2]]:
-            del self._held[key[:2]]
+        if left := self._held.pop(key[:2]) - 1:
+            self._held[key[:2]] = left
 
 
 def _key(episode: Episode) -> ClaimKey:

@@ -6,7 +6,8 @@ Owns: members and delivery numbers. Never touches: leases, beyond cancelling wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from palestra.episodes import checks
 from palestra.episodes.errors import BoardError
@@ -17,8 +18,7 @@ from palestra.types.episodes import EpisodeState, GroupState, NewGroup, OnLoss, 
 FULL_RETRY_S = 1.0  # a queue drains at the pace of its players: seconds
 
 
-@dataclass(slots=True)
-class Vetted:
+class Vetted(Struct):
     """A group that may be registered."""
 
     spec: NewGroup
@@ -62,7 +62,7 @@ def vet(state: State, run: Run, group: NewGroup, new: dict[str, Vetted]) -> None
 
 
 def check_room(run: Run, new: Iterable[Vetted]) -> None:
-    more, most = sum(vetted.count for vetted in new), run.settings.max_queued
+    more, most = sum([vetted.count for vetted in new]), run.settings.max_queued
     if more > most:
         raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
     queued = run.counts[EpisodeState.QUEUED]
@@ -169,6 +169,7 @@ def _new_member(group: Group, now: float) -> Episode:
     given = group.spec.seeds
     return Episode(
         episode_id=_member_id(group.run, group.serial, index),
+        run=group.run,
         group=group,
         index=index,
         seed=given[index] if index < len(given) else checks.derived_seed(group.spec.group_id, index),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, Held, LeaseRef, SamplingBounds
 
@@ -25,8 +25,7 @@ class OpenLease(Struct, frozen=True):
     claimed_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOutcome:
+class AttemptOutcome(Struct, frozen=True):
     """Of an attempt that is over."""
 
     over_at: float | None
@@ -77,8 +76,7 @@ class Listing:
     total: int
 
 
-@dataclass(slots=True)
-class News:
+class News(Struct):
     """Since the last time it was taken."""
 
     claimable: set[str] = field(default_factory=set)

@@ -1,4 +1,5 @@
-"""Runs, groups and episodes as the board holds them: mutable, linked, and put into rows and infos here.
+"""Runs, groups and episodes as the board holds them: mutable, linked, and put into rows and infos here. What is made
+with each call is a `Struct`: these are made several times as fast as dataclasses.
 
 Owns: what is known of each. Never touches: rules.
 """
@@ -131,8 +132,7 @@ class Run:
         )
 
 
-@dataclass(slots=True, eq=False)
-class Group:
+class Group(msgspec.Struct, eq=False):
     run: Run
     spec: NewGroup
     text: str
@@ -143,7 +143,7 @@ class Group:
     reason: str = ""
     number: int | None = None
     made: int = 0
-    members: list[Episode] = field(default_factory=list)
+    members: list[Episode] = msgspec.field(default_factory=list)
     playing: int = 0
     """Members that are queued or leased."""
     ended: int = 0
@@ -179,17 +179,16 @@ class Group:
         )
 
 
-@dataclass(slots=True)
-class StagedGroup:
+class StagedGroup(msgspec.Struct, eq=False):
     """Complete, but for its run and the board."""
 
     group: Group
     episodes: list[Episode]
 
 
-@dataclass(slots=True, eq=False)
-class Episode:
+class Episode(msgspec.Struct, eq=False):
     episode_id: str
+    run: Run
     group: Group
     index: int
     seed: int
@@ -209,7 +208,7 @@ class Episode:
     calls: int = 0
     sampled: int = 0
     """Tokens, in this attempt."""
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[Loss] = msgspec.field(default_factory=list)
     result: str | None = None
     # Of memory alone
     digest: bytes = b""
@@ -226,10 +225,6 @@ class Episode:
     """When the timer looks at the lease."""
 
     @property
-    def run(self) -> Run:
-        return self.group.run
-
-    @property
     def kind(self) -> EpisodeKind:
         return self.group.spec.kind
 
@@ -239,7 +234,7 @@ class Episode:
 
     @property
     def does_age(self) -> bool:
-        return not self.open_calls and not self.group.run.is_paused
+        return not self.open_calls and not self.run.is_paused
 
     def info(self) -> EpisodeInfo:
         is_leased = self.state is EpisodeState.LEASED

@@ -75,9 +75,11 @@ def _add_group(state: State, row: GroupRow) -> None:
 
 
 def _add_episode(state: State, row: EpisodeRow, open_calls: Mapping[LeaseRef, int], now: float) -> None:
+    run = state.runs[row.owner][row.run]
     episode = Episode(
         episode_id=row.episode_id,
-        group=state.runs[row.owner][row.run].groups[row.group_id],
+        run=run,
+        group=run.groups[row.group_id],
         index=row.index,
         seed=row.seed,
         created_at=row.created_at,

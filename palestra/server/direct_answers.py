@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from palestra.server.logs import AsRequest, RequestLog
+from palestra.server.logs import RequestLog, current_request
 from palestra.server.whole_answers import WholeAnswers
 
 LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the loop, then
@@ -51,26 +51,23 @@ class DirectCalls(Protocol):
         ...
 
 
-class Exchange:
+class Exchange(Struct, eq=False):
     """A request and its answer. To uvicorn it is one of its own, and the next request of the connection waits."""
 
-    __slots__ = (
-        *("_call", "_log", "_protocol", "_started", "body", "disconnected", "headers", "keep_alive", "marks"),
-        *("on_gone", "response_complete"),
-    )
-
-    def __init__(self, protocol: DirectAnswers, call: DirectCall, headers: Mapping[bytes, bytes], log: RequestLog):
-        self._protocol, self._call, self._log = protocol, call, log
-        self._started = time.perf_counter()
-        self.headers = headers
-        """The first of each name."""
-        self.body = b""
-        self.marks: dict[str, Any] = {}
-        """Of its lines in the log."""
-        self.on_gone: Callable[[], object] | None = None
-        """When nobody waits for the answer any more."""
-        self.response_complete = self.disconnected = False
-        self.keep_alive = True
+    protocol: DirectAnswers
+    call: DirectCall
+    headers: Mapping[bytes, bytes]
+    """The first of each name."""
+    began_at: float
+    """By `perf_counter`."""
+    body: bytes = b""
+    marks: dict[str, Any] = field(default_factory=dict)
+    """Of its lines in the log."""
+    on_gone: Callable[[], object] | None = None
+    """When nobody waits for the answer any more."""
+    response_complete: bool = False
+    disconnected: bool = False
+    keep_alive: bool = True
 
     @property
     def message_event(self) -> Exchange:
@@ -81,18 +78,14 @@ class Exchange:
         if self.disconnected and self.on_gone is not None:
             self.on_gone()
 
-    def begin(self) -> bool:
-        with AsRequest(self.marks):
-            return self._call.begin(self)
-
     def address(self) -> Address:
-        protocol = self._protocol
+        protocol = self.protocol
         return Address(protocol.scheme or "http", protocol.server, self.headers.get(b"host"))
 
     def reply(self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """As `current_request`."""
         self.response_complete = True
-        self._protocol.answer(self, status, body, headers)
-        self._log.over(self._call.route, "POST", status, time.perf_counter() - self._started, self.marks)
+        self.protocol.answer(self, status, body, headers)
 
 
 class DirectAnswers(WholeAnswers):
@@ -119,7 +112,7 @@ class DirectAnswers(WholeAnswers):
             return
         headers = dict(reversed(self.headers))
         if self._is_plain(headers):
-            self.cycle = Exchange(self, call, headers, self._log)  # type: ignore[assignment]
+            self.cycle = Exchange(self, call, headers, time.perf_counter())  # type: ignore[assignment]
         else:
             self._begin_asgi()
 
@@ -133,12 +126,19 @@ class DirectAnswers(WholeAnswers):
         exchange: Any = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
-        elif not exchange.begin():
+        elif not self._begin(exchange):
             self.cycle = None  # type: ignore[assignment]
             self._begin_asgi()
             self.cycle.keep_alive &= exchange.keep_alive  # the server may be stopping since
             super().on_body(exchange.body)
             super().on_message_complete()
+
+    def _begin(self, exchange: Exchange) -> bool:
+        token = current_request.set(exchange.marks)
+        try:
+            return exchange.call.begin(exchange)
+        finally:
+            current_request.reset(token)
 
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Nobody is told where nobody listens any more; the connection goes on either way, or ends."""
@@ -152,13 +152,15 @@ class DirectAnswers(WholeAnswers):
             if not exchange.keep_alive:
                 self.transport.close()
         self.on_response_complete()
+        self._log.over(exchange.call.route, "POST", status, time.perf_counter() - exchange.began_at)
 
     def on_response_complete(self) -> None:
         """As uvicorn does it, but for one timer where it has another for each answer."""
         self.server_state.total_requests += 1
         if self.joining.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return

@@ -27,7 +27,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Observe = Callable[[str, int, float], None]
 """Route, status, seconds: `Metrics.request`."""
 
-_request: ContextVar[Scope | None] = ContextVar("request", default=None)
+current_request: ContextVar[Scope | None] = ContextVar("request", default=None)
+"""What is logged meanwhile has its id."""
 _REQUEST_ID = "palestra.request_id"
 
 # For `uvicorn.Config(**UVICORN_LOGGING)`: its lines come through ours, and ours replaces its access log.
@@ -71,28 +72,13 @@ def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | 
 def request_id() -> str:
     """Of the request that is being answered; empty outside of one. Made when it is first asked for: most requests are
     short, and nothing is told of them."""
-    scope = _request.get()
+    scope = current_request.get()
     if scope is None:
         return ""
     found = scope.get(_REQUEST_ID)
     if found is None:
         found = scope[_REQUEST_ID] = os.urandom(8).hex()
     return found
-
-
-class AsRequest:
-    """What is logged meanwhile has this one's id."""
-
-    __slots__ = ("_scope", "_token")
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> None:
-        self._token = _request.set(self._scope)
-
-    def __exit__(self, *_error: object) -> None:
-        _request.reset(self._token)
 
 
 def _add_request_id(_logger: WrappedLogger, _method: str, line: EventDict) -> EventDict:
@@ -145,18 +131,18 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        with AsRequest(scope):
-            try:
-                return await self.app(scope, receive, watch)
-            finally:
-                self.over(_template(scope), scope["method"], status, time.perf_counter() - started, scope)
+        token = current_request.set(scope)
+        try:
+            return await self.app(scope, receive, watch)
+        finally:
+            self.over(_template(scope), scope["method"], status, time.perf_counter() - started)
+            current_request.reset(token)
 
-    def over(self, route: str, method: str, status: int, seconds: float, scope: Scope) -> None:
-        """A request that is answered."""
+    def over(self, route: str, method: str, status: int, seconds: float) -> None:
+        """The current request is answered."""
         if self.observe:
             self.observe(route, status, seconds)
         is_routine = status < 400 or status in ROUTINE_STATUSES
         if self._tells_all or not is_routine:
             line = self.log.debug if is_routine else self.log.info
-            with AsRequest(scope):
-                line("request", method=method, path=route, status=status, ms=round(seconds * 1000, 1))
+            line("request", method=method, path=route, status=status, ms=round(seconds * 1000, 1))

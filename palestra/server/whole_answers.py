@@ -28,14 +28,15 @@ class WholeAnswers(HttpToolsProtocol):
 class Joining:
     """A transport. What is written waits for what comes right behind it, or for the end of the turn."""
 
-    __slots__ = ("_first", "_loop", "_transport")
+    __slots__ = ("_first", "_loop", "_transport", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
+        self.is_closing = transport.is_closing
         self._first = b""
 
     def write(self, data: bytes) -> None:
-        if self._transport.is_closing():  # whoever writes is told at once, and stops
+        if self.is_closing():  # whoever writes is told at once, and stops
             self._first = b""
             self._transport.write(data)
         elif len(data) > LARGE_BYTES:
@@ -54,9 +55,6 @@ class Joining:
             self._flush()
         self._transport.write(data)
 
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
     def writelines(self, data: Iterable[bytes]) -> None:
         self._flush()
         self._transport.writelines(data)
@@ -74,5 +72,5 @@ class Joining:
 
     def _flush(self) -> None:
         first, self._first = self._first, b""
-        if first and not self._transport.is_closing():
+        if first and not self.is_closing():
             self._transport.write(first)

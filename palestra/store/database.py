@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from msgspec import Struct
 from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -45,14 +46,13 @@ class _Job(Generic[T]):
         return self.work(conn)
 
 
-@dataclass(slots=True)
-class _ShortJob:
+class _ShortJob(Struct, eq=False):
     work: Callable[[Driver], None]
     tell_error: Callable[[BaseException | None], None]
     loop: asyncio.AbstractEventLoop
     is_one_statement: bool
     """Which needs no transaction around it."""
-    is_given_up = None
+    is_given_up: None = None
 
     def run(self, _conn: Connection, driver: Driver) -> None:
         self.work(driver)
@@ -98,7 +98,7 @@ class Store:
         """Durable when it returns. Of a failing `work` nothing is kept, and its error is raised here."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
+        self._queue.put(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
 
     def begin_write(
@@ -111,11 +111,11 @@ class Store:
     ) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
         SQLAlchemy. It is told the error, or None, on the loop."""
-        self._submit(_ShortJob(work, tell, loop, is_one_statement))
+        self._queue.put(_ShortJob(work, tell, loop, is_one_statement))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
-        self._submit(_Job(work, partial(_settle, done), None))
+        self._queue.put(_Job(work, partial(_settle, done), None))
         return done.result()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -147,10 +147,6 @@ class Store:
 
     def __exit__(self, *_error: object) -> None:
         self.close_now()
-
-    def _submit(self, job: _AnyJob) -> None:
-        if not self._queue.put(job):
-            raise StoreError("the store is closed")
 
     # On the writer thread
 

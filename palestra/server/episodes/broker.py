@@ -19,7 +19,7 @@ from palestra.config.serve import EpisodesConfig
 from palestra.episodes.board import Board
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
-from palestra.episodes.news import OpenLease
+from palestra.episodes.news import OpenLease, Progress
 from palestra.episodes.staging import Parts
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import LOOK_S, Clock
@@ -52,7 +52,7 @@ class Broker:
         self.on_claimable: Callable[[Callable[[str], bool]], None] = lambda _is_concerned: None
         """Owners for whom there is something to claim."""
         self.on_over: Callable[[AttemptRef], None] = lambda _attempt: None
-        self.on_delivered: Callable[[tuple[str, str]], None] = lambda _run: None
+        self.on_delivered: Callable[[tuple[str, str], Progress], None] = lambda _run, _progress: None
         self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
         self.on_restored: Callable[[], None] = lambda: None
         self.is_leaving = False
@@ -62,7 +62,7 @@ class Broker:
         """None while it is read from the disk."""
         self._open_calls: dict[LeaseRef, int] = {}
         """Those that run meanwhile."""
-        self._saving = Saving(self._write, self._on_failure)
+        self.saving = Saving(self._write, self._on_failure)
         self._loop: asyncio.AbstractEventLoop
         """Known once it runs."""
         self._alarm, self._wakes_at = asyncio.Event(), 0.0
@@ -80,7 +80,7 @@ class Broker:
             ticking.cancel()
             if self._reloading is not None:
                 self._reloading.cancel()
-            await self._saving.settle_down()
+            await self.saving.settle_down()
 
     def leave(self) -> None:
         """Whoever waits is answered at once."""
@@ -95,23 +95,23 @@ class Broker:
         try:
             return self.apply(work)
         finally:
-            await self._saving.saved()  # before a refusal too: what it speaks of may be new
+            await self.saving.saved()  # before a refusal too: what it speaks of may be new
 
     async def do_in_parts(self, work: Callable[[Board, float], Parts[T]]) -> T:
         """As `do`. After each part the others get their turns, and a write of their own."""
         board, parts = self.board, self.apply(work)
         try:
             while not isinstance(done := self.apply(lambda now, _now: _next(now, board, parts)), _Done):
-                await self._saving.saved()
+                await self.saving.saved()
             return done.value
         finally:
             if self._board is board:
                 self.apply(lambda _board, _now: parts.close())
-            await self._saving.saved()
+            await self.saving.saved()
 
     def apply(self, work: Callable[[Board, float], T]) -> T:
-        """Not durable yet: see `saved`."""
-        board = self.board
+        """Not durable yet: see `saving`."""
+        board = self._board or self.board
         try:
             return work(board, self.clock.now())
         except BoardError as error:
@@ -140,21 +140,6 @@ class Broker:
         else:
             self._open_calls.pop(attempt.ref, None)
 
-    async def saved(self) -> None:
-        await self._saving.saved()
-
-    def touch(self) -> None:
-        """What was just changed is part of what `saved` and the others below wait for."""
-        self._saving.touch()
-
-    def when_saved(self, tell: Report) -> None:
-        """Everything up to now."""
-        self._saving.when_saved(tell)
-
-    def last_write(self) -> asyncio.Future[None] | None:
-        """Done when everything up to now is durable; None: it is."""
-        return self._saving.waiter()
-
     @property
     def board(self) -> Board:
         if self._board is None:
@@ -168,9 +153,10 @@ class Broker:
             for lease in news.over:
                 self._lease_is_over(board, lease)
             for run in news.delivered:
-                self.observer.delivered(board, run, self.clock.now())
+                progress = board.progress(*run)
+                self.observer.delivered(run, progress, self.clock.now())
                 self.has_groups.wake(run)
-                self.on_delivered(run)
+                self.on_delivered(run, progress)
             for run in news.deleted:
                 self.observer.deleted(run)
                 self.has_groups.wake(run)  # to be told so
@@ -178,7 +164,7 @@ class Broker:
             if not news.claimable:
                 break
             self.on_claimable(news.claimable.__contains__)
-        self._saving.touch()
+        self.saving.touch()
         if board.earliest_event() < self._wakes_at:
             self._alarm.set()
 

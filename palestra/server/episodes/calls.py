@@ -85,7 +85,8 @@ def heartbeat(asking: Asking, body: w.Heartbeat) -> Answer:
 def end(asking: Asking, body: w.Ends) -> Answer:
     _check_count("ends", body.ends)
     owner, who = asking.caller.owner, speaker(asking.caller, body.client_id, body.ends)
-    broker, began_at = asking.broker, asking.broker.clock.now()
+    broker = asking.broker
+    began_at = broker.clock.now()
     ended = broker.apply(lambda board, now: board.end(owner, who, body.ends, now))
 
     def told() -> w.EndedEpisodes:
@@ -104,7 +105,7 @@ def release(asking: Asking, body: w.Release) -> Answer:
 
 def register(asking: Asking, body: w.NewGroups) -> Answer:
     owner, run, broker = asking.caller.owner, asking.run, asking.broker
-    if sum(max(group.size, group.count or 0) for group in body.groups) > PART:
+    if sum([max(group.size, group.count or 0) for group in body.groups]) > PART:
         return Later(_register_in_parts(broker, owner, run, body.groups))
     registered = broker.apply(lambda board, now: board.register(owner, run, body.groups, now))
     return lambda: _registered(broker, owner, run, registered)

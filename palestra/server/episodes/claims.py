@@ -92,7 +92,7 @@ class Claims:
         if begun.has_to_wait:
             waiting = self._wait(begun.claim)
             begun = Begun(begun.claim, begun.at, await (waiting if hold is None else hold(waiting)))
-        await self._broker.saved()
+        await self._broker.saving.saved()
         return self.told(begun)
 
     def told(self, begun: Begun) -> list[Lease]:
@@ -128,7 +128,7 @@ class Claims:
             return []
         # Whoever holds the wait may begin it a turn of the loop later: what came in between woke nobody.
         if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
-            await self._broker.saved()
+            await self._broker.saving.saved()
             return leases
         waiter = self._waiting.join(claim, claim.interest, claim.name)
         try:
@@ -159,8 +159,8 @@ class Claims:
                 return error
             if not leases:
                 return self._passed_over(broker.board, waiter.asks)
-            broker.touch()
-            return Served(leases, broker.last_write())
+            broker.saving.touch()
+            return Served(leases, broker.saving.waiter())
 
         self._waiting.hand_out(take, is_concerned)
 

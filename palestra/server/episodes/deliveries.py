@@ -43,7 +43,7 @@ class Deliveries:
         broker, groups = self._broker, await self._wait(reading, wait_s)
         version = broker.board.run_info(reading.owner, reading.run).version
         broker.observer.read((reading.owner, reading.run), groups, version, broker.clock.now())
-        await broker.saved()  # a number that was told is never another group's
+        await broker.saving.saved()  # a number that was told is never another group's
         if not tokens or not groups:
             return groups
         return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])

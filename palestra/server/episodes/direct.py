@@ -24,7 +24,7 @@ from palestra.server.episodes.access import PLAYERS
 from palestra.server.episodes.bodies import Reader
 from palestra.server.episodes.routes import GROUPS, PREFIX, RUN, RUN_CHARACTERS, RUN_IN_PATH
 from palestra.server.hub import Hub
-from palestra.server.logs import AsRequest
+from palestra.server.logs import current_request
 from palestra.store.records import Rights
 from palestra.types.episodes import ClaimRequest
 
@@ -85,30 +85,28 @@ class _Call:
         except Exception as error:
             self._fail(exchange, error)
             return True
-        answer = self._answer(asking, body)
+        try:
+            answer = self.function(asking, body)
+        except Exception as error:  # it waits too: what it speaks of may be new
+            answer = partial(_raise, error)
         if isinstance(answer, calls.Later):
             self._answer_later(exchange, answer)
         else:
-            hub.episodes.broker.when_saved(partial(self._tell, exchange, answer))
+            hub.episodes.broker.saving.when_saved(partial(self._tell, exchange, answer))
         return True
 
-    def _answer(self, asking: calls.Asking, body: msgspec.Struct) -> calls.Answer:
-        """An error waits too: what it speaks of may be new."""
-        try:
-            return self.function(asking, body)
-        except Exception as error:
-            return partial(_raise, error)
-
     def _tell(self, exchange: Exchange, answer: Callable[[], msgspec.Struct], error: BaseException | None) -> None:
-        with AsRequest(exchange.marks):
-            try:
-                if error is not None:
-                    raise error
-                told = msgspec.json.encode(answer())
-            except Exception as failure:
-                self._fail(exchange, failure)
-            else:
-                exchange.reply(200, told)
+        token = current_request.set(exchange.marks)
+        try:
+            if error is not None:
+                raise error
+            told = msgspec.json.encode(answer())
+        except Exception as failure:
+            self._fail(exchange, failure)
+        else:
+            exchange.reply(200, told)
+        finally:
+            current_request.reset(token)
 
     def _answer_later(self, exchange: Exchange, answer: calls.Later) -> None:
         task = asyncio.get_running_loop().create_task(answer.work)

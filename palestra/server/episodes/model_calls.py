@@ -46,7 +46,7 @@ class EpisodeCalls:
     @asynccontextmanager
     async def _calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
         call = await self._admitted(attempt)
-        noted, run = self._broker.last_write(), (attempt.owner, call.run)
+        noted, run = self._broker.saving.waiter(), (attempt.owner, call.run)
         self.running[run] += 1
         try:
             yield call

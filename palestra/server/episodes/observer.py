@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from palestra.episodes.board import Board
-from palestra.episodes.news import OpenLease
+from palestra.episodes.news import OpenLease, Progress
 from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import Clock
 from palestra.server.episodes.tracing import (
@@ -189,16 +189,15 @@ class EpisodeObserver:
             replace(span, began_at=span.began_at + behind_s, ended_at=span.ended_at + behind_s) for span in spans
         )
 
-    def delivered(self, board: Board, run: RunName, now: float) -> None:
+    def delivered(self, run: RunName, progress: Progress, now: float) -> None:
         """There is one more group to read, at least."""
-        info, unread = board.progress(*run), self._unread.setdefault(run, {})
-        newest = info.delivered
+        unread, newest = self._unread.setdefault(run, {}), progress.delivered
         for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
             unread[number] = now
             if self._tells_all:
                 self._log.debug("group ready", owner=run[0], run=run[1], number=number)
         self._ready[run] = newest
-        while unread and (next(iter(unread)) <= info.committed or len(unread) > MAX_UNREAD):
+        while unread and (next(iter(unread)) <= progress.committed or len(unread) > MAX_UNREAD):
             del unread[next(iter(unread))]
 
     def read(self, run: RunName, groups: Sequence[PlayedGroup], version: int, now: float) -> None:

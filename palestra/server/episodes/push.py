@@ -39,7 +39,7 @@ class Looker(Protocol):
 
     def look(self, key: RunKey) -> None: ...
 
-    def is_concerned(self, key: RunKey) -> bool:
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
         """Of most runs nothing is sent to anybody."""
         ...
 
@@ -57,7 +57,7 @@ class Pushes:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         broker = self._broker
-        broker.on_delivered, broker.on_deleted, broker.on_restored = self.wake, self._forget, self._begin
+        broker.on_delivered, broker.on_deleted, broker.on_restored = self._hear, self._forget, self._begin
         self._begin()
         watching = asyncio.create_task(self._watch(), name="pushes")
         try:
@@ -68,15 +68,14 @@ class Pushes:
 
     def wake(self, key: RunKey) -> None:
         """There is something new in a run, or its listener is another."""
-        if self._is_anybody_concerned(key):
-            self._news.add(key)
-            self._is_new.set()
+        self._news.add(key)
+        self._is_new.set()
 
-    def _is_anybody_concerned(self, key: RunKey) -> bool:
-        try:
-            return any(looker.is_concerned(key) for looker in self._lookers)
-        except Refusal:  # the run is gone, or the board is: who looks at it tells
-            return True
+    def _hear(self, key: RunKey, progress: Progress) -> None:
+        for looker in self._lookers:
+            if looker.is_concerned(key, progress):
+                self.wake(key)
+                return
 
     def _begin(self) -> None:
         """Also where the board was read from the disk again: numbers that were not saved may be other groups' now."""
@@ -120,8 +119,8 @@ class RunPushes:
         if address:
             check_address("settings.push_to", address, self._broker.config.push_hosts)
 
-    def is_concerned(self, key: RunKey) -> bool:
-        return key in self._listeners or bool(self._progress(key).push_to)
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+        return bool(progress.push_to) or key in self._listeners
 
     def look(self, key: RunKey) -> None:
         info = self._progress(key)

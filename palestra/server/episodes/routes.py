@@ -127,11 +127,11 @@ async def answered(request: Request, caller: Caller, begin: Begin, run: str = ""
     try:
         answer = begin(calls.Asking(hub, caller, partial(calls.address_of, request), run))
     except BoardRefusal:
-        await hub.episodes.broker.saved()  # what it speaks of may be new
+        await hub.episodes.broker.saving.saved()  # what it speaks of may be new
         raise
     if isinstance(answer, calls.Later):
         return json_response(await (while_connected(request, answer.work) if answer.is_for_caller else answer.work))
-    await hub.episodes.broker.saved()
+    await hub.episodes.broker.saving.saved()
     return json_response(answer())
 
 

@@ -89,7 +89,7 @@ class Saving:
         waiters, self._under_way = self._under_way or [], None
         if self._next is not None:
             self._begin()
-        _tell_all(waiters, lambda: None)
+        _tell_all(waiters, None)
 
     def _fail(self, error: BaseException) -> None:
         """What came behind it stands on it."""
@@ -101,11 +101,11 @@ class Saving:
             _tell_all(lost, NotSaved)
 
 
-def _tell_all(waiters: list[Report], error: Callable[[], BaseException | None]) -> None:
+def _tell_all(waiters: list[Report], error: type[BaseException] | None) -> None:
     """Each its own: whoever raises it leaves marks on it."""
     for tell in waiters:
         try:
-            tell(error())
+            tell(None if error is None else error())
         except Exception:  # the others are told all the same
             log.exception("nobody could be told that something was saved, or was not")
 

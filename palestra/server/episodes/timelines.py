@@ -49,7 +49,7 @@ class Timelines:
         searching = await self.begin(owner, wanted, limit=limit, offset=offset)
         while searching.step():  # noqa: ASYNC110 - it waits for nothing: others are served meanwhile
             await asyncio.sleep(0)
-        await broker.saved()  # what is told is on disk
+        await broker.saving.saved()  # what is told is on disk
         return Found(searching.found, searching.total)
 
     async def begin(self, owner: str, wanted: Search, *, limit: int | None, offset: int) -> Searching:

@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from palestra.episodes.news import Progress
 from palestra.server.episodes.broker import Broker
 from palestra.server.episodes.deliveries import Deliveries, Reading
 from palestra.server.episodes.push_addresses import check_address
@@ -34,11 +35,11 @@ class ResultPushes:
         self._seen: dict[RunKey, int] = {}
         """Groups up to there are on their way, or need not be."""
 
-    def is_concerned(self, key: RunKey) -> bool:
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
         return key[1] == RUN
 
     def look(self, key: RunKey) -> None:
-        if not self.is_concerned(key):
+        if key[1] != RUN:
             return
         while groups := self._unseen(key):
             for group in groups:

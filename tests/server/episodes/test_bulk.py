@@ -76,7 +76,7 @@ def test_a_disk_that_fails_in_the_middle_leaves_nothing_of_it(tmp_path: Path) ->
                 await register(episodes)
             assert episodes.broker._reloading is not None
             await episodes.broker._reloading
-            await episodes.broker.saved()
+            await episodes.broker.saving.saved()
             assert (queued(episodes), await store.read(count)) == (0, 0)
             await store.write(lambda c: c.execute(text("DROP TRIGGER small")))
             assert all(one.is_new for one in await register(episodes))
