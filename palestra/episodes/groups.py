@@ -38,9 +38,7 @@ def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> l
     for vetted in new.values():
         staged = make(state, run, vetted, run.registered, now)
         run.registered += 1
-        show(state, staged, now)
-    if new:
-        state.outbox.run(run)
+        show(state, staged, now)  # the run's count of them is found by their numbers
     return answers(run, asked, set(new))
 
 

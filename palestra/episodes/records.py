@@ -58,7 +58,7 @@ class Run:
     queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
     queue: RunQueue = field(default_factory=RunQueue)
     is_staging: bool = False
-    """A registration is under way in parts. Of memory alone."""
+    """A registration is under way in parts."""
     staged: deque[StagedGroup] = field(default_factory=deque)
     """Its groups that are saved, or soon will be, and are not seen by anybody yet."""
     engine: str = ""
@@ -129,6 +129,7 @@ class Run:
             delivered=self.delivered,
             registered=self.registered,
             created_at=self.created_at,
+            is_staging=self.is_staging,
         )
 
 

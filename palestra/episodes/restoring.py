@@ -23,8 +23,9 @@ def fill(state: State, saved: SavedRows, open_calls: Mapping[LeaseRef, int], now
     for row in saved.runs:
         state.runs.setdefault(row.owner, {})[row.run] = _run(row, state.tag(row.owner, row.run, row.created_at))
     for row in sorted(saved.groups, key=lambda row: row.serial):
-        if row.serial < state.runs[row.owner][row.run].registered:
-            _add_group(state, row)
+        run = state.runs[row.owner][row.run]
+        if row.serial < run.registered or not run.is_staging:
+            _add_group(state, run, row)
         else:  # of a registration that did not come to its end
             state.outbox.forget(row)
     for row in sorted(saved.episodes, key=lambda row: row.index):
@@ -32,6 +33,11 @@ def fill(state: State, saved: SavedRows, open_calls: Mapping[LeaseRef, int], now
             _add_episode(state, row, open_calls, now)
         else:
             state.outbox.forget(row)
+    for row in saved.runs:
+        if row.is_staging:
+            run = state.runs[row.owner][row.run]
+            run.is_staging = False
+            state.outbox.run(run)
     state.tombstones.restore(saved.tombstones)
 
 
@@ -48,13 +54,14 @@ def _run(row: RunRow, tag: str) -> Run:
         committed=row.committed,
         delivered=row.delivered,
         registered=row.registered,
+        is_staging=row.is_staging,
     )
     run.queue.weigh(row.settings.environment_weights)
     return run
 
 
-def _add_group(state: State, row: GroupRow) -> None:
-    run = state.runs[row.owner][row.run]
+def _add_group(state: State, run: Run, row: GroupRow) -> None:
+    run.registered = max(run.registered, row.serial + 1)
     group = Group(
         run=run,
         spec=_spec.decode(row.spec),

@@ -4,7 +4,8 @@ Owns: what may be seen of a call that is under way. Never touches: rules of grou
 
 Each is a generator that stops after a part; its caller makes that durable, and goes on. A registration is saved under
 serial numbers that its run has not counted yet, and is nowhere to be seen; the last part counts them. So it is there
-as a whole or not at all: what a restart finds under a number that was not counted, it forgets.
+as a whole or not at all: of a run that was taking one, a restart forgets what it finds under a number that was not
+counted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PART = 1000  # episodes: some 20 ms of the loop, and 30 of the disk
 def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> Parts[list[Registered]]:
     groups.check_not_staging(run)
     run.is_staging = True
+    state.outbox.run(run)
     is_counted = False
     try:
         new: dict[str, groups.Vetted] = {}
@@ -52,6 +54,8 @@ def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> P
         return groups.answers(run, asked, set(new))
     finally:
         run.is_staging = False
+        if _is_there(state, run):
+            state.outbox.run(run)
         while is_counted and run.staged:  # given up in the middle: it is registered all the same
             _show_some(state, run, now)
         groups.forget_staged(state, run)
@@ -95,8 +99,12 @@ def at_once(parts: Parts[T]) -> T:
 
 def _stop(state: State, run: Run) -> Parts[None]:
     yield
-    if state.runs.get(run.owner, {}).get(run.name) is not run:
+    if not _is_there(state, run):
         raise BoardError(404, f"run {run.name!r} was deleted meanwhile", code="unknown")
+
+
+def _is_there(state: State, run: Run) -> bool:
+    return state.runs.get(run.owner, {}).get(run.name) is run
 
 
 def _show_some(state: State, run: Run, now: float) -> None:

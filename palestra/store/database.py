@@ -98,7 +98,7 @@ class Store:
         """Durable when it returns. Of a failing `work` nothing is kept, and its error is raised here."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Job(work, partial(_settle, done), loop, done.cancelled))
+        self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
 
     def begin_write(
@@ -111,11 +111,11 @@ class Store:
     ) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
         SQLAlchemy. It is told the error, or None, on the loop."""
-        self._queue.put(_ShortJob(work, tell, loop, is_one_statement))
+        self._submit(_ShortJob(work, tell, loop, is_one_statement))
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
-        self._queue.put(_Job(work, partial(_settle, done), None))
+        self._submit(_Job(work, partial(_settle, done), None))
         return done.result()
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -147,6 +147,10 @@ class Store:
 
     def __exit__(self, *_error: object) -> None:
         self.close_now()
+
+    def _submit(self, job: _AnyJob) -> None:
+        if not self._queue.put(job):
+            raise StoreError("the store is closed")
 
     # On the writer thread
 

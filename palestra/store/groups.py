@@ -6,24 +6,22 @@ import threading
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from palestra.store.errors import StoreError
-
 T = TypeVar("T")
 
 
 class GroupQueue(Generic[T]):
-    """Once closed, nothing can be put, and `take` hands out what is left and then nothing."""
+    """Once closed, `put` answers False, and `take` hands out what is left and then nothing."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._closing = threading.Lock()  # nothing may be put behind the end mark
         self._closed = False
 
-    def put(self, item: T) -> None:
+    def put(self, item: T) -> bool:
         with self._closing:
-            if self._closed:
-                raise StoreError("the store is closed")
-            self._queue.put(item)
+            if not self._closed:
+                self._queue.put(item)
+            return not self._closed
 
     def take(self) -> list[T]:
         """Blocks until there is something. Empty: closed, and all was handed out."""

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    true,
 )
 
 # Constraints need names, or a migration cannot speak of them.
@@ -202,6 +203,7 @@ episode_runs = Table(
     Column("delivered", BigInteger, nullable=False),
     Column("registered", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("is_staging", Boolean, nullable=False, server_default=true()),
 )
 
 episode_groups = Table(

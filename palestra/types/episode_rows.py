@@ -24,8 +24,10 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=0
     delivered: int
     """When it was saved last; a group that is there may have a higher number."""
     registered: int
-    """Groups ever: the next one's serial number."""
+    """Groups ever: the next one's serial number. When it was saved last, as above."""
     created_at: float
+    is_staging: bool = False
+    """Groups under higher numbers are not registered yet, or never will be."""
 
     @property
     def key(self) -> Key:

@@ -9,7 +9,7 @@ import pytest
 from palestra.episodes import staging
 from palestra.episodes.errors import BoardError
 from palestra.episodes.staging import Parts
-from palestra.types.episode_rows import EpisodeRow, GroupRow
+from palestra.types.episode_rows import EpisodeRow, GroupRow, RunRow
 from palestra.types.episodes import NewGroup, Registered
 from tests.episodes.play import OWNER, RUN, Play, new_group
 
@@ -66,6 +66,23 @@ def test_whoever_dies_in_the_middle_leaves_all_or_nothing() -> None:
     assert len(seen) == 2
 
 
+def test_what_is_registered_after_somebody_died_in_the_middle_is_kept() -> None:
+    for number in range(1, steps() + 1):
+        play = Play()
+        parts = begin(play)
+        for _ in range(number):
+            next(parts)
+            rows(play)
+        play._board = type(play.board).restore(play.disk.load(), play.now)
+        play.register("after")
+        before = play.run()
+        play.restart()
+        assert play.run() == before
+        assert play.register("last")
+        ids = [row.episode_id for row in rows(play) if isinstance(row, EpisodeRow)]
+        assert len(set(ids)) == len(ids) == before.queued + 1
+
+
 def test_whoever_gives_up_in_the_middle_leaves_all_or_nothing() -> None:
     seen: set[int] = set()
     for number in range(1, steps() + 1):
@@ -117,6 +134,7 @@ def test_a_run_that_is_deleted_takes_it_along() -> None:
         with pytest.raises(BoardError, match="was deleted meanwhile"):
             next(parts)
         assert rows(play) == []
+        assert [row.created_at for row in play.disk.rows.values() if isinstance(row, RunRow)] == [play.now]
         assert play.register("g0")
 
 

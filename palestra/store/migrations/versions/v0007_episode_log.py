@@ -1,4 +1,4 @@
-"""Changes of episodes on their way into their tables."""
+"""Changes of episodes on their way into their tables; whether a run counts its groups by what it says itself."""
 
 from __future__ import annotations
 
@@ -16,3 +16,5 @@ def upgrade() -> None:
         sa.Column("entry", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_episode_log"),
     )
+    # Of a run that was saved before, groups that it does not count are none.
+    op.add_column("episode_runs", sa.Column("is_staging", sa.Boolean, nullable=False, server_default=sa.true()))
