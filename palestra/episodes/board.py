@@ -323,9 +323,10 @@ class Board:
     def tick(self, now: float) -> None:
         """Does what is due: expiries, deadlines, ends of back-offs."""
         state = self._state
-        if state.timers.earliest() <= now:
+        if state.timers.earliest <= now:
             self._do_what_is_due(now)
-        state.tombstones.purge(now)
+        if state.tombstones.earliest <= now:
+            state.tombstones.purge(now)
 
     def next_event(self) -> float | None:
         """When `tick` should be called next. It may be early, never late."""
@@ -333,7 +334,7 @@ class Board:
 
     def earliest_event(self) -> float:
         """As `next_event`, and earlier at times: for who asks after each call."""
-        return self._state.timers.earliest()
+        return self._state.timers.earliest
 
     def _do_what_is_due(self, now: float) -> None:
         state = self._state

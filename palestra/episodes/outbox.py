@@ -37,16 +37,20 @@ class Outbox:
 
     def take(self) -> list[Change]:
         changes: list[Change] = []
-        for key, run in self._runs.items():
-            changes.append(Gone(RunRow.__name__, key) if run is None else run.row())
-        for key, group in self._groups.items():
-            changes.append(Gone(GroupRow.__name__, key) if group is None else group.row())
-        for key, episode in self._episodes.items():
-            changes.append(Gone(EpisodeRow.__name__, (key,)) if episode is None else episode.row())
-        for key, tombstone in self._tombstones.items():
-            changes.append(Gone(Tombstone.__name__, (key,)) if tombstone is None else tombstone)
-        self._runs.clear()
-        self._groups.clear()
-        self._episodes.clear()
-        self._tombstones.clear()
+        if self._runs:
+            for key, run in self._runs.items():
+                changes.append(Gone(RunRow.__name__, key) if run is None else run.row())
+            self._runs.clear()
+        if self._groups:
+            for key, group in self._groups.items():
+                changes.append(Gone(GroupRow.__name__, key) if group is None else group.row())
+            self._groups.clear()
+        if self._episodes:
+            for key, episode in self._episodes.items():
+                changes.append(Gone(EpisodeRow.__name__, (key,)) if episode is None else episode.row())
+            self._episodes.clear()
+        if self._tombstones:
+            for key, tombstone in self._tombstones.items():
+                changes.append(Gone(Tombstone.__name__, (key,)) if tombstone is None else tombstone)
+            self._tombstones.clear()
         return changes

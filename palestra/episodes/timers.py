@@ -24,6 +24,8 @@ class Timers:
         self._heap: list[Entry] = []
         self._pushes = count()
         self._look_at = SLACK
+        self.earliest = math.inf
+        """Nothing is due before it: as `next`, but dead ones count, too."""
 
     def watch_lease(self, episode: Episode) -> None:
         """One entry for each lease: a beat only moves its end, and the entry follows when it is due."""
@@ -42,7 +44,7 @@ class Timers:
         """Leases that are over, episodes whose back-off is, open groups whose deadline has passed: by time. What is
         added meanwhile comes too."""
         while self._heap and self._heap[0][0] <= now:
-            entry = heapq.heappop(self._heap)
+            entry = self._pop()
             if not _is_live(entry):
                 continue
             when, what = entry[0], entry[-1]
@@ -55,13 +57,9 @@ class Timers:
                     continue
             yield what
 
-    def earliest(self) -> float:
-        """As `next`, but dead ones count, too: nothing is due before it."""
-        return self._heap[0][0] if self._heap else math.inf
-
     def next(self) -> float | None:
         while self._heap and not _is_live(self._heap[0]):
-            heapq.heappop(self._heap)
+            self._pop()
         return self._heap[0][0] if self._heap else None
 
     def _push(self, when: float, what: Episode | Group) -> None:
@@ -71,6 +69,12 @@ class Timers:
             self._heap = [entry for entry in self._heap if _is_live(entry)]
             heapq.heapify(self._heap)
             self._look_at = max(SLACK, 2 * len(self._heap))
+        self.earliest = self._heap[0][0] if self._heap else math.inf
+
+    def _pop(self) -> Entry:
+        entry = heapq.heappop(self._heap)
+        self.earliest = self._heap[0][0] if self._heap else math.inf
+        return entry
 
 
 def _is_live(entry: Entry) -> bool:

@@ -5,6 +5,7 @@ Owns: for how long, and of how many. Never touches: what is still there.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -18,10 +19,13 @@ class Tombstones:
         self._limits, self._outbox = limits, outbox
         self._stones: OrderedDict[str, Tombstone] = OrderedDict()
         """The oldest first."""
+        self.earliest = math.inf
+        """Nothing is to be forgotten before it."""
 
     def restore(self, stones: Iterable[Tombstone]) -> None:
         for stone in sorted(stones, key=lambda stone: (stone.until, stone.name)):
             self._stones[stone.name] = stone
+            self.earliest = min(self.earliest, stone.until)
 
     def put(self, name: str, owner: str, attempt: int, digest: bytes, now: float) -> None:
         self._stones.pop(name, None)
@@ -29,6 +33,7 @@ class Tombstones:
         stone = Tombstone(name=name, owner=owner, attempt=attempt, digest=digest, until=until)
         self._stones[name] = stone
         self._outbox.tombstone(name, stone)
+        self.earliest = now if len(self._stones) > self._limits.max_remembered else min(self.earliest, until)
 
     def put_cancelled(self, name: str, owner: str, attempt: int, now: float) -> None:
         """An attempt that was played when its run was deleted: it has no result."""
@@ -42,6 +47,8 @@ class Tombstones:
         while self._stones:
             name, stone = next(iter(self._stones.items()))
             if stone.until > now and len(self._stones) <= self._limits.max_remembered:
+                self.earliest = stone.until
                 return
             self._stones.popitem(last=False)
             self._outbox.tombstone(name, None)
+        self.earliest = math.inf

@@ -107,14 +107,13 @@ class DirectAnswers(WholeAnswers):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if not self._is_free() or (call := self._calls.find(self.url)) is None:
-            self._begin_asgi()
-            return
-        headers = dict(reversed(self.headers))
-        if self._is_plain(headers):
-            self.cycle = Exchange(self, call, headers, time.perf_counter())  # type: ignore[assignment]
-        else:
-            self._begin_asgi()
+        """Here, where nothing is being answered and what was answered is taken."""
+        if (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused:
+            headers = dict(reversed(self.headers))
+            if (call := self._calls.find(self.url)) is not None and self._is_plain(headers):
+                self.cycle = Exchange(self, call, headers, time.perf_counter())  # type: ignore[assignment]
+                return
+        self._begin_asgi()
 
     def on_body(self, body: bytes) -> None:
         if isinstance(self.cycle, Exchange):
@@ -126,19 +125,18 @@ class DirectAnswers(WholeAnswers):
         exchange: Any = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
-        elif not self._begin(exchange):
+            return
+        token = current_request.set(exchange.marks)
+        try:
+            is_begun = exchange.call.begin(exchange)
+        finally:
+            current_request.reset(token)
+        if not is_begun:
             self.cycle = None  # type: ignore[assignment]
             self._begin_asgi()
             self.cycle.keep_alive &= exchange.keep_alive  # the server may be stopping since
             super().on_body(exchange.body)
             super().on_message_complete()
-
-    def _begin(self, exchange: Exchange) -> bool:
-        token = current_request.set(exchange.marks)
-        try:
-            return exchange.call.begin(exchange)
-        finally:
-            current_request.reset(token)
 
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Nobody is told where nobody listens any more; the connection goes on either way, or ends."""
@@ -190,17 +188,13 @@ class DirectAnswers(WholeAnswers):
         else:
             self.timeout_keep_alive_handler()
 
-    def _is_free(self) -> bool:
-        """Nothing is being answered, and what was answered is taken."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
-
     def _is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
         parser, length = self.parser, headers.get(b"content-length", b"")
         assert parser is not None
         return (
             parser.get_method() == b"POST"
-            and parser.should_keep_alive()
-            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()  # as 1.0 does only where it says so
+            and (b"connection" not in headers or parser.get_http_version() == "1.1")
             and UNUSUAL.isdisjoint(headers)
             and 0 < len(length) <= MAX_DIGITS
             and int(length) <= self._max_bytes

@@ -31,12 +31,14 @@ class Driver:
     """A connection without SQLAlchemy, whose way to it takes as long as a short write does."""
 
     raw: Any
+    cursor: Any
     mark: str
     """Of a parameter, in SQL."""
 
     @classmethod
     def of(cls, conn: Connection) -> Driver:
-        return cls(conn.connection.dbapi_connection, "?" if conn.dialect.paramstyle == "qmark" else "%s")
+        raw: Any = conn.connection.dbapi_connection
+        return cls(raw, raw.cursor(), "?" if conn.dialect.paramstyle == "qmark" else "%s")
 
 
 class Database(ABC):

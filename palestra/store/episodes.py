@@ -37,51 +37,58 @@ KINDS = {kind.__name__: kind for kind in TABLES}
 Newest = dict[type[Row], dict[Key, Row | None]]
 """None: gone."""
 
+Tell = Callable[[BaseException | None], None]
+
 _encoder = msgspec.msgpack.Encoder()
 _entries = msgspec.msgpack.Decoder(list[Change])
 
 
 class EpisodeWriter:
-    """The board's way to disk. Lives on one event loop."""
+    """The board's way to disk, one write after another. Lives on one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._logged = 0
-        """Entries since the log was emptied, as far as known: it may have more."""
+        self._logged: list[Sequence[Change]] | None = None
+        """All that is in the log. None: it has to be read, it may hold something of an earlier server, or of a write
+        that failed."""
+        self._count = 0
+        """Entries since the log was emptied."""
 
-    def begin_save(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        changes: Sequence[Change],
-        tell: Callable[[BaseException | None], None],
-    ) -> None:
+    def begin_save(self, loop: asyncio.AbstractEventLoop, changes: Sequence[Change], tell: Tell) -> None:
         """Told on the loop, as by `Store.begin_write`."""
-        if len(changes) <= FEW and self._logged < MANY:
-            self._logged += 1
+        if len(changes) <= FEW and self._count < MANY:
+            self._count += 1
+            if self._logged is not None:
+                self._logged.append(changes)
             self._store.begin_write(loop, partial(log_changes, changes=changes), tell, is_one_statement=True)
         else:
-            self._logged = 0
-            self._store.begin_write(loop, partial(save_changes, changes=changes), tell)
+            logged, self._logged, self._count = self._logged, [], 0
+            self._store.begin_write(loop, partial(save_changes, changes=changes, logged=logged), tell)
+
+    def failed(self) -> None:
+        """A write, and nothing is known of it."""
+        self._logged = None
 
 
 def log_changes(driver: Driver, changes: Sequence[Change]) -> None:
-    driver.raw.execute(_append(driver.mark), (_encoder.encode(changes),))
+    driver.cursor.execute(_APPEND[driver.mark], (_encoder.encode(changes),))
 
 
-def save_changes(driver: Driver, changes: Sequence[Change]) -> None:
-    """In the tables, and before them what is logged. Of several changes of a row the last one counts."""
-    cursor = driver.raw.cursor()
-    try:
+def save_changes(
+    driver: Driver, changes: Sequence[Change], *, logged: Sequence[Sequence[Change]] | None = None
+) -> None:
+    """In the tables, and before them what is logged; None: that is read. Of several changes of a row the last one
+    counts."""
+    cursor = driver.cursor
+    if logged is None:
         logged = [_entries.decode(entry) for (entry,) in cursor.execute(_LOGGED).fetchall()]
-        for kind, rows in _newest((*logged, changes)).items():
-            if kept := [_values(row) for row in rows.values() if row is not None]:
-                cursor.executemany(_upsert(kind, driver.mark), kept)
-            if gone := [key for key, row in rows.items() if row is None]:
-                cursor.executemany(_delete(kind, driver.mark), gone)
-        if logged:
-            cursor.execute(_EMPTY)
-    finally:
-        cursor.close()
+    for kind, rows in _newest((*logged, changes)).items():
+        if kept := [_values(row) for row in rows.values() if row is not None]:
+            cursor.executemany(_upsert(kind, driver.mark), kept)
+        if gone := [key for key, row in rows.items() if row is None]:
+            cursor.executemany(_delete(kind, driver.mark), gone)
+    if logged:
+        cursor.execute(_EMPTY)
 
 
 def empty_log(driver: Driver) -> None:
@@ -169,9 +176,7 @@ _LOGGED = f"SELECT entry FROM {_log.name} ORDER BY number"
 _EMPTY = f"DELETE FROM {_log.name}"
 
 
-@cache
-def _append(mark: str) -> str:
-    return f"INSERT INTO {_log.name} (entry) VALUES ({mark})"
+_APPEND = {mark: f"INSERT INTO {_log.name} (entry) VALUES ({mark})" for mark in ("?", "%s")}
 
 
 @cache

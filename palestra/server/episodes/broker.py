@@ -206,6 +206,7 @@ class Broker:
 
     def _on_failure(self, error: BaseException) -> None:
         log.error("episodes could not be saved; they are read from the disk again", error=str(error))
+        self._writer.failed()
         self._open_calls = self.board.open_calls()
         self._board = None
         self._reloading = asyncio.create_task(self._reload(), name="episodes reload")

@@ -146,6 +146,8 @@ class Claims:
 
     def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
         """To whoever has waited longest. Those who would get nothing go on waiting."""
+        if not len(self._waiting):
+            return
         broker = self._broker
 
         def take(waiter: Waiter[Claim, Got]) -> Got | PassedOver | None:

@@ -80,7 +80,9 @@ class _Call:
             caller = self.desk.doorkeeper.admit_now(exchange.headers, self.rights, time.monotonic())
             if caller is None:
                 return False
-            asking = calls.Asking(hub, as_player(caller), exchange.address, self.run)
+            if caller.right is Rights.EPISODE:
+                caller = as_player(caller)
+            asking = calls.Asking(hub, caller, exchange.address, self.run)
             body = self.read(exchange.body)
         except Exception as error:
             self._fail(exchange, error)
