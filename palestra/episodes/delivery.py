@@ -106,7 +106,8 @@ def forget(state: State, group: Group, now: float) -> None:
     run = group.run
     for episode in group.members:
         if episode.result is not None:
-            state.tombstones.put(episode.episode_id, run.owner, episode.attempt, episode.digest, now)
+            digest = checks.digest(episode.result)
+            state.tombstones.put(episode.episode_id, run.owner, episode.attempt, digest, now)
     digest = checks.digest(group.text)
     state.tombstones.put(tombstone_name(run, group.spec.group_id), run.owner, -group.serial, digest, now)
     state.remove(group)

@@ -75,7 +75,7 @@ def why_nothing(state: State, owner: str, request: ClaimRequest, full: Mapping[s
     return first
 
 
-def find(state: State, owner: str, client_id: str | None, ref: LeaseRef) -> Episode | NoLease:
+def find(state: State, owner: str, client_id: str | None, ref: LeaseRef | EndRequest) -> Episode | NoLease:
     """The episode where the attempt is leased by this client."""
     episode = state.episodes.get(ref.episode_id)
     if episode is None or episode.run.owner != owner:
@@ -112,15 +112,15 @@ def end(state: State, owner: str, client_id: str | None, ask: EndRequest, now: f
         text = checks.result_text(ask.result, state.limits)
     except checks.InvalidResult as error:
         return _ended(ask, EndStatus.INVALID, str(error))
-    kept = _kept_digest(state, owner, ask)
-    if kept is not None:
-        if kept == checks.digest(text):
+    is_repeated = _is_repeated(state, owner, ask, text)
+    if is_repeated is not None:
+        if is_repeated:
             return _ended(ask, EndStatus.REPEATED)
         return _ended(ask, EndStatus.CONFLICT, "this attempt has ended with another result, which stands")
-    found = find(state, owner, client_id, LeaseRef(episode_id=ask.episode_id, attempt=ask.attempt))
+    found = find(state, owner, client_id, ask)
     if isinstance(found, NoLease):
         return _ended(ask, _STATUS.get(found.code, EndStatus.LEASE_LOST), str(found))
-    found.result, found.digest, found.ended_at = text, checks.digest(text), now
+    found.result, found.ended_at = text, now
     state.move(found, EpisodeState.ENDED)
     groups.settle(state, found.group, now)
     return _ended(ask, EndStatus.ACCEPTED)
@@ -191,14 +191,16 @@ def _lease(episode: Episode, now: float) -> Lease:
     )
 
 
-def _kept_digest(state: State, owner: str, ask: EndRequest) -> bytes | None:
-    """Of the result that this attempt has ended with, whatever became of it since."""
+def _is_repeated(state: State, owner: str, ask: EndRequest, text: str) -> bool | None:
+    """Whether this attempt has ended with this very result, whatever became of it since. None: it has not ended."""
     episode = state.episodes.get(ask.episode_id)
     if episode is None:
         stone = state.tombstones.find(ask.episode_id, owner)
-        return (stone.digest or None) if stone is not None and stone.attempt == ask.attempt else None
-    is_it = episode.run.owner == owner and episode.attempt == ask.attempt and episode.result is not None
-    return episode.digest if is_it else None
+        if stone is None or stone.attempt != ask.attempt or not stone.digest:
+            return None
+        return stone.digest == checks.digest(text)
+    has_ended = episode.run.owner == owner and episode.attempt == ask.attempt and episode.result is not None
+    return episode.result == text if has_ended else None
 
 
 def _why_not(episode: Episode, attempt: int) -> NoLease:

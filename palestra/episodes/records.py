@@ -212,8 +212,6 @@ class Episode(msgspec.Struct, eq=False):
     losses: list[Loss] = msgspec.field(default_factory=list)
     result: str | None = None
     # Of memory alone
-    digest: bytes = b""
-    """Of the result."""
     is_ready: bool = False
     """In the queue: neither in back-off nor elsewhere."""
     expires_at: float = 0.0

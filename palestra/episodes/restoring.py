@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from palestra.episodes import checks
 from palestra.episodes.records import Episode, Group, Run
 from palestra.episodes.state import State
 from palestra.types.episode_rows import EpisodeRow, GroupRow, RunRow, SavedRows
@@ -107,7 +106,6 @@ def _add_episode(state: State, row: EpisodeRow, open_calls: Mapping[LeaseRef, in
         sampled=row.sampled,
         losses=row.losses,
         result=row.result,
-        digest=b"" if row.result is None else checks.digest(row.result),
     )
     state.add(episode)
     if episode.state is EpisodeState.QUEUED:

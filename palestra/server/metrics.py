@@ -112,7 +112,7 @@ class Metrics:
             known = self._requests.of(route, str(status)), self._request_s.of(route)
             self._of_request[route, status] = known
         count, spread = known
-        count.inc()
+        count.value += 1
         spread.observe(seconds)
 
     def submitted(self, kind: str, *, base_model: str = "") -> None:

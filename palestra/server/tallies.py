@@ -24,9 +24,6 @@ class Count:
     def __init__(self) -> None:
         self.value = 0
 
-    def inc(self, by: int = 1) -> None:
-        self.value += by
-
 
 class Counts(Collector):
     """One for each combination of labels that was asked for."""

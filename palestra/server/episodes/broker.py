@@ -199,7 +199,8 @@ class Broker:
     # The disk
 
     def _write(self, report: Report) -> None:
-        if changes := self.board.take_changes():
+        board = self._board or self.board
+        if changes := board.take_changes():
             self._writer.begin_save(self._loop, changes, report)
         else:
             report(None)

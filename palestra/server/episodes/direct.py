@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +29,6 @@ from palestra.store.records import Rights
 from palestra.types.episodes import ClaimRequest
 
 MAX_RUNS = 1024  # whose calls are kept ready
-REGISTER_END = GROUPS.encode()
 
 Told = tuple[int, bytes, list[tuple[bytes, bytes]]]
 """Status, body, headers."""
@@ -52,17 +51,19 @@ class DirectEpisodes:
         before, _, after = self._register.route.partition(RUN_IN_PATH)
         plain = RUN_CHARACTERS.replace("#", "")  # as it is, it would end the path
         self._register_path = re.compile(f"{before}({plain}){after}".encode())
-        self._registers = lru_cache(MAX_RUNS)(self._register_to)
+        self._registers: dict[bytes, DirectCall] = {}
+        """By paths that were asked for."""
 
     def find(self, url: bytes) -> DirectCall | None:
-        if (call := self._calls.get(url)) is not None or not url.endswith(REGISTER_END):
-            return call
+        return self._calls.get(url) or self._registers.get(url) or self._register_to(url)
+
+    def _register_to(self, url: bytes) -> DirectCall | None:
         if (found := self._register_path.fullmatch(url)) is None:
             return None
-        return self._registers(found[1])
-
-    def _register_to(self, run: bytes) -> DirectCall:
-        return replace(self._register, run=run.decode())
+        if len(self._registers) >= MAX_RUNS:
+            self._registers.clear()
+        call = self._registers[url] = replace(self._register, run=found[1].decode())
+        return call
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class EpisodeObserver:
             self._wait_s.observe(waited_s)
         board = self._at_scrape.board() if self._at_scrape.board is not None else None
         for lease in leases:
-            self._claims.of(owner, lease.run).inc()
+            self._claims.of(owner, lease.run).value += 1
             queued_s = None if board is None else board.queued_s(lease.episode_id, lease.attempt)
             if queued_s is not None:
                 self._queued_s.of(owner, lease.run).observe(queued_s)
@@ -140,7 +140,7 @@ class EpisodeObserver:
 
     def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
         for end in ends:
-            self._ends.of(end.status).inc()
+            self._ends.of(end.status).value += 1
             if end.is_kept and not self._tells_all:
                 continue
             line = self._log.debug if end.is_kept else self._log.info
