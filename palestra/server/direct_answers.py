@@ -23,6 +23,8 @@ MAX_DIGITS = len(str(LONG_BYTES))
 UNUSUAL = frozenset(
     (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
 )
+END_OF_HEAD = b"\r\n\r\n"
+MAX_HEADS, MAX_HEAD_BYTES = 8, 2048  # of a connection: a player has one for each call, and its lengths
 ANSWER = b"%s%scontent-length: %d\r\ncontent-type: application/json\r\n\r\n%s"
 
 
@@ -88,6 +90,14 @@ class Exchange(Struct, eq=False):
         self.protocol.answer(self, status, body, headers)
 
 
+class Head(Struct, frozen=True):
+    """Of a plain request."""
+
+    call: DirectCall
+    headers: Mapping[bytes, bytes]
+    body_bytes: int
+
+
 class DirectAnswers(WholeAnswers):
     def __init__(
         self, *args: Any, calls: DirectCalls, log: RequestLog, max_bytes: int = LONG_BYTES, **kwargs: Any
@@ -98,17 +108,45 @@ class DirectAnswers(WholeAnswers):
         """uvicorn's own headers, as they are written. They change once a second."""
         self._idle_since: float | None = None
         """None: it is being used."""
+        self._heads: dict[bytes, Head] = {}
+        """Those that came before, byte for byte. Clients send few, thousands of times each."""
+        self._is_in_message = False
+        """The parser is."""
+
+    def data_received(self, data: bytes) -> None:
+        """A whole request with a head that was parsed before is not parsed again: it means the same."""
+        head, _, body = data.partition(END_OF_HEAD)
+        known = self._heads.get(head)
+        if known is not None and len(body) == known.body_bytes and self._is_free() and not self._is_in_message:
+            self._idle_since = None
+            exchange = Exchange(self, known.call, known.headers, time.perf_counter(), body)
+            before, self.cycle = self.cycle, exchange  # type: ignore[assignment]
+            if self._begin(exchange):
+                return
+            self.cycle = before
+        was_in_message, before = self._is_in_message, self.cycle
+        super().data_received(data)
+        if not was_in_message and not self._is_in_message and self.cycle is not before:
+            self._learn(head, body)
+
+    def _learn(self, head: bytes, body: bytes) -> None:
+        """What came is whole, and begins with a request of this head."""
+        exchange: Any = self.cycle
+        if isinstance(exchange, Exchange) and exchange.body == body and len(head) <= MAX_HEAD_BYTES:
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[head] = Head(exchange.call, exchange.headers, len(body))
 
     def on_message_begin(self) -> None:
         """The rest of it waits until it is known to be needed."""
+        self._is_in_message = True
         self.url, self.headers = b"", []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Here, where nothing is being answered and what was answered is taken."""
-        if (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused:
+        if self._is_free():
             headers = dict(reversed(self.headers))
             if (call := self._calls.find(self.url)) is not None and self._is_plain(headers):
                 self.cycle = Exchange(self, call, headers, time.perf_counter())  # type: ignore[assignment]
@@ -122,21 +160,23 @@ class DirectAnswers(WholeAnswers):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._is_in_message = False
         exchange: Any = self.cycle
         if not isinstance(exchange, Exchange):
             super().on_message_complete()
-            return
-        token = current_request.set(exchange.marks)
-        try:
-            is_begun = exchange.call.begin(exchange)
-        finally:
-            current_request.reset(token)
-        if not is_begun:
+        elif not self._begin(exchange):
             self.cycle = None  # type: ignore[assignment]
             self._begin_asgi()
             self.cycle.keep_alive &= exchange.keep_alive  # the server may be stopping since
             super().on_body(exchange.body)
             super().on_message_complete()
+
+    def _begin(self, exchange: Exchange) -> bool:
+        token = current_request.set(exchange.marks)
+        try:
+            return exchange.call.begin(exchange)
+        finally:
+            current_request.reset(token)
 
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Nobody is told where nobody listens any more; the connection goes on either way, or ends."""
@@ -187,6 +227,10 @@ class DirectAnswers(WholeAnswers):
             self._look_in(left_s)
         else:
             self.timeout_keep_alive_handler()
+
+    def _is_free(self) -> bool:
+        """Nothing is being answered, and what was answered is taken."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.flow.write_paused
 
     def _is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
         parser, length = self.parser, headers.get(b"content-length", b"")

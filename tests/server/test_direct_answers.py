@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 import socket
@@ -19,7 +20,7 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.server.direct_answers import LONG_BYTES, DirectAnswers, Exchange
+from palestra.server.direct_answers import LONG_BYTES, MAX_HEAD_BYTES, MAX_HEADS, DirectAnswers, Exchange
 from palestra.server.logs import RequestLog
 
 KEEP_ALIVE_S = 1
@@ -27,12 +28,15 @@ LARGE = b"x" * 300_000
 
 
 class Calls:
-    """/at-once, /later, /slow, /large: as they are called. /elsewhere: by ASGI. /never: that is when they answer."""
+    """/at-once, /later, /slow, /large: as they are called. /elsewhere: by ASGI, /sometimes: at times. /never: that is
+    when they answer."""
 
-    PATHS = frozenset(f"/{name}".encode() for name in ("at-once", "later", "slow", "large", "elsewhere", "never"))
+    NAMES = ("at-once", "later", "slow", "large", "elsewhere", "sometimes", "never")
+    PATHS = frozenset(f"/{name}".encode() for name in NAMES)
 
     def __init__(self) -> None:
         self.gone, self.began = threading.Event(), threading.Event()
+        self.sometimes = itertools.cycle([True, True, False, False, True, False])
 
     def find(self, url: bytes) -> Call | None:
         return Call(self, url.decode()) if url in self.PATHS else None
@@ -46,6 +50,8 @@ class Call:
         self.calls.began.set()
         match self.route:
             case "/elsewhere":
+                return False
+            case "/sometimes" if not next(self.calls.sometimes):
                 return False
             case "/never":
                 exchange.on_gone = self.calls.gone.set
@@ -187,6 +193,44 @@ def test_an_answer_has_all_that_others_have(line: Line, server: tuple[Any, int, 
 def test_what_is_not_plain_goes_by_asgi_with_its_body(line: Line, request_: bytes) -> None:
     assert line.ask(request_) == b"asgi body"
     assert line.ask(post("/at-once", b"again")) == b"direct again"
+
+
+def test_a_head_that_came_before_means_the_same_in_whatever_pieces_it_comes(line: Line) -> None:
+    whole, other = post("/at-once", b"body"), post("/at-once", b"a longer one")
+    for cut in range(1, len(whole)):
+        assert line.ask(whole) == b"direct body"
+        line.send(whole[:cut])
+        time.sleep(0.002)
+        assert line.ask(whole[cut:]) == b"direct body"
+        assert line.ask(other) == b"direct a longer one"
+        line.send(whole + whole[:cut])
+        assert line.read()[1] == b"direct body"
+        time.sleep(0.002)
+        assert line.ask(whole[cut:]) == b"direct body"
+
+
+def test_a_head_that_came_before_with_another_body(line: Line) -> None:
+    for body in (b"body", b"\r\n\r\n", post("/a", b"")[:4], b"ydob"):
+        assert line.ask(post("/at-once", body)) == b"direct " + body
+    line.send(post("/at-once", b"body") + post("/other", b"more"))
+    assert (line.read()[1], line.read()[1]) == (b"direct body", b"asgi more")
+
+
+def test_more_heads_than_are_remembered(line: Line) -> None:
+    for number in (*range(3 * MAX_HEADS), *range(3 * MAX_HEADS)):
+        word = b"%d" % number
+        assert line.ask(post("/at-once", word, f"x-number: {number}")) == b"direct " + word
+        long = "x" * (MAX_HEAD_BYTES + 1)
+        assert line.ask(post("/at-once", word, f"x-long: {long}")) == b"direct " + word
+
+
+def test_a_call_that_goes_by_asgi_at_times_is_answered_once(line: Line) -> None:
+    ways = set[bytes]()
+    for number in range(30):
+        way, _, body = line.ask(post("/sometimes", b"%02d" % number)).partition(b" ")
+        assert body == b"%02d" % number
+        ways.add(way)
+    assert ways == {b"direct", b"asgi"}
 
 
 def test_a_long_body_goes_by_asgi(line: Line) -> None:
