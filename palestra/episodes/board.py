@@ -255,7 +255,10 @@ class Board:
         found = self._state.episodes.get(lease.ref.episode_id)
         if found is None or found.run.owner != lease.owner:
             return None
-        loss = next((one for one in reversed(found.losses) if one.attempt == lease.ref.attempt), None)
+        loss = None
+        for one in found.losses:
+            if one.attempt == lease.ref.attempt:
+                loss = one
         over_at, why = (found.ended_at, None) if loss is None else (loss.at, loss.reason)
         return AttemptOutcome(over_at, why, found.state)
 

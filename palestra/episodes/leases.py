@@ -129,19 +129,25 @@ def end(state: State, owner: str, client_id: str | None, ask: EndRequest, now: f
 def _take(
     state: State, owner: str, only: Run | None, request: ClaimRequest, full: Mapping[str, str], most: int
 ) -> list[Episode]:
-    kind, client = request.kind, request.client_id
-    waiting = state.waiting.get(owner, {}).values() if only is None else (only,)
-    free = (run for run in waiting if run.is_open and run.engine not in full and run.queue.has(kind))
-    rooms = {run: room for run in free if (room := run.room_of(client)) > 0}
+    kind = request.kind
+    runs = list(state.waiting.get(owner, {}).values()) if only is None else [only]
+    rooms = {run: room for run in runs if (room := _room(run, request, full)) > 0}
     if only is None:
         taken = state.shares.take(rooms, owner, kind, most)
     else:  # who plays for one run has chosen: that does not move the order of the others
         taken, most = [], min(most, rooms.get(only, 0))
-        while only.queue.has(kind) and len(taken) < most:
+        while len(taken) < most and only.queue.has(kind):
             taken.append(only.queue.pop(kind, eval_first=only.settings.eval_first))
-    for run in {episode.run: None for episode in taken}:
+    for run in {episode.run for episode in taken}:
         state.forget_idle(run)
     return taken
+
+
+def _room(run: Run, request: ClaimRequest, full: Mapping[str, str]) -> int:
+    """How many of it may be given."""
+    if not run.is_open or run.engine in full or not run.queue.has(request.kind):
+        return 0
+    return run.room_of(request.client_id)
 
 
 def _hold(run: Run, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:

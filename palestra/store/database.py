@@ -156,8 +156,8 @@ class Store:
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
-            if len(group) == 1 and isinstance(group[0], _ShortJob):
-                _tell_on(group[0].loop, group[0].tell_error, self._commit_short(group[0]))
+            if len(group) == 1 and isinstance(job := group[0], _ShortJob):
+                _tell_on(job.loop, job.tell_error, self._commit_short(job))
             # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
             elif group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
@@ -167,9 +167,17 @@ class Store:
     def _commit_short(self, job: _ShortJob) -> BaseException | None:
         """The way of a lone one. Why it failed."""
         try:
-            return self._run_short(job, *self._connected())
+            conn, driver = self._connected()
+            if not job.is_one_statement:
+                self._database.begin(driver)
+            try:
+                job.work(driver)
+            except BaseException as e:
+                return self._undo_short(conn, driver, e)
+            driver.raw.commit()
         except Exception as e:
             return self._failed(1, e)
+        return None
 
     def _commit(self, group: list[_AnyJob]) -> list[Outcome[Any]]:
         try:
@@ -191,21 +199,14 @@ class Store:
             self._driver = Driver.of(self._conn)
         return self._conn, self._driver
 
-    def _run_short(self, job: _ShortJob, conn: Connection, driver: Driver) -> BaseException | None:
-        if not job.is_one_statement:
-            self._database.begin(driver)
+    def _undo_short(self, conn: Connection, driver: Driver, error: BaseException) -> BaseException:
+        if not self._database.is_in_transaction(conn):
+            raise StoreError(_reason(error)) from error
         try:
-            job.work(driver)
-        except BaseException as e:
-            if not self._database.is_in_transaction(conn):
-                raise StoreError(_reason(e)) from e
-            try:
-                driver.raw.rollback()
-            except Exception:  # the connection is gone, and this is why
-                raise StoreError(_reason(e)) from e
-            return e
-        driver.raw.commit()
-        return None
+            driver.raw.rollback()
+        except Exception:  # the connection is gone, and this is why
+            raise StoreError(_reason(error)) from error
+        return error
 
     def _run(self, group: list[_AnyJob], conn: Connection, driver: Driver) -> list[Outcome[Any]]:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
