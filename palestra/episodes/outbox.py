@@ -47,10 +47,10 @@ class Outbox:
             self._groups.clear()
         if self._episodes:
             for key, episode in self._episodes.items():
-                changes.append(Gone(EpisodeRow.__name__, (key,)) if episode is None else episode.row())
+                changes.append(Gone(EpisodeRow.__name__, key) if episode is None else episode.row())
             self._episodes.clear()
         if self._tombstones:
             for key, tombstone in self._tombstones.items():
-                changes.append(Gone(Tombstone.__name__, (key,)) if tombstone is None else tombstone)
+                changes.append(Gone(Tombstone.__name__, key) if tombstone is None else tombstone)
             self._tombstones.clear()
         return changes

@@ -43,11 +43,13 @@ class Lane:
         while True:
             episode = heapq.heappop(self._heap)[-1]
             if episode.is_ready:
-                self._leave(episode)
+                episode.is_ready = False
+                self.size -= 1
                 return episode
 
     def discard(self, episode: Episode) -> None:
-        self._leave(episode)
+        episode.is_ready = False
+        self.size -= 1
         if len(self._heap) > 2 * self.size + SLACK:
             self._heap = list(self._live().values())
             heapq.heapify(self._heap)
@@ -64,10 +66,6 @@ class Lane:
     def _live(self) -> dict[Episode, Entry]:
         """One that left and came back has several entries."""
         return {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
-
-    def _leave(self, episode: Episode) -> None:
-        episode.is_ready = False
-        self.size -= 1
 
 
 class Lanes:
@@ -91,7 +89,8 @@ class Lanes:
             self._lane(episode).push(episode)
 
     def push(self, episode: Episode) -> None:
-        self._lane(episode).push(episode)
+        lane = self._lane(episode) if self._weights else self._others
+        lane.push(episode)
         self.size += 1
 
     def discard(self, episode: Episode) -> None:
@@ -110,8 +109,6 @@ class Lanes:
         return self._lanes[name].pop()
 
     def _lane(self, episode: Episode) -> Lane:
-        if not self._weights:
-            return self._others
         return self._lanes.get(episode.group.spec.task.environment) or self._others
 
 
@@ -128,7 +125,7 @@ class RunQueue:
             lanes.weigh(weights)
 
     def push(self, episode: Episode) -> None:
-        self._lanes[episode.kind].push(episode)
+        self._lanes[episode.group.spec.kind].push(episode)
 
     def discard(self, episode: Episode) -> None:
         self._lanes[episode.kind].discard(episode)

@@ -181,7 +181,9 @@ class DirectAnswers(WholeAnswers):
     def answer(self, exchange: Exchange, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Nobody is told where nobody listens any more; the connection goes on either way, or ends."""
         if not self.joining.is_closing():
-            lines = self._own_headers()
+            if self._told[0] is not self.server_state.default_headers:
+                self._tell_own_headers()
+            lines = self._told[1]
             for header in headers:
                 lines += b"%s: %s\r\n" % header
             if not exchange.keep_alive:
@@ -252,8 +254,6 @@ class DirectAnswers(WholeAnswers):
             super().on_header(name, value)
         super().on_headers_complete()
 
-    def _own_headers(self) -> bytes:
+    def _tell_own_headers(self) -> None:
         now = self.server_state.default_headers
-        if self._told[0] is not now:
-            self._told = now, b"".join([b"%s: %s\r\n" % header for header in now])
-        return self._told[1]
+        self._told = now, b"".join([b"%s: %s\r\n" % header for header in now])

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+CLOSED = "the store is closed"
+
 
 @dataclass(slots=True)
 class Outcome(Generic[T]):
@@ -111,7 +113,8 @@ class Store:
     ) -> None:
         """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
         SQLAlchemy. It is told the error, or None, on the loop."""
-        self._submit(_ShortJob(work, tell, loop, is_one_statement))
+        if not self._queue.put(_ShortJob(work, tell, loop, is_one_statement)):
+            raise StoreError(CLOSED)
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
@@ -150,7 +153,7 @@ class Store:
 
     def _submit(self, job: _AnyJob) -> None:
         if not self._queue.put(job):
-            raise StoreError("the store is closed")
+            raise StoreError(CLOSED)
 
     # On the writer thread
 

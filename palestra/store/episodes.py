@@ -85,7 +85,7 @@ def save_changes(
     for kind, rows in _newest((*logged, changes)).items():
         if kept := [_values(row) for row in rows.values() if row is not None]:
             cursor.executemany(_upsert(kind, driver.mark), kept)
-        if gone := [key for key, row in rows.items() if row is None]:
+        if gone := [(key,) if isinstance(key, str) else key for key, row in rows.items() if row is None]:
             cursor.executemany(_delete(kind, driver.mark), gone)
     if logged:
         cursor.execute(_EMPTY)

@@ -15,7 +15,7 @@ from palestra.store import Store
 from palestra.store.databases import Driver
 from palestra.store.episodes import FEW, MANY, EpisodeWriter, load_all, log_changes, save_changes
 from palestra.store.tables import episode_log
-from palestra.types.episode_rows import Change, EpisodeRow, Gone, RunRow, SavedRows
+from palestra.types.episode_rows import Change, EpisodeRow, Gone, Key, RunRow, SavedRows
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -143,7 +143,7 @@ def test_of_several_changes_of_a_row_the_last_one_counts(tables_store: Store, ke
     early = board.take_changes()
     board.note_call("alice", LeaseRef(episode_id=board.leases()[0].ref.episode_id, attempt=1), 7.0)
     late = board.take_changes()
-    keep(tables_store, [*early, *late, Gone("EpisodeRow", (ended.episode_id,))])
+    keep(tables_store, [*early, *late, Gone("EpisodeRow", ended.episode_id)])
     saved = load(tables_store)
     assert ended.episode_id not in {row.episode_id for row in saved.episodes}
     assert max(row.calls for row in saved.episodes) == 2
@@ -166,7 +166,7 @@ def test_many_changes_are_one_statement_each(tables_store: Store, keep: Keep) ->
 def test_few_changes_are_logged_and_after_many_all_go_into_the_tables(tables_store: Store) -> None:
     """What is found on the way is always what was saved, whatever is where."""
     board, ways, playing = Board(), random.Random(7), list[Lease]()
-    disk: dict[tuple[str, tuple[str, ...]], Change] = {}
+    disk: dict[tuple[str, Key], Change] = {}
     board.put_run("alice", "r", 0.0, settings=RunSettings(max_queued=10_000, max_ready=10_000))
     sizes = set[int]()
 

@@ -183,5 +183,5 @@ def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
     tables_store.write_now(lambda c: keep(Driver.of(c), [kept]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 1
     assert tables_store.read_now(lambda c: get_trace(c, "free", "o")) is None
-    tables_store.write_now(lambda c: keep(Driver.of(c), [Gone("EpisodeRow", ("e-1",))]))
+    tables_store.write_now(lambda c: keep(Driver.of(c), [Gone("EpisodeRow", "e-1")]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 3

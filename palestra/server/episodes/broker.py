@@ -154,7 +154,7 @@ class Broker:
                 self._lease_is_over(board, lease)
             for run in news.delivered:
                 progress = board.progress(*run)
-                self.observer.delivered(run, progress, self.clock.now())
+                self.observer.delivered(run, progress, self.clock.latest)
                 self.has_groups.wake(run)
                 self.on_delivered(run, progress)
             for run in news.deleted:

@@ -86,11 +86,11 @@ def end(asking: Asking, body: w.Ends) -> Answer:
     _check_count("ends", body.ends)
     owner, who = asking.caller.owner, speaker(asking.caller, body.client_id, body.ends)
     broker = asking.broker
-    began_at = broker.clock.now()
     ended = broker.apply(lambda board, now: board.end(owner, who, body.ends, now))
+    began_at = broker.clock.latest
 
     def told() -> w.EndedEpisodes:
-        broker.observer.ended(owner, ended, began_at, broker.clock.now())
+        broker.observer.ended(owner, ended, began_at)
         return w.EndedEpisodes(ended)
 
     return told

@@ -19,13 +19,14 @@ class Clock:
 
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic):
         self._wall, self._monotonic = wall, monotonic
-        self._now, self._looked = wall(), monotonic()
+        self.latest, self._looked = wall(), monotonic()
+        """What was told last."""
 
     def now(self) -> float:
         looked = self._monotonic()
         passed, self._looked = looked - self._looked, looked
-        self._now += min(MOST_S, passed)
-        return self._now
+        self.latest += min(MOST_S, passed)
+        return self.latest
 
     def behind_s(self) -> float:
         """The wall clock, by which all others go: what did not count, or how far that one was set."""
@@ -33,4 +34,4 @@ class Clock:
 
     def begin_after(self, moment: float) -> None:
         """What was noted before this server started: its clock may have been set back since."""
-        self._now = max(self._now, moment)
+        self.latest = max(self.latest, moment)

@@ -138,7 +138,7 @@ class EpisodeObserver:
         if self._traces is not None:
             self._add(self._traces, [failed_call_span(attempt, traceparent, began_at, now, error)])
 
-    def ended(self, owner: str, ends: Sequence[Ended], began_at: float, now: float) -> None:
+    def ended(self, owner: str, ends: Sequence[Ended], began_at: float) -> None:
         for end in ends:
             self._ends.of(end.status).value += 1
             if end.is_kept and not self._tells_all:
@@ -153,6 +153,7 @@ class EpisodeObserver:
                 trace_id=_trace_id(owner, end.episode_id, end.attempt),
             )
         if self._traces is not None:
+            now = began_at if self._at_scrape.clock is None else self._at_scrape.clock.now()
             self._add(self._traces, (end_span(owner, end, began_at, now) for end in ends))
 
     def over(self, board: Board, lease: OpenLease) -> None:

@@ -90,7 +90,7 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
 
     broker, began_at = episodes.broker, episodes.broker.clock.now()
     ended = await broker.do(end)
-    broker.observer.ended(caller.owner, [ended], began_at, broker.clock.now())
+    broker.observer.ended(caller.owner, [ended], began_at)
     if ended.status is EndStatus.UNKNOWN:
         raise Refusal(400, f"Episode {asked.episode_uuid[:128]} not found; it may be delivered, and forgotten")
     if ended.status is EndStatus.INVALID:
