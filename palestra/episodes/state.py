@@ -119,7 +119,7 @@ class State:
 
     def note_loss(self, episode: Episode, reason: str, now: float) -> None:
         loss = Loss(attempt=episode.attempt, at=now, reason=reason, client_id=episode.client_id)
-        episode.losses = [*episode.losses, loss][-self.limits.max_losses :]
+        episode.losses = [*episode.losses, loss][-self.limits.max_losses :]  # a new one: rows have the old
 
     def _close_lease(self, episode: Episode) -> None:
         run = episode.run

@@ -107,6 +107,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
                 **UVICORN_LOGGING,
             )
         )
+        gc.freeze()  # what there is by now stays, and is not looked through for garbage again
         for listener in listeners:
             listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(listeners))

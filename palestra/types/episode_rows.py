@@ -34,7 +34,7 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=0
     key = property(attrgetter("owner", "run"))
 
 
-class GroupRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=1):
+class GroupRow(Struct, frozen=True, gc=False, array_like=True, tag=1):
     owner: str
     run: str
     group_id: str
@@ -53,7 +53,7 @@ class GroupRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag
     key = property(attrgetter("owner", "run", "group_id"))
 
 
-class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=2):
+class EpisodeRow(Struct, frozen=True, gc=False, array_like=True, tag=2):
     episode_id: str
     owner: str
     run: str
