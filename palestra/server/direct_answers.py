@@ -115,18 +115,21 @@ class DirectAnswers(WholeAnswers):
 
     def data_received(self, data: bytes) -> None:
         """A whole request with a head that was parsed before is not parsed again: it means the same."""
+        if self._is_in_message:
+            super().data_received(data)
+            return
         head, _, body = data.partition(END_OF_HEAD)
         known = self._heads.get(head)
-        if known is not None and len(body) == known.body_bytes and self._is_free() and not self._is_in_message:
+        if known is not None and len(body) == known.body_bytes and self._is_free():
             self._idle_since = None
             exchange = Exchange(self, known.call, known.headers, time.perf_counter(), body)
             before, self.cycle = self.cycle, exchange  # type: ignore[assignment]
             if self._begin(exchange):
                 return
             self.cycle = before
-        was_in_message, before = self._is_in_message, self.cycle
+        before = self.cycle
         super().data_received(data)
-        if not was_in_message and not self._is_in_message and self.cycle is not before:
+        if not self._is_in_message and self.cycle is not before:
             self._learn(head, body)
 
     def _learn(self, head: bytes, body: bytes) -> None:
