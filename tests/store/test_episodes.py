@@ -165,7 +165,7 @@ def test_many_changes_are_one_statement_each(tables_store: Store, keep: Keep) ->
 
 def test_few_changes_are_logged_and_after_many_all_go_into_the_tables(tables_store: Store) -> None:
     """What is found on the way is always what was saved, whatever is where."""
-    board, ways, playing = Board(), random.Random(7), list[Lease]()
+    board, ways, doubts, playing = Board(), random.Random(7), random.Random(8), list[Lease]()
     disk: dict[tuple[str, Key], Change] = {}
     board.put_run("alice", "r", 0.0, settings=RunSettings(max_queued=10_000, max_ready=10_000))
     sizes = set[int]()
@@ -192,7 +192,7 @@ def test_few_changes_are_logged_and_after_many_all_go_into_the_tables(tables_sto
                 told = loop.create_future()
                 writer.begin_save(loop, changes, told.set_result)
                 assert await told is None
-                if ways.random() < 0.02:
+                if doubts.random() < 0.02:
                     writer.failed()  # as far as it knows, there may be more in the log, or less
             for change in changes:
                 if isinstance(change, Gone):
