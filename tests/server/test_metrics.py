@@ -149,8 +149,8 @@ def busy_episodes(observer: EpisodeObserver) -> None:
             board.call_over(ref, now)
             observer.sampled("o", "r", 4)
             result = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=EpisodeResult(reward=1.0))
-            observer.ended("o", board.end("o", "c", [result], now or 999.0), now, now)
+            observer.ended("o", board.end("o", "c", [result], now or 999.0), now)
         for over in board.take_news().over:
             observer.over(board, over)
-    observer.delivered(board, ("o", "r"), 1000.0)
+    observer.delivered(("o", "r"), board.progress("o", "r"), 1000.0)
     observer.read(("o", "r"), board.delivered("o", "r", 1000.0, after=0, limit=1), 3, 1001.0)

@@ -152,7 +152,7 @@ def test_groups_that_nobody_reads_are_not_remembered_for_ever(monkeypatch: pytes
         table.register(*names)
         for _ in names:
             table.end(table.claim(5.0), 5.0)
-            watch.delivered(table.board, run, 5.0)
+            watch.delivered(run, table.board.progress(*run), 5.0)
 
     deliver(*"abcdefgh")
     watch.read(run, table.board.delivered(*run, 60.0, after=0, limit=100), 0, 60.0)
