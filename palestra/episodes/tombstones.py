@@ -26,6 +26,8 @@ class Tombstones:
         for stone in sorted(stones, key=lambda stone: (stone.until, stone.name)):
             self._stones[stone.name] = stone
             self.earliest = min(self.earliest, stone.until)
+        if len(self._stones) > self._limits.max_remembered:
+            self.earliest = -math.inf
 
     def put(self, name: str, owner: str, attempt: int, digest: bytes, now: float) -> None:
         self._stones.pop(name, None)

@@ -21,7 +21,10 @@ from palestra.server.whole_answers import WholeAnswers
 LONG_BYTES = 1 << 16  # to look at every name in it takes some 10 ms: beside the loop, then
 MAX_DIGITS = len(str(LONG_BYTES))
 UNUSUAL = frozenset(
-    (b"content-encoding", b"transfer-encoding", b"expect", b"upgrade", b"x-forwarded-for", b"x-forwarded-proto")
+    (
+        *(b"content-encoding", b"transfer-encoding", b"expect", b"upgrade"),
+        *(b"proxy-connection", b"x-forwarded-for", b"x-forwarded-proto"),
+    )
 )
 END_OF_HEAD = b"\r\n\r\n"
 MAX_HEADS, MAX_HEAD_BYTES = 8, 2048  # of a connection: a player has one for each call, and its lengths
@@ -118,8 +121,8 @@ class DirectAnswers(WholeAnswers):
         if self._is_in_message:
             super().data_received(data)
             return
-        head, _, body = data.partition(END_OF_HEAD)
-        known = self._heads.get(head)
+        head, end, body = data.partition(END_OF_HEAD)
+        known = self._heads.get(head) if end else None
         if known is not None and len(body) == known.body_bytes and self._is_free():
             self._idle_since = None
             exchange = Exchange(self, known.call, known.headers, time.perf_counter(), body)

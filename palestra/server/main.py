@@ -53,6 +53,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
     set_up_logs(config.log_level, as_json=config.log_json)
     _raise_file_limit()
     gc.set_threshold(GARBAGE_AFTER)
+    gc.freeze()  # all that is imported stays, and is not looked through for garbage again
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, with_parent))
@@ -107,7 +108,6 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
                 **UVICORN_LOGGING,
             )
         )
-        gc.freeze()  # what there is by now stays, and is not looked through for garbage again
         for listener in listeners:
             listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(listeners))

@@ -190,7 +190,7 @@ class Store:
             return [Outcome(error=error) for _ in group]
 
     def _failed(self, count: int, error: Exception) -> StoreError:
-        """Nothing was kept, and the next group starts afresh."""
+        """As far as is known nothing was kept, and the next group starts afresh."""
         log.error("a group of %d writes failed", count, exc_info=error)
         self._disconnect()
         return StoreError(f"cannot write to the database: {_reason(error)}")

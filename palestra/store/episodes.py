@@ -23,8 +23,8 @@ from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, Key,
 
 R = TypeVar("R", RunRow, GroupRow, EpisodeRow, Tombstone)
 
-FEW = 8  # changes: more are not written twice
-MANY = 256  # entries of the log: some 2 ms to put into the tables
+FEW, LARGE_BYTES = 8, 1 << 16  # changes, and all of them: more is not written twice
+MANY, MOST_BYTES = 256, 1 << 22  # entries of the log, and all of them: some 2 ms, or 20, to put into the tables
 
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,
@@ -51,27 +51,30 @@ class EpisodeWriter:
         self._logged: list[Sequence[Change]] | None = None
         """All that is in the log. None: it has to be read, it may hold something of an earlier server, or of a write
         that failed."""
-        self._count = 0
-        """Entries since the log was emptied."""
+        self._count, self._bytes = MANY, 0
+        """Of entries since the log was emptied: the first write does that."""
 
     def begin_save(self, loop: asyncio.AbstractEventLoop, changes: Sequence[Change], tell: Tell) -> None:
         """Told on the loop, as by `Store.begin_write`."""
-        if len(changes) <= FEW and self._count < MANY:
-            self._count += 1
-            if self._logged is not None:
-                self._logged.append(changes)
-            self._store.begin_write(loop, partial(log_changes, changes=changes), tell, is_one_statement=True)
-        else:
-            logged, self._logged, self._count = self._logged, [], 0
-            self._store.begin_write(loop, partial(save_changes, changes=changes, logged=logged), tell)
+        if len(changes) <= FEW and self._count < MANY and self._bytes < MOST_BYTES:
+            entry = _encoder.encode(changes)
+            if len(entry) <= LARGE_BYTES:
+                self._count += 1
+                self._bytes += len(entry)
+                if self._logged is not None:
+                    self._logged.append(changes)
+                self._store.begin_write(loop, partial(log_entry, entry=entry), tell, is_one_statement=True)
+                return
+        logged, self._logged, self._count, self._bytes = self._logged, [], 0, 0
+        self._store.begin_write(loop, partial(save_changes, changes=changes, logged=logged), tell)
 
     def failed(self) -> None:
         """A write, and nothing is known of it."""
         self._logged = None
 
 
-def log_changes(driver: Driver, changes: Sequence[Change]) -> None:
-    driver.cursor.execute(_APPEND[driver.mark], (_encoder.encode(changes),))
+def log_entry(driver: Driver, entry: bytes) -> None:
+    driver.cursor.execute(_APPEND[driver.mark], (entry,))
 
 
 def save_changes(

@@ -210,6 +210,20 @@ def test_a_head_that_came_before_means_the_same_in_whatever_pieces_it_comes(line
         assert line.ask(whole[cut:]) == b"direct body"
 
 
+@pytest.mark.parametrize("more", [b"", b"\r\nx-more: 1"])
+def test_a_head_that_came_before_and_goes_on(line: Line, more: bytes) -> None:
+    whole = post("/at-once")
+    for cut in range(1, len(whole)):
+        assert line.ask(whole) == b"direct "
+        line.send(whole[:cut])
+        time.sleep(0.002)
+        rest = whole[cut:] if cut > len(whole) - 4 else whole[cut:-4] + more + whole[-4:]
+        assert line.ask(rest) == b"direct "
+    line.send(whole[:-4])
+    time.sleep(0.02)
+    assert line.ask(b"5\r\n\r\n" + b"x" * 5) == b"direct xxxxx"  # content-length: 05
+
+
 def test_a_head_that_came_before_as_a_part_of_another(line: Line) -> None:
     whole = post("/at-once", b"body")
     assert line.ask(whole) == b"direct body"
@@ -266,7 +280,14 @@ def test_one_who_waits_to_be_told_to_go_on_is_told(line: Line) -> None:
     assert line.read()[1] == b"asgi body"
 
 
-@pytest.mark.parametrize("request_", [post("/at-once", b"", "connection: close"), post("/at-once", version="1.0")])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        post("/at-once", b"", "connection: close"),
+        post("/at-once", version="1.0"),
+        post("/at-once", b"", "proxy-connection: keep-alive", version="1.0"),
+    ],
+)
 def test_who_wants_no_other_answer_gets_none(line: Line, request_: bytes) -> None:
     assert line.ask(request_).startswith(b"asgi")
     assert line.is_closed()

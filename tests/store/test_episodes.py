@@ -13,7 +13,16 @@ from sqlalchemy import func, select
 from palestra.episodes.board import Board
 from palestra.store import Store
 from palestra.store.databases import Driver
-from palestra.store.episodes import FEW, MANY, EpisodeWriter, load_all, log_changes, save_changes
+from palestra.store.episodes import (
+    FEW,
+    LARGE_BYTES,
+    MANY,
+    MOST_BYTES,
+    EpisodeWriter,
+    load_all,
+    log_changes,
+    save_changes,
+)
 from palestra.store.tables import episode_log
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, Key, RunRow, SavedRows
 from palestra.types.episodes import (
@@ -217,3 +226,30 @@ def test_what_an_earlier_server_logged_comes_before_what_is_saved_now(tables_sto
     (run,) = [change for change in changes if isinstance(change, RunRow) and change.owner == "bob"]
     keep(tables_store, [Gone("RunRow", run.key)])
     assert [found.owner for found in load(tables_store).runs] == ["alice"]
+
+
+def test_large_changes_are_not_logged_and_the_log_stays_small(tables_store: Store) -> None:
+    board = Board()
+    board.put_run("alice", "r", 0.0, settings=RunSettings(max_queued=10_000))
+    sizes: list[int] = []
+
+    def register(name: str, size: int) -> list[Change]:
+        task = Task(id="t", environment="e", prompt=[{"role": "user", "content": "x" * size}])
+        board.register("alice", "r", [NewGroup(group_id=name, task=task, size=1)], 1.0)
+        return board.take_changes()
+
+    async def run() -> None:
+        writer, loop = EpisodeWriter(tables_store), asyncio.get_running_loop()
+        larges = [LARGE_BYTES * 3 // 4] * (2 * MOST_BYTES // LARGE_BYTES)
+        for number, size in enumerate((10, *larges, LARGE_BYTES, 10)):
+            told = loop.create_future()
+            writer.begin_save(loop, register(f"g{number}", size), told.set_result)
+            assert await told is None
+            entries = await tables_store.read(lambda conn: conn.execute(select(episode_log.c.entry)).scalars().all())
+            sizes.append(sum(map(len, entries)))
+        assert len(load(tables_store).groups) == len(larges) + 3
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert sizes[-2] == 0
+    assert MOST_BYTES - LARGE_BYTES < max(sizes) <= MOST_BYTES + LARGE_BYTES
+    assert sizes.count(0) >= 3  # the first, the large one, and where the log was full
