@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import count
 
+import msgspec
 import pytest
 from sqlalchemy import func, select
 
@@ -20,7 +21,7 @@ from palestra.store.episodes import (
     MOST_BYTES,
     EpisodeWriter,
     load_all,
-    log_changes,
+    log_entry,
     save_changes,
 )
 from palestra.store.tables import episode_log
@@ -43,6 +44,10 @@ TASK = Task(
     id="t", environment="e", prompt=[{"role": "user", "content": "Grüße \0 'quoted' \U0001f600"}], extras={"n": 1}
 )
 claim_ids = count()
+
+
+def log_changes(driver: Driver, changes: Sequence[Change]) -> None:
+    log_entry(driver, msgspec.msgpack.encode(changes))
 
 
 Keep = Callable[[Store, Sequence[Change]], None]

@@ -10,7 +10,7 @@ import pytest
 from palestra.episodes.board import Board
 from palestra.store import Store
 from palestra.store.databases import Driver
-from palestra.store.episodes import log_changes, save_changes
+from palestra.store.episodes import save_changes
 from palestra.store.traces import (
     KeptAnswer,
     Purge,
@@ -34,6 +34,7 @@ from palestra.store.traces import (
 from palestra.types.episode_rows import Change, EpisodeRow, Gone
 from palestra.types.episodes import NewGroup
 from palestra.types.rollouts import Task
+from tests.store.test_episodes import log_changes
 
 FACTS = TurnFacts(
     response_id="r",
