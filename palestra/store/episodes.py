@@ -24,7 +24,7 @@ from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, Key,
 R = TypeVar("R", RunRow, GroupRow, EpisodeRow, Tombstone)
 
 FEW, LARGE_BYTES = 8, 1 << 16  # changes, and all of them: more is not written twice
-MANY, MOST_BYTES = 256, 1 << 22  # entries of the log, and all of them: some 2 ms, or 20, to put into the tables
+MANY, MOST_BYTES = 256, 1 << 22  # entries of the log, and all of them: others wait while these go into the tables
 
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,
