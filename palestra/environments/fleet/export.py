@@ -36,14 +36,19 @@ def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
 
 
 def fleet_row(task: PlatformTask) -> dict[str, Any]:
-    """In the spelling of Fleet's own exports."""
+    """In the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads `data_key` only."""
+    key, app, data = str(task.key), task.app, task.seed.key
     return {
-        "key": str(task.key),
+        "key": key,
+        "task_key": key,
         "prompt": task.prompt,
-        "env_id": task.app.key,
-        "version": task.app.version,
-        "data_id": task.seed.key,
-        "data_version": task.app.version,
+        "env_id": app.key,
+        "env_key": app.key,
+        "version": app.version,
+        "env_version": app.version,
+        "data_id": data,
+        "data_key": data,
+        "data_version": app.version,
         "verifier_func": verifier_source(task),
         "task_modality": "tool_use",
         "env_variables": dict(task.variables),
