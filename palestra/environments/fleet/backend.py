@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.fleet.verifiers import Execution
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
@@ -24,11 +26,15 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None
-    """None: unknown, because the verifier itself broke."""
+    """None: unknown, because the verifier itself broke, or returned no score."""
     partial: float = 0.0
     """For those who want it, where the score is 0."""
     stdout: str = ""
     error: str = ""
+
+    @classmethod
+    def of(cls, done: Execution) -> Grade:
+        return cls(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,3 +18,13 @@ def called_twice(finished: Finished) -> float | None:
 
 def breaks(finished: Finished) -> float:
     raise KeyError("of the verifier's own")
+
+
+def asserts(finished: Finished) -> float:
+    assert finished.calls, "nothing was called"
+    return 1.0
+
+
+def counts(finished: Finished) -> float:
+    """No score: it may be above 1."""
+    return len(finished.calls)

@@ -75,6 +75,8 @@ def test_a_verifier_of_ones_own_is_the_one_that_counts(tmp_path: Path):
         {**fleet_row(make_task(PUT)), "verifier_func": own},
         {"key": "mine", "prompt": "Put 7.", "env_id": "keys", "data_id": "tiny-3", "verifier_func": own},
         {"key": "broken", "prompt": "Put 7.", "env_id": "keys", "verifier_func": "def v(env):\n    1 / 0"},
+        {"key": "asserts", "prompt": "Put 7.", "env_id": "keys", "verifier_func": "def v(env):\n    assert not env"},
+        {"key": "silent", "prompt": "Put 7.", "env_id": "keys", "verifier_func": "def v(env):\n    pass"},
         {"key": "none", "prompt": "Put 7.", "env_id": "keys"},
     ]
     (tmp_path / "tasks.json").write_text(json.dumps(rows))
@@ -85,7 +87,7 @@ def test_a_verifier_of_ones_own_is_the_one_that_counts(tmp_path: Path):
         rewards.append(env.step(call("put", value=7) + "<done>")["reward"])
         assert env.get_metrics()["unknown_reward"] == float(rewards[-1] is None)
         env.close()
-    assert rewards == [0.5, 0.5, None, None]
+    assert rewards == [0.5, 0.5, None, 0.0, None, None]
 
 
 LOCAL = """

@@ -8,11 +8,13 @@ import os
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from palestra.environments.fleet import FleetTaskEnv, fleet_row
+from palestra.environments.fleet.backends.hosted import judged
 from palestra.environments.platform import make_task
 from palestra.environments.platform.faces import Door
 from palestra.environments.platform.pool import Pool
@@ -68,14 +70,15 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
     own = "def v(env, final_answer=None):\n    return env.db('current').table('numbers').count() / 4"
     mine = {**fleet_row(make_task(PUT)), "key": "mine", "verifier_func": own}
     broken = {**mine, "key": "broken", "verifier_func": "def v(env):\n    1 / 0"}
+    asserts = {**mine, "key": "asserts", "verifier_func": "def v(env):\n    assert not env"}
     file = tmp_path / "tasks.json"
-    file.write_text(json.dumps([fleet_row(make_task(PUT)), mine, broken]))
+    file.write_text(json.dumps([fleet_row(make_task(PUT)), mine, broken, asserts]))
     actions = [call("list"), call("get", name="zz"), put_call(), "<done>"]
     seen: dict[str, tuple[list[str], float | None]] = {}
     with Pool(PoolLimits(max_per_team=1)) as pool:
         for url in started(pool, Door(keys=("k",), secret=b"of the tests")):
             config = {"tasks_file": str(file), "backend": "remote", "base_url": url, "api_key": "k"}
-            for task_key in (PUT, "mine", "broken"):
+            for task_key in (PUT, "mine", "broken", "asserts"):
                 env = FleetTaskEnv(config, {"task_key": task_key, "max_turns": 9})
                 env.init([])
                 with pytest.raises(RuntimeError, match=r"answered 403.*instance_limit_exceeded"):
@@ -88,7 +91,7 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
             with pytest.raises(RuntimeError, match="answered 401"):
                 stranger.init([])
     assert seen[PUT] == (embedded(file, PUT, actions), 1.0)
-    assert (seen["mine"][1], seen["broken"][1]) == (0.25, None)
+    assert (seen["mine"][1], seen["broken"][1], seen["asserts"][1]) == (0.25, None, 0.0)
     with pytest.raises(RuntimeError, match="did not answer"):
         env.init([])
 
@@ -118,6 +121,30 @@ def test_a_platform_elsewhere_tells_what_the_verifier_printed(tmp_path: Path):
                     env.init([])
                     assert env.step(call("submit_final_answer", answer=answer))["reward"] == reward
                     env.close()
+
+
+def response(**fields: Any) -> SimpleNamespace:
+    """What the SDK says of an execution."""
+    return SimpleNamespace(**{"success": True, "result": None, "error": None, "stdout": None, **fields})
+
+
+def test_what_hosted_fleet_says_is_read_as_what_is_said_here():
+    """Its own environment takes a success without a result for a 1, and a failed assertion for no grade."""
+    failed = {"type": "AssertionError", "message": "no such row", "traceback": "…"}
+    graded = judged(response(success=False, error=failed, stdout="App keys: 1\nApp more: 0"))
+    assert (graded.score, graded.error) == (0.0, "no such row")
+    for found, score, why in (
+        (response(result=0.25), 0.25, ""),
+        (response(result=True), 1.0, ""),
+        (response(), None, "returned None"),
+        (response(result=1.5), None, "returned 1.5"),
+        (response(result="1"), None, "returned '1'"),
+        (response(result=0, stdout="JUDGE ERROR: busy"), None, ""),
+        (response(success=False, error={"type": "KeyError", "message": "'x'"}), None, "'x'"),
+        (response(success=False), None, "did not run"),
+    ):
+        assert judged(found).score == score
+        assert why in judged(found).error
 
 
 @pytest.mark.skipif(find_spec("fleet") is not None, reason="fleet-python is installed here")

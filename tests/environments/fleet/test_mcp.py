@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.fleet import FleetTaskEnv
+from palestra.environments.fleet import Attempt, FleetSettings, FleetTask, FleetTaskEnv, Grade, ToolAnswer
+from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
 from tests.environments.fleet.conftest import call
 
@@ -61,6 +62,25 @@ def test_verifiers_that_do_not_know_or_break(tmp_path: Path):
     assert asyncio.run(played(unknown, "<done>"))[-1]["reward"] is None
     assert asyncio.run(played(idle, "<done>"))[-1]["reward"] == 0.0  # another process: nobody wrote there
     assert asyncio.run(played(notes(tmp_path, "breaks"), "<done>"))[-1]["reward"] is None
+
+
+def finished(check: str, calls: int) -> Grade:
+    """What a check of `checks.py` comes to. No server is needed for that."""
+    task = FleetTask(task_key="hello", prompt="Write hello.", env_key="notes")
+    backend = McpBackend(task, FleetSettings(mcp={"command": ["none"], "verifier": f"{CHECKS}:{check}"}))
+    backend._calls = [("read", {}, ToolAnswer({}))] * calls
+    return asyncio.run(backend.verify(Attempt()))
+
+
+def test_a_check_that_asserts_has_judged_and_one_that_returns_no_score_has_not():
+    assert finished("asserts", 1).score == 1.0
+    failed = finished("asserts", 0)
+    assert (failed.score, "nothing was called" in failed.error) == (0.0, True)
+    assert finished("counts", 1).score == 1.0
+    for check, calls, shown in (("counts", 2, "2"), ("called_twice", 0, "None")):
+        unknown = finished(check, calls)
+        assert unknown.score is None
+        assert unknown.error == f"the verifier returned {shown}, and a score is a number from 0 to 1"
 
 
 @pytest.mark.slow

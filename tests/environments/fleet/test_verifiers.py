@@ -109,7 +109,7 @@ def test_a_typical_verifier_finds_its_names():
 
 def test_the_conversation_goes_to_those_who_declare_it():
     source = "def v(env, final_answer=None, conversation=None):\n    return conversation[0]['n'] + len(final_answer)"
-    assert ran(source, final_answer="ab", conversation=[{"n": 5}]).result == 7
+    assert ran(source, final_answer="a", conversation=[{"n": -0.5}]).result == 0.5
     assert ran("def v(env):\n    return 1").score == 1.0
     assert ran("import json\ndef first(env):\n    return second()\ndef second():\n    return 0.25").score == 0.25
 
@@ -207,7 +207,7 @@ HOSTILE = {
     "an answer in its place": (FORGED, "ended without an answer"),
     "endless recursion": ("def f():\n    return f()\nreturn f()", "RecursionError"),
     "all the memory": ("x = []\nwhile True:\n    x.append(bytearray(10**8))", "MemoryError"),
-    "no number": ("return float('nan')", "returns a number"),
+    "no number": ("return float('nan')", "returned nan, and a score is a number from 0 to 1"),
     "no Python": ("return (", "SyntaxError"),
     "nothing": ("x = 1", "no function"),
 }
@@ -220,6 +220,32 @@ def test_what_a_verifier_must_not_do_leaves_the_grade_unknown(name: str):
     found = asyncio.run(run_verifier(source, SEED, SEED, limits=LIMITS))
     assert (found.success, found.score) == (False, None)
     assert why in found.error
+
+
+CHANGED = "UPDATE t SET v = 'c' WHERE id = 2"
+ENDINGS = {
+    "assert final_answer == '42', 'not 42'": (0.0, "AssertionError: not 42"),
+    "env.db('seed').diff(env.db('current')).expect_only_v2([])": (0.0, "AssertionError: Unexpected database changes"),
+    "pass": (None, "the verifier returned None, and a score is a number from 0 to 1"),
+    "return 1.5": (None, "the verifier returned 1.5, and a score is a number from 0 to 1"),
+    "return -1": (None, "the verifier returned -1, and a score is a number from 0 to 1"),
+}
+
+
+def test_an_assertion_that_fails_is_0_and_what_is_no_score_is_unknown_with_a_reason():
+    async def all_of_them() -> list[Execution]:
+        sources = ["def v(env, final_answer=None):\n    " + body for body in ENDINGS]
+        return await asyncio.gather(*(run_verifier(one, SEED, database(CHANGED), limits=LIMITS) for one in sources))
+
+    found = asyncio.run(all_of_them())
+    assert [one.score for one in found] == [score for score, _ in ENDINGS.values()]
+    assert all(why in one.error for one, (_, why) in zip(found, ENDINGS.values(), strict=True))
+    assert [one.success for one in found] == [score is not None for score, _ in ENDINGS.values()]
+
+
+def test_an_assertion_outside_of_the_function_is_no_grade():
+    found = ran("assert False\ndef v(env):\n    return 1")
+    assert (found.score, found.error) == (None, "AssertionError: ")
 
 
 def test_one_that_does_not_end_is_killed():

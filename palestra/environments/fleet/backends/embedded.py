@@ -12,7 +12,6 @@ from weakref import WeakSet
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.export import verifier_source
-from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
@@ -72,7 +71,7 @@ class EmbeddedBackend:
             attempt.conversation,
             Limits(self._settings.verifier_timeout_s, self._settings.verifier_memory_mib * 1024 * 1024),
         )
-        return Grade(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
+        return Grade.of(done)
 
     async def close(self) -> None:
         if self._instance is not None:

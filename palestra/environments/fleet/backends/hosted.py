@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from palestra.environments.calls import words
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
-from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
+from palestra.environments.fleet.verifiers import Execution, score_of
 
 log = logging.getLogger(__name__)
 
@@ -146,12 +147,24 @@ class HostedBackend:
             found = await asked.verify_detailed_async(self._env, **given)
         except Exception as e:
             return Grade(score=None, error=words(e))
-        stdout = found.stdout or ""
-        is_judged = not any(line.startswith("JUDGE ERROR:") for line in stdout.splitlines())
-        if not found.success or not is_judged:
-            return Grade(score=None, stdout=stdout, error=str(found.error or "the verifier did not run"))
-        score = 1.0 if found.result is None else float(found.result)
-        return Grade(score=score, partial=partial_score(stdout), stdout=stdout)
+        return judged(found)
+
+
+def judged(found: Any) -> Grade:
+    """What the SDK's response comes to: the same as of a verifier that ran here."""
+    error = found.error if isinstance(found.error, Mapping) else {"message": found.error}
+    told = str(error.get("message") or "")
+    success, result = found.success, None
+    if success:
+        try:
+            result = score_of(found.result)
+        except ValueError as e:
+            success, told = False, str(e)
+    elif error.get("type") == "AssertionError":
+        success, result = True, 0.0
+    else:
+        told = told or "the verifier did not run"
+    return Grade.of(Execution(success=success, result=result, stdout=found.stdout or "", error=told))
 
 
 def _versioned(key: str, version: str | None) -> str:

@@ -13,21 +13,23 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from palestra.environments.calls import words
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.fleet.verifiers import score_of
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier gets: it answers with a number, or None where it cannot tell. It may be a coroutine."""
+    """What a verifier gets: it returns a number from 0 to 1, or None where it cannot tell. An assertion of its that
+    fails is a 0. It may be a coroutine."""
 
     task: FleetTask
     answer: str | None
@@ -85,12 +87,18 @@ class McpBackend:
             calls=self._calls,
             call_tool=self._connection.call_tool,
         )
-        async with asyncio.timeout(self._timeout_s):
-            if inspect.iscoroutinefunction(self._verifier):
-                score = await self._verifier(finished)
-            else:
-                score = await asyncio.to_thread(self._verifier, finished)
-        return Grade(score=None if score is None else _number(score))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if inspect.iscoroutinefunction(self._verifier):
+                    returned = await self._verifier(finished)
+                else:
+                    returned = await asyncio.to_thread(self._verifier, finished)
+        except AssertionError as e:
+            return Grade(score=0.0, error=words(e))
+        try:
+            return Grade(score=score_of(returned))
+        except ValueError as e:
+            return Grade(score=None, error=str(e))
 
     async def close(self) -> None:
         await self._connection.close()
@@ -110,9 +118,3 @@ def _loaded(path: str | None) -> Callable[[Finished], Any]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as e:
         raise ValueError(f"env_config.mcp.verifier {path!r}: {e}") from None
-
-
-def _number(score: Any) -> float:
-    if isinstance(score, bool | int | float) and math.isfinite(score):
-        return float(score)
-    raise TypeError(f"a verifier answers with a number or None, not {score!r}"[:200])

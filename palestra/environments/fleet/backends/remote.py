@@ -14,7 +14,6 @@ from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.mcp_client import answer_of
-from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
@@ -80,8 +79,7 @@ class RemoteBackend:
         runner = self._opened["urls"]["manager"]["api"]
         found = await self._sent("POST", f"{runner}/execute_verifier_function", asked, await self._runner_token())
         told = {name: found[name] for name in ("success", "result", "stdout")}
-        done = Execution(**told, error=found["error"] or "")
-        return Grade(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
+        return Grade.of(Execution(**told, error=found["error"] or ""))
 
     async def close(self) -> None:
         http, instance, self._http = self._http, self._instance, None

@@ -2,7 +2,8 @@
 
 Owns: what that process is asked, its limits, what its answer means. Never touches: where the databases come from.
 
-A verifier that breaks, hangs or is killed says nothing about the policy: its outcome is unknown, never 0.
+An assertion of the verifier's that fails is a 0. A verifier that breaks, hangs, is killed, or returns no number from 0 to
+1 says nothing about the policy: its outcome is unknown, never 0.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a verifier."""
 
     success: bool
-    """Whether it ran to its end."""
+    """Whether it came to a verdict: it returned a score, or one of its assertions failed."""
     result: float | None = None
     stdout: str = ""
     error: str = ""
+    """The assertion that failed, or why there is no verdict."""
 
     @property
     def score(self) -> float | None:
-        """None: unknown. One that ends without a word is content, as in Fleet."""
-        if not self.success or any(line.startswith("JUDGE ERROR:") for line in self.stdout.splitlines()):
+        """None: unknown."""
+        if any(line.startswith("JUDGE ERROR:") for line in self.stdout.splitlines()):
             return None
-        return 1.0 if self.result is None else self.result
+        return self.result if self.success else None
 
 
 class _Answer(msgspec.Struct):

@@ -1,7 +1,8 @@
 """Verdicts over HTTP: the platform's own tasks by their key, verifiers of others in a process of their own.
 
 Owns: what Fleet's SDK sends to have something verified, and what it is told. Never touches: how a verdict comes about.
-A verifier that cannot be run is an execution that failed: the SDK makes that an unknown score, not 0.
+A verifier that cannot be run, or returns no score, is an execution that failed: the SDK makes that an unknown score,
+not 0. One whose assertion fails has judged: its result is 0.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ class Verifying:
         limits = Limits(wall_s=min(timeout_s or Limits().wall_s, MAX_WALL_S))
         async with self._room:
             ran = await run_verifier(source, seed, current, given.final_answer, given.conversation, limits)
-        error = None if ran.success else {"type": "VerifierError", "message": ran.error, "traceback": ""}
+        kind = "AssertionError" if ran.success else "VerifierError"
+        error = {"type": kind, "message": ran.error, "traceback": ""} if ran.error else None
         return {"success": ran.success, "result": ran.result, "stdout": ran.stdout, "error": error}
 
 

@@ -327,6 +327,21 @@ def test_a_verifier_that_breaks_is_an_unknown_verdict(
     assert told in answer["error"]["message"]
 
 
+def test_a_verifier_that_asserts_has_judged_and_one_that_returns_no_score_has_not(platform: Platform, instance_id: str):
+    """What the SDK makes of a success without a result is a score: so it is none."""
+    for body, result, kind, told in (
+        ("assert env is None, 'not yet'", 0.0, "AssertionError", "not yet"),
+        ("pass", None, "VerifierError", "returned None"),
+        ("return 2", None, "VerifierError", "returned 2"),
+    ):
+        source = f"def check(env):\n    {body}\n"
+        found = executed(platform, instance_id, key="x", sha256=source, bundle=bundle(source))
+        assert (found["success"], found["result"], found["error"]["type"]) == (result is not None, result, kind)
+        assert told in found["error"]["message"]
+    told_there = platform.runner(instance_id, "execute_verifier_function", {"function_code": source}).json()
+    assert (told_there["success"], "returned 2" in told_there["error"]) == (False, True)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import io
 import json
-import math
 import os
 import re
 import string
@@ -20,6 +19,7 @@ from typing import Any
 from palestra.environments.fleet.verifiers.sandbox import helpers
 from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot
 from palestra.environments.fleet.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.fleet.verifiers.sandbox.scores import score_of
 from palestra.environments.walls import jail
 
 IMPORTABLE = """
@@ -33,6 +33,7 @@ FLEET_DECORATOR = re.compile(r"^@verifier\b(?:\([^)]*\))?[ \t]*\n", re.MULTILINE
 FILE = "<verifier>"
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 MAX_STDOUT = 256 * 1024  # characters
+MAX_ERROR = 2000  # characters
 
 
 class Environment:
@@ -89,12 +90,20 @@ def _answer(pipe: int, data: bytes) -> None:
 
 
 def _outcome(header: dict[str, Any], env: Environment) -> dict[str, Any]:
+    """An assertion that fails is a verdict; whatever else the verifier raises is none."""
     try:
         function = _function_in(header["source"])
-        result = _called(function, env, header)
-        return {"success": True, "result": _plain(result), "error": ""}
+        try:
+            result = score_of(_called(function, env, header))
+        except AssertionError as error:
+            return {"success": True, "result": 0.0, "error": _told(error)}
+        return {"success": True, "result": result, "error": ""}
     except BaseException as error:  # SystemExit, too: it is the verifier's, not ours
-        return {"success": False, "result": None, "error": _text(f"{type(error).__name__}: {error}"[:2000])}
+        return {"success": False, "result": None, "error": _told(error)}
+
+
+def _told(error: BaseException) -> str:
+    return _text(f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 
 def _text(said: str) -> str:
@@ -138,11 +147,3 @@ def _called(function: Any, env: Environment, header: dict[str, Any]) -> Any:
         elif place == 0:
             given[one.name] = header["final_answer"]
     return function(env, **given) if parameters else function()
-
-
-def _plain(result: Any) -> float | None:
-    if result is None:
-        return None
-    if isinstance(result, bool | int | float) and math.isfinite(result):
-        return float(result)
-    raise TypeError(f"a verifier returns a number, not {result!r}"[:200])

@@ -1,0 +1,18 @@
+"""What a verifier may return.
+
+Owns: which values are a score. Never touches: what a failed assertion or an error of the verifier's is worth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_SHOWN = 100  # characters of what was returned instead
+
+
+def score_of(returned: Any) -> float:
+    """Raises ValueError: None is no score, nor is a number below 0 or above 1."""
+    if isinstance(returned, bool | int | float) and 0 <= returned <= 1:
+        return float(returned)
+    shown = repr(returned)[:MAX_SHOWN]
+    raise ValueError(f"the verifier returned {shown}, and a score is a number from 0 to 1")
