@@ -2,8 +2,8 @@
 
 Owns: what that process is asked, its limits, what its answer means. Never touches: where the databases come from.
 
-An assertion of the verifier's that fails is a 0. A verifier that breaks, hangs, is killed, or returns no number from 0 to
-1 says nothing about the policy: its outcome is unknown, never 0.
+An assertion of the verifier's that fails is a 0. A verifier that breaks, hangs, is killed, or returns no number from 0
+to 1 says nothing about the policy: its outcome is unknown, never 0.
 """
 
 from __future__ import annotations

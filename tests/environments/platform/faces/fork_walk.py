@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 
 import httpx  # pyright: ignore
 import mcp
@@ -31,7 +32,8 @@ async def made(task: dict):
 async def played(task: dict, calls: list, answer: str | None) -> tuple[float | None, int]:
     env = await made(task)
     key = {"Authorization": f"Bearer {os.environ['FLEET_API_KEY']}"}
-    reset = httpx.post(f"{env.urls.manager.api}/reset", json={}, headers=key, timeout=10)
+    async with httpx.AsyncClient(headers=key, timeout=10) as http:
+        reset = await http.post(f"{env.urls.manager.api}/reset", json={})
     assert reset.json()["success"], reset.text
     tools: dict[str, str] = {}
     for url in (f"{env.urls.root}mcp", f"{env.urls.root}api/v1/mcp"):
@@ -48,9 +50,9 @@ async def played(task: dict, calls: list, answer: str | None) -> tuple[float | N
     return (float(found.result) if found.success else None), len(tools)
 
 
-async def main(file: str, solutions: dict) -> dict:
+async def main(rows: list, solutions: dict) -> dict:
     told: dict = {}
-    for row in json.load(open(file)):
+    for row in rows:
         names = (("task_key", "key"), ("env_key", "env_id"), ("env_version", "version"))
         task = {**{name: row[other] for name, other in names if other in row}, **row}
         idle, _ = await played(task, [], None)
@@ -59,4 +61,4 @@ async def main(file: str, solutions: dict) -> dict:
     return told
 
 
-print(json.dumps(asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))))
+print(json.dumps(asyncio.run(main(json.loads(Path(sys.argv[1]).read_text()), json.loads(sys.argv[2])))))
