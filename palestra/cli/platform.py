@@ -15,7 +15,7 @@ from palestra.cli.output import needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option, print_table, safe_text
 
 if TYPE_CHECKING:
-    from palestra.environments.platform import App, PlatformTask, TaskKey
+    from palestra.environments.platform import App, PlatformTask, TaskKey, Verdict
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +86,47 @@ def announce(url: str, made_key: str | None) -> None:
     if made_key is not None:
         click.echo(f"key (shown this once): {made_key}")
     click.echo(f"The platform is ready at {url}; for Fleet's SDK: export FLEET_BASE_URL={url}")
+
+
+@platform.command()
+@click.argument("key", metavar="APP")
+@click.option("--data", metavar="DATA", help="The world: its size and number, such as small-17.  [small-0]")
+def mcp(key: str, data: str | None) -> None:
+    """Serve one app to the agent that starts this command: MCP over standard input and output.
+
+    APP may also be the key of a task, such as keys-put_number-0b-17. The agent is told what to do then, and the verdict
+    is on standard error when it has given its answer, or leaves. The world is a fresh one each time, and ends with the
+    command.
+
+    In the config of a desktop agent; where it does not find the command, write the path that `which palestra` prints:
+
+    \b
+    {
+      "mcpServers": {
+        "mail": {"command": "palestra", "args": ["platform", "mcp", "mail"]}
+      }
+    }
+    """
+    import sys
+    from contextlib import redirect_stdout
+
+    from palestra.environments.platform import PlatformError
+    from palestra.environments.platform.faces.stdio import open_world, serve_lines
+
+    with one_line_errors(PlatformError):
+        world = open_world(key, data, lambda verdict: tell_verdict(key, verdict))
+    tell(f"{world.title} in {world.instance.seed.key}, by MCP on standard input and output, until the input ends")
+    incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
+    with redirect_stdout(sys.stderr):  # a stray word among the messages would end the connection
+        serve_lines(world, incoming, outgoing)
+
+
+def tell_verdict(key: str, verdict: Verdict) -> None:
+    tell("\n".join([f"{key}: score {verdict.score}", *(f"  {reason}" for reason in verdict.failed)]))
+
+
+def tell(text: str) -> None:
+    click.echo(safe_text(text), err=True)
 
 
 @platform.command()

@@ -44,6 +44,11 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     volatile: Mapping[str, Set[str]] = {}
     """Columns that no task looks at, by table."""
 
+    @property
+    def instructions(self) -> str:
+        """For models that connect by MCP."""
+        return f"{self.title}: {self.description}"
+
     def tool(self, name: str) -> Tool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
 

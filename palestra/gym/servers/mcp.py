@@ -49,6 +49,11 @@ class McpFace:
     def tools(self) -> Sequence[ToolSpec]:
         return self._server.tool_specs()
 
+    @property
+    def instructions(self) -> str:
+        """None: what the model is to do comes with its task."""
+        return ""
+
     def invitation(self, session_id: str) -> dict[str, Any]:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}

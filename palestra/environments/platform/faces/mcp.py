@@ -2,7 +2,7 @@
 
 Owns: messages in, messages out. Never touches: sockets, sessions, which instance it is: whoever asks says that.
 Handshake era (2024-11-05 to 2025-11-25): `initialize`, then calls, each of which stands alone. Modern era (2026-07-28):
-no handshake; headers repeat what the body says, and must agree with it.
+no handshake; over HTTP, headers repeat what the body says, and must agree with it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class Toolset(Protocol):
 
     @property
     def tools(self) -> Sequence[ListedTool]: ...
+    @property
+    def instructions(self) -> str:
+        """For the model, when it connects; empty: none."""
+        ...
 
 
 class RpcError(Exception):
@@ -71,8 +75,8 @@ class RpcError(Exception):
         self.code, self.message, self.data = code, message, data
 
 
-def mcp_answer(app: Toolset, call: ToolCall, headers: Headers, body: bytes) -> Answer:
-    """Status and body; an empty body where there is nothing to say."""
+def mcp_answer(app: Toolset, call: ToolCall, headers: Headers | None, body: bytes) -> Answer:
+    """Status and body; an empty body where there is nothing to say. `headers` None: it did not come over HTTP."""
     try:
         message = read_message(body)
     except RpcError as e:
@@ -81,7 +85,7 @@ def mcp_answer(app: Toolset, call: ToolCall, headers: Headers, body: bytes) -> A
 
 
 def message_answer(
-    app: Toolset, call: ToolCall, headers: Headers, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+    app: Toolset, call: ToolCall, headers: Headers | None, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
 ) -> Answer:
     """`statuses`: of errors in the handshake era."""
     if "id" not in message:
@@ -136,18 +140,18 @@ def error_answer(request_id: str | int | None, error: RpcError, statuses: Mappin
 # Eras
 
 
-def _is_modern(message: dict[str, Any], headers: Headers) -> bool:
+def _is_modern(message: dict[str, Any], headers: Headers | None) -> bool:
     """What is no version of the handshake era is told what there is, in the modern way."""
-    version = headers.get(VERSION_HEADER)
+    version = None if headers is None else headers.get(VERSION_HEADER)
     if version is not None:
         return version not in HANDSHAKE
     meta = message.get("params", {}).get("_meta")
     return isinstance(meta, dict) and f"{META}/protocolVersion" in meta
 
 
-def _check_envelope(message: dict[str, Any], headers: Headers) -> None:
+def _check_envelope(message: dict[str, Any], headers: Headers | None) -> None:
     """In the order of the specification: what is missing, what disagrees, then the version."""
-    version, method = headers.get(VERSION_HEADER), message["method"]
+    version = None if headers is None else headers.get(VERSION_HEADER)
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
         if version is not None and version not in MODERN:
@@ -157,16 +161,22 @@ def _check_envelope(message: dict[str, Any], headers: Headers) -> None:
     if missing:
         raise RpcError(INVALID_PARAMS, f"params._meta lacks {', '.join(f'{META}/{name}' for name in missing)}")
     asked = meta[f"{META}/protocolVersion"]
+    if headers is not None:
+        _check_headers(headers, message, asked)
+    if asked not in MODERN:
+        raise _unknown_version(asked)
+
+
+def _check_headers(headers: Headers, message: dict[str, Any], version: Any) -> None:
+    method = message["method"]
     if repeated := headers.repeated((VERSION_HEADER, METHOD_HEADER, NAME_HEADER)):
         raise RpcError(HEADER_MISMATCH, f"the header {repeated} was sent more than once")
-    if version is None or version != asked:
+    if headers.get(VERSION_HEADER) is None or headers.get(VERSION_HEADER) != version:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
     if headers.get(METHOD_HEADER) != method:
         raise RpcError(HEADER_MISMATCH, f"the header {METHOD_HEADER} is not the method of the body")
     if method == "tools/call" and _decoded(headers.get(NAME_HEADER)) != message["params"].get("name"):
         raise RpcError(HEADER_MISMATCH, f"the header {NAME_HEADER} is not the tool's name in the body")
-    if asked not in MODERN:
-        raise _unknown_version(asked)
 
 
 def _unknown_version(asked: Any) -> RpcError:
@@ -236,7 +246,8 @@ def tools_list(app: Toolset, is_modern: bool) -> bytes:
 def _initialized(app: Toolset, params: dict[str, Any]) -> bytes:
     asked = params.get("protocolVersion")
     version = asked if asked in HANDSHAKE else HANDSHAKE[-1]
-    return msgspec.json.encode({"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": _server(app)})
+    told = {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": _server(app)}
+    return msgspec.json.encode({**told, **_instructions(app)})
 
 
 def _discovered(app: Toolset) -> bytes:
@@ -248,8 +259,13 @@ def _discovered(app: Toolset) -> bytes:
             "ttlMs": TOOLS_TTL_MS,
             "cacheScope": "public",
             "_meta": {f"{META}/serverInfo": _server(app)},
+            **_instructions(app),
         }
     )
+
+
+def _instructions(app: Toolset) -> dict[str, str]:
+    return {"instructions": app.instructions} if app.instructions else {}
 
 
 def _server(app: Toolset) -> dict[str, str]:

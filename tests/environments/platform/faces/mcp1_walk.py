@@ -1,4 +1,4 @@
-"""With mcp 1.x, in a venv of its own: connects to the address given, says what it found as JSON."""
+"""With mcp 1.x, in a venv of its own: connects to the address or the command given, says what it found as JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import json
 import sys
 
-from mcp import ClientSession  # pyright: ignore
+from mcp import ClientSession, StdioServerParameters  # pyright: ignore
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamablehttp_client  # pyright: ignore
 
 
-async def main(url: str) -> None:
-    async with streamablehttp_client(url) as (reading, writing, _), ClientSession(reading, writing) as session:
+async def main(where: str, *args: str) -> None:
+    local = StdioServerParameters(command=where, args=list(args))
+    opened = streamablehttp_client(where) if where.startswith("http://") else stdio_client(local)
+    async with opened as streams, ClientSession(streams[0], streams[1]) as session:
         begun = await session.initialize()
         await session.send_ping()
         tools = await session.list_tools()
@@ -27,4 +30,4 @@ async def main(url: str) -> None:
     print(json.dumps(told))
 
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main(*sys.argv[1:]))
