@@ -82,7 +82,7 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 
 .venv-fleet/.ready:
 	$(PYTHON) -m venv .venv-fleet
-	.venv-fleet/bin/python -m pip --disable-pip-version-check install -qq fleet-python mcp msgspec
+	.venv-fleet/bin/python -m pip --disable-pip-version-check install -qq "fleet-python==0.2.133" mcp msgspec
 	@touch $@
 
 .venv-openenv/.ready:

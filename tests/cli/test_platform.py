@@ -230,7 +230,7 @@ def test_a_server_that_is_stopped_goes_on_and_one_that_is_killed_ends_its_instan
     with running(tmp_path) as (server, said_):
         url = address(said_)
         found = httpx.get(f"{url}/v1/env/instances/{made}", headers=HEADERS).json()
-        assert (found["status"], "went down" in found["reason"]) == ("error", True)
+        assert (found["status"], "lost in a crash" in found["reason"]) == ("error", True)
         assert put(url, made, 9).status_code == 410
 
 

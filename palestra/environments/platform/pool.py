@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 ID_BYTES = 16  # 128 bits: an id is all it takes to call an instance's tools
 SPARE_LINES = 10_000  # of the journal, before it is begun anew
 CLOSED, TIMED_OUT = "closed by its owner", "nobody used it for too long"
-CRASHED = "the platform went down while it was in memory: make another"
-OTHER_VERSION = "the app has another version now: make another"
+CRASHED, OTHER_VERSION = "lost in a crash, make another", "app updated, make another"
 
 
 class Pool:
@@ -109,7 +108,7 @@ class Pool:
         """`team` None: whoever knows the id may ask."""
         found = self._records.get(instance_id)
         if found is None or (team is not None and found.team != team):
-            raise InstanceGone(instance_id)
+            raise InstanceGone
         return found
 
     def records(self, team: str) -> list[Record]:

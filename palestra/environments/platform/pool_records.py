@@ -132,8 +132,8 @@ class DuplicateRequest(PlatformError):
 class InstanceGone(PlatformError):
     """There is no such instance (any more), or it is another team's."""
 
-    def __init__(self, instance_id: str) -> None:
-        super().__init__(f"there is no instance {instance_id[:64]!r} (any more): make another")
+    def __init__(self) -> None:
+        super().__init__("no such instance: make another")
 
 
 class DiskFull(PlatformError):
@@ -144,6 +144,9 @@ class DiskFull(PlatformError):
 
 
 class InstanceOver(PlatformError):
+    """Its words are few: Fleet's SDK reads a refusal as the answer it had asked for, and pydantic's error, which it
+    raises then, shows at most 36 characters of ours."""
+
     def __init__(self, record: Record) -> None:
-        super().__init__(f"instance {record.id} is {record.state}: {record.reason or 'it is not ready yet'}")
+        super().__init__(f"{record.state}: {record.reason or 'not ready yet'}")
         self.record = record

@@ -76,15 +76,20 @@ class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, str]
 
 
-def make_task(key: TaskKey | str) -> PlatformTask:
+def first_world(key: TaskKey) -> int:
+    """The number of the world that a task is drawn in first. It is its own, unless no such task can be set there."""
+    return _generator(key).randrange(WORLDS)
+
+
+def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
     key = TaskKey.parse(key) if isinstance(key, str) else key
     app, template = app_of(key.app), template_of(key.app, key.template)
     if key.difficulty != template.difficulty:
         raise PlatformError(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
     if key.number >= MAX_NUMBER:
         raise PlatformError(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
-    rng = random.Random(str(key.plain))
-    for _ in range(MAX_DRAWS):
+    rng = _generator(key)
+    for _ in range(max_draws):
         seed = seed_of(app, rng.randrange(WORLDS), Size(template.size))
         params = template.params(rng, seed)
         if params is not None:
@@ -93,4 +98,8 @@ def make_task(key: TaskKey | str) -> PlatformTask:
                 key=key, app=app, template=template, seed=seed, params=params, prompt=prompt, variables=seed.variables
             )
             return msgspec.structs.replace(made, prompt=turned(made)) if key.knobs else made
-    raise PlatformError(f"no sound task came of {key} in {MAX_DRAWS} draws")
+    raise PlatformError(f"no sound task came of {key} in {max_draws} draws")
+
+
+def _generator(key: TaskKey) -> random.Random:
+    return random.Random(str(key.plain))

@@ -66,7 +66,9 @@ def _walked(url: str, home: Path, file: Path, task_key: str, actions: list[str])
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: Path):
+def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     own = "def v(env, final_answer=None):\n    return env.db('current').table('numbers').count() / 4"
     mine = {**fleet_row(make_task(PUT)), "key": "mine", "verifier_func": own}
     broken = {**mine, "key": "broken", "verifier_func": "def v(env):\n    1 / 0"}
@@ -77,7 +79,8 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
     seen: dict[str, tuple[list[str], float | None]] = {}
     with Pool(PoolLimits(max_per_team=1)) as pool:
         for url in started(pool, Door(keys=("k",), secret=b"of the tests")):
-            config = {"tasks_file": str(file), "backend": "remote", "base_url": url, "api_key": "k"}
+            config: dict[str, Any] = {"tasks_file": str(file), "backend": "remote", "base_url": url, "api_key": "k"}
+            config["ttl_seconds"] = 10**6
             for task_key in (PUT, "mine", "broken", "asserts"):
                 env = FleetTaskEnv(config, {"task_key": task_key, "max_turns": 9})
                 env.init([])
@@ -90,6 +93,7 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
             stranger = FleetTaskEnv({**config, "api_key": "x"}, {"task_key": PUT})
             with pytest.raises(RuntimeError, match="answered 401"):
                 stranger.init([])
+    assert "ttl_seconds 1000000 is more than an instance lives here: it was cut to 86400" in caplog.text
     assert seen[PUT] == (embedded(file, PUT, actions), 1.0)
     assert (seen["mine"][1], seen["broken"][1], seen["asserts"][1]) == (0.25, None, 0.0)
     with pytest.raises(RuntimeError, match="did not answer"):

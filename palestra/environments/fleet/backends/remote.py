@@ -58,6 +58,8 @@ class RemoteBackend:
         }
         given = {name: value for name, value in wanted.items() if value is not None}
         self._instance = await self._sent("POST", f"{self._base_url}/v1/env/instances", given)
+        for warning in self._instance.get("warnings", ()):
+            log.warning("the platform at %s: %s", self._base_url, warning)
 
     async def list_tools(self) -> list[ToolSpec]:
         found = await self._mcp("tools/list", {})

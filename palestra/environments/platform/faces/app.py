@@ -162,6 +162,8 @@ class PlatformApp:
             await answer_json(send, {"app": record.wanted.app, "status": record.state, "mcp": "mcp"})
             return
         self._door.check_runner(headers, record)
+        if record.is_over:
+            raise InstanceOver(record)
         body = await read_body(receive)
         told = await self._runner.answer(instance_id, scope["method"], rest.removeprefix(RUNNER_PATH), body)
         await answer_json(send, told)

@@ -6,26 +6,27 @@ that the SDK takes as final.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from palestra.environments.platform.app import App
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.faces.http import Refusal
+from palestra.environments.platform.faces.task_pages import MAX_DIGITS, page_of, page_with, tasks_in
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
 from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.tasks import FIRST_EVAL, PlatformTask, TaskKey, make_task
+from palestra.environments.platform.tasks import FIRST_EVAL, WORLDS, PlatformTask, make_task
 
 DEFAULT_DATA = "small-0"
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
-MAX_DIGITS = 9
 OWN_PROFILE = "self"
 FINAL_STATES = (InstanceState.STOPPED, InstanceState.ERROR)
 
@@ -170,34 +171,32 @@ class ControlPlane:
     # Tasks
 
     def tasks(self, asked: Asked) -> Any:
-        keys = asked.query.get("task_keys")
-        env_key, data_id = asked.one("env_key"), asked.one("data_id")
-        made = [_task(key) for key in keys] if keys else self._first_tasks(asked, env_key)
-        told = [self._told(one, asked.team) for one in made if env_key is None or one.app.key == env_key]
-        told = [one for one in told if data_id is None or one["data_id"] == data_id]
-        return {"tasks": told, "total": len(told)}
+        """Those with the keys that are named, or a page of all that are listed."""
+        keys, env_key, data_id = asked.query.get("task_keys"), asked.one("env_key"), asked.one("data_id")
+        apps = [_app(env_key)] if env_key else list(APPS.values())
+        made = [_task(key) for key in keys] if keys else list(_page(asked, apps, data_id))
+        made = [one for one in made if env_key in (None, one.app.key) and data_id in (None, one.seed.key)]
+        listed = WORLDS * sum(len(app.templates) for app in apps)
+        told = [wire.task(one, asked.team, self._source_of(one)) for one in made]
+        return {"tasks": told, "total": len(told) if keys or data_id else listed}
 
     def task(self, asked: Asked) -> Any:
-        return self._told(_task(asked.parts[0]), asked.team)
+        one = _task(asked.parts[0])
+        source = self._source_of(one)
+        return {**wire.task(one, asked.team, source), "verifier": wire.verifier(str(one.key), source)}
 
     def keep_task(self, asked: Asked) -> Any:
         raise Refusal(400, "tasks come from their keys here and cannot be changed; put your own into a tasks file")
 
-    def _first_tasks(self, asked: Asked, env_key: str | None) -> list[PlatformTask]:
-        """Those of each template with the lowest numbers."""
-        apps = [_app(env_key)] if env_key else list(APPS.values())
-        count = asked.count("per_template", TASKS_PER_TEMPLATE, MAX_TASKS)
-        first = FIRST_EVAL if asked.one("split") == "eval" else 0
-        numbers = range(first, first + count)
-        templates = [(app, template) for app in apps for template in app.templates]
-        if len(templates) * count > MAX_TASKS:
-            raise Refusal(
-                400, f"that is {len(templates) * count} tasks: at most {MAX_TASKS} at a time, name an env_key"
-            )
-        return [make_task(TaskKey(a.key, t.name, t.difficulty, n)) for a, t in templates for n in numbers]
 
-    def _told(self, one: PlatformTask, team: str) -> dict[str, Any]:
-        return wire.task(one, team, self._source_of(one))
+def _page(asked: Asked, apps: list[App], data_id: str | None) -> Iterator[PlatformTask]:
+    """Of one app ten tasks of each template, of all apps one."""
+    size = asked.count("per_template", TASKS_PER_TEMPLATE if len(apps) == 1 else 1, WORLDS)
+    worlds = page_of(asked.count("page", 0, WORLDS), size) if data_id is None else page_with(data_id)
+    count = len(worlds) * sum(len(app.templates) for app in apps)
+    if count > MAX_TASKS:
+        raise Refusal(400, f"that is {count} tasks: at most {MAX_TASKS} at a time, name an env_key")
+    return tasks_in(worlds, apps, FIRST_EVAL if asked.one("split") == "eval" else 0)
 
 
 def wanted_of(body: bytes) -> Wanted:

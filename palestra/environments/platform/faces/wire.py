@@ -53,9 +53,19 @@ def instance(record: Record, base_url: str, login: str = "") -> dict[str, Any]:
         "health": not record.is_over,
         "run_id": wanted.run_id,
         "heartbeat_interval": None if wanted.heartbeat_s is None else int(wanted.heartbeat_s),
+        "ttl_seconds": record.ttl_s,
+        "warnings": warnings(record),
         "reason": record.reason or None,
         "urls": urls(f"{base_url}/i/{record.id}/", login),
     }
+
+
+def warnings(record: Record) -> list[str]:
+    """What was asked for and is not so."""
+    asked_s = record.wanted.ttl_s
+    if asked_s is None or asked_s <= record.ttl_s:
+        return []
+    return [f"ttl_seconds {asked_s:.0f} is more than an instance lives here: it was cut to {record.ttl_s:.0f}"]
 
 
 def urls(root: str, login: str = "") -> dict[str, Any]:
@@ -95,7 +105,6 @@ def task(one: PlatformTask, team: str, source: str) -> dict[str, Any]:
         "metadata": {"difficulty": one.key.difficulty, "split": one.key.split, "max_turns": one.template.max_turns},
         "verifier_id": f"{VERIFIER_PREFIX}{key}",
         "verifier_func": source,
-        "verifier": verifier(key, source),
     }
 
 

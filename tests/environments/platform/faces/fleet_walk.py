@@ -11,8 +11,10 @@ import sys
 import time
 
 from fleet import AsyncFleet, Fleet  # pyright: ignore
+from fleet._async.resources.mcp import AsyncMCPResource  # pyright: ignore
 from fleet.exceptions import (  # pyright: ignore
     FleetAPIError,
+    FleetEnvironmentError,
     FleetEnvironmentNotFoundError,
     FleetInstanceLimitError,
     FleetVersionNotFoundError,
@@ -34,12 +36,24 @@ def check(env, final_answer=None):
 """
 
 
+DAY_S = 24 * 3600
+
+
 def refused(kind, call) -> bool:
     try:
         call()
     except kind:
         return True
     return False
+
+
+def raised(call) -> tuple[str, str]:
+    """What it was, and its words."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
 
 
 def walk(task_key: str, calls: list) -> dict:
@@ -68,6 +82,9 @@ def walk(task_key: str, calls: list) -> dict:
     told["changed"] = {
         t: len(d["added_rows"]) for t, d in env.db("seed").diff(current).changes.items() if d["total_changes"]
     }
+    told["resources"] = sorted(resource.uri for resource in env.resources())
+    told["defects"] = [raised(lambda: repr(env.resources()))[0], raised(env.mcp.list_tools)[0]]
+    told["tools_without_a_loop"] = len(asyncio.run(AsyncMCPResource(env.mcp.url, env.env_key).list_tools()))
     told["heartbeat"] = env.heartbeat().success
     told["reset"] = env.reset().success
     told["after_reset"] = current.query("SELECT value FROM numbers").rows
@@ -81,7 +98,9 @@ def walk(task_key: str, calls: list) -> dict:
     told["instances"] = [one.instance_id for one in fleet.instances(run_id="walk")] == [env.instance_id]
     told["runs"] = [run.run_id for run in fleet.list_runs()]
     told["closed"] = [env.close().status, env.close().status, fleet.instance(env.instance_id).status]
-    fleet.make("keys", run_id="walk")
+    told["after_close"] = after_close(fleet, env, task)
+    long = fleet.make("keys", run_id="walk", ttl_seconds=10 * DAY_S)
+    told["longest"] = DAY_S - 60 < long.heartbeat().deadline_timestamp - time.time() <= DAY_S
     told["close_all"] = len(fleet.close_all(run_id="walk"))
     told["left"] = fleet.account().instance_count - before
 
@@ -94,7 +113,33 @@ def walk(task_key: str, calls: list) -> dict:
     ]
     fleet.close_all(run_id="many")
     told["without_waiting"] = time.monotonic() - began < 4
+    told["lists"] = [len(fleet.load_tasks()), len(fleet.load_tasks(env_key="keys"))]
+    told["async"] = asyncio.run(async_verdict(task_key))
     return told
+
+
+def after_close(fleet: Fleet, env, task: Task) -> list[bool]:
+    """Whether the reason is there, whole."""
+    reason, current = "stopped: closed by its owner", env.db("current")
+    fresh = fleet.instance(env.instance_id)
+    told = [
+        raised(lambda: current.query("SELECT 1")),
+        raised(lambda: current.table("numbers").all()),
+        raised(current.describe),
+        raised(env.reset),
+        raised(lambda: env.verify_raw(OWN, "check")),
+        raised(lambda: task.verify(env)),
+    ]
+    return [reason in words for _, words in told] + [refused(FleetEnvironmentError, fresh.resources)]
+
+
+async def async_verdict(task_key: str) -> float:
+    fleet = AsyncFleet()
+    (task,) = await fleet.load_tasks(keys=[task_key])
+    env = await fleet.make(task.env_id, data_key=task.data_id)
+    score = await task.verify_async(env)
+    await env.close()
+    return score
 
 
 async def async_tools(instance_id: str) -> list:

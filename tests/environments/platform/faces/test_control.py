@@ -7,11 +7,20 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from palestra.environments.platform import APPS, make_task
 from palestra.environments.platform.faces import Door
-from palestra.environments.platform.pool import Pool
-from palestra.environments.platform.pool_records import PoolLimits
+from palestra.environments.platform.pool import CLOSED, CRASHED, OTHER_VERSION, TIMED_OUT, Pool
+from palestra.environments.platform.pool_records import (
+    InstanceGone,
+    InstanceOver,
+    InstanceState,
+    PoolLimits,
+    Record,
+    Wanted,
+)
+from palestra.environments.platform.tasks import WORLDS
 from tests.environments.platform.faces.conftest import KEY, Platform, started
 
 MADE_TO_WAIT = {404, 429, 500, 502, 503, 504}
@@ -48,6 +57,66 @@ def test_an_instance_is_made_found_and_closed(platform: Platform):
     assert platform.http.get("/v1/env/instances?run_id=r1").json() == []
     assert len(platform.http.get("/v1/env/instances?run_id=r1&status=stopped").json()) == 1
     assert platform.runner(made["instance_id"], "reset").status_code == 410
+
+
+class RunnerResponse(BaseModel):
+    """As the SDK reads whatever a runner answers: it does not look at the status."""
+
+    success: bool
+    message: str
+
+
+def as_the_sdk_tells_it(body: object) -> str:
+    with pytest.raises(ValidationError) as raised:
+        RunnerResponse.model_validate(body)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "resources"),
+        ("GET", "health"),
+        ("POST", "reset"),
+        ("GET", "resources/sqlite/current/describe"),
+        ("POST", "resources/sqlite/current/query"),
+        ("POST", "diff/structured"),
+        ("POST", "execute_verifier_function"),
+    ],
+)
+def test_the_runner_of_a_closed_instance_says_why_and_the_sdk_shows_all_of_it(
+    platform: Platform, method: str, path: str
+):
+    instance_id = platform.make()["instance_id"]
+    platform.http.delete(f"/v1/env/instances/{instance_id}")
+    answer = platform.runner(instance_id, path, {"query": "SELECT 1", "function_code": "def v(env): 0"}, method)
+    assert (answer.status_code, answer.json()["detail"]) == (410, "stopped: closed by its owner")
+    assert "{'detail': 'stopped: closed by its owner'}" in as_the_sdk_tells_it(answer.json())
+
+
+def test_no_reason_for_an_end_is_too_long_for_the_sdk():
+    """Of a longer one pydantic shows the beginning and the end."""
+    wanted = Wanted(app="keys", data="tiny-0", version="v1")
+    told = [str(InstanceGone())]
+    for reason in (CLOSED, TIMED_OUT, CRASHED, OTHER_VERSION):
+        state = InstanceState.ERROR if reason in (CRASHED, OTHER_VERSION) else InstanceState.STOPPED
+        told.append(str(InstanceOver(Record("0" * 32, "a", wanted, 0, 0, 1, state=state, reason=reason))))
+    for detail in told:
+        assert detail in as_the_sdk_tells_it({"detail": detail})
+
+
+def test_a_ttl_beyond_a_day_is_cut_and_the_client_is_told(platform: Platform):
+    day_s = 24 * 3600
+    made = platform.make(ttl_seconds=10 * day_s)
+    assert made["ttl_seconds"] == day_s
+    assert made["warnings"] == ["ttl_seconds 864000 is more than an instance lives here: it was cut to 86400"]
+    found = platform.http.get(f"/v1/env/instances/{made['instance_id']}").json()
+    assert (found["ttl_seconds"], found["warnings"]) == (made["ttl_seconds"], made["warnings"])
+    beat = platform.http.post(f"/v1/env/instances/{made['instance_id']}/heartbeat").json()
+    assert beat["deadline_timestamp"] == platform.pool.record(made["instance_id"]).created_at + day_s
+    for ttl_s in (day_s, None):
+        usual = platform.make(ttl_seconds=ttl_s)
+        assert (usual["ttl_seconds"], usual["warnings"]) == (ttl_s or 600, [])
 
 
 def test_ids_cannot_be_guessed(platform: Platform):
@@ -176,11 +245,42 @@ def test_tasks_come_by_key_and_by_app(platform: Platform):
     assert told["verifier"]["code"] == told["verifier_func"]
     assert platform.http.get(f"/v1/verifiers/{told['verifier_id']}").json()["sha256"] == told["verifier"]["sha256"]
     listed = platform.http.get("/v1/tasks", params={"env_key": "keys", "per_template": 2, "split": "eval"}).json()
-    assert listed["total"] == len(listed["tasks"]) == 2 * len(APPS["keys"].templates)
+    assert len(listed["tasks"]) == 2 * len(APPS["keys"].templates)
     assert {task["metadata"]["split"] for task in listed["tasks"]} == {"eval"}
     two = ["keys-put_number-0b-17", "keys-largest-2-3"]
     assert [t["key"] for t in platform.http.get("/v1/tasks", params={"task_keys": two}).json()["tasks"]] == two
     assert platform.http.get("/v1/tasks?env_key=keys&data_id=tiny-99999").json() == {"tasks": [], "total": 0}
+
+
+def keys_of(platform: Platform, **params: object) -> list[str]:
+    return [
+        task["key"] for task in platform.http.get("/v1/tasks", params={"env_key": "keys", **params}).json()["tasks"]
+    ]
+
+
+def test_tasks_come_in_pages_and_a_page_needs_few_worlds(platform: Platform):
+    """Building worlds is what a list of tasks takes its time for."""
+    templates = len(APPS["keys"].templates)
+    page = platform.http.get("/v1/tasks?env_key=keys&per_template=1&page=5").json()
+    assert {task["data_id"] for task in page["tasks"]} == {"tiny-5", "small-5"}
+    assert (len(page["tasks"]), page["total"]) == (templates, templates * WORLDS)
+    assert len(keys_of(platform)) == 10 * templates
+    assert keys_of(platform) == keys_of(platform, page=0)
+    listed = [key for number in range(WORLDS // 10 + 1) for key in keys_of(platform, page=number)]
+    assert len(set(listed)) == len(listed) == page["total"]
+    assert keys_of(platform, page=7) == []
+
+
+def test_tasks_of_one_world_are_found_by_its_name(platform: Platform):
+    listed = platform.http.get("/v1/tasks?env_key=keys&data_id=small-17").json()["tasks"]
+    assert {task["data_id"] for task in listed} == {"small-17"}
+
+
+def test_a_list_leaves_it_to_the_client_when_to_compile_a_verifier(platform: Platform):
+    """The SDK compiles what comes as `verifier` while it reads the list, and `verifier_func` when it is first used."""
+    for one in platform.http.get("/v1/tasks?env_key=keys&per_template=1").json()["tasks"]:
+        assert "verifier" not in one
+        assert "def verify_" in one["verifier_func"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +293,8 @@ def test_tasks_come_by_key_and_by_app(platform: Platform):
         ("GET", "/v1/tasks/nothing"),
         ("GET", "/v1/tasks?task_keys=nothing"),
         ("GET", "/v1/tasks?per_template=many"),
-        ("GET", "/v1/tasks?per_template=1000"),
+        ("GET", "/v1/tasks?per_template=65"),
+        ("GET", "/v1/tasks?page=-1"),
         ("GET", f"/v1/tasks?per_template={'1' * 5000}"),
         ("GET", "/v1/env/instances?profile_id=others"),
         ("GET", "/v1/env/runs?profile_id=others"),

@@ -60,6 +60,9 @@ def test_the_sdk_walks_through_a_task(tmp_path: Path):
         "numbers": [[value]],
         "items": True,
         "changed": {"numbers": 1},
+        "resources": ["sqlite://current", "sqlite://seed"],
+        "defects": ["AttributeError", "RuntimeError"],  # of fleet-python itself: no answer of a server is looked at
+        "tools_without_a_loop": len(APPS["keys"].tools),
         "heartbeat": True,
         "reset": True,
         "after_reset": [],
@@ -68,8 +71,12 @@ def test_the_sdk_walks_through_a_task(tmp_path: Path):
         "instances": True,
         "runs": ["walk"],
         "closed": ["stopped", "stopped", "stopped"],
+        "after_close": [True] * 7,
+        "longest": True,
         "close_all": 1,
         "left": 0,
         "refused": [True, True, True, True],
         "without_waiting": True,
+        "lists": [sum(len(app.templates) for app in APPS.values()), 10 * len(APPS["keys"].templates)],
+        "async": 0.0,
     }

@@ -1,7 +1,7 @@
 """An exported tasks file at the platform, through the calls of Fleet's own `FleetTaskEnv`, in its order.
 
-Its wrapper fills in `task_key`, `env_key` and `env_version` where a row lacks them. The layer below reads those names and
-`data_key`: a row without that name is played in another world and cannot be graded.
+Its wrapper fills in `task_key`, `env_key` and `env_version` where a row lacks them. The layer below reads those names
+and `data_key`: a row without that name is played in another world and cannot be graded.
 """
 
 from __future__ import annotations
