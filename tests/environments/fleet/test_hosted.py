@@ -66,9 +66,7 @@ def _walked(url: str, home: Path, file: Path, task_key: str, actions: list[str])
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     own = "def v(env, final_answer=None):\n    return env.db('current').table('numbers').count() / 4"
     mine = {**fleet_row(make_task(PUT)), "key": "mine", "verifier_func": own}
     broken = {**mine, "key": "broken", "verifier_func": "def v(env):\n    1 / 0"}
