@@ -96,6 +96,8 @@ class Stack:
         self.capacity = 0
         self.pins = 0
         """Passes between their forward and backward: slots must stay where they are."""
+        self.moves = 0
+        """How often rows got another place in memory."""
         self._rows: dict[Rows, Tensor] = {}
         self._refs: list[int] = []
         self._views: dict[tuple[Rows, SiteName, int], Tensor] = {}
@@ -129,6 +131,7 @@ class Stack:
         self._rows = {kind: rows.index_select(0, index) for kind, rows in self._rows.items()} if used else {}
         self._refs = [self._refs[slot] for slot in used]
         self.capacity = len(used)
+        self.moves += 1
         self._views.clear()
         self._picked.clear()
         return {old: new for new, old in enumerate(used)}
@@ -188,6 +191,7 @@ class Stack:
             self._rows[kind] = torch.zeros(capacity, self.layout.size, dtype=old.dtype, device=self.device)
             self._rows[kind][: len(old)] = old
         self.capacity = capacity
+        self.moves += 1
 
 
 @dataclass(eq=False, slots=True)

@@ -1,39 +1,41 @@
 """Causal attention over packed sequences: what training and fresh prompts use.
 
-On a GPU in half precision torch's kernel for packed sequences does it in one launch. Elsewhere sequences of similar
-length are computed together, right-padded: with a causal mask no real position sees the padding, so no mask tensor is
-needed. Never touches: the KV cache.
+On a GPU in half precision kernels of our own do it (`tiled_attention`). Elsewhere sequences of similar length are
+computed together, right-padded: with a causal mask no real position sees the padding, so no mask tensor is needed.
+Never touches: the KV cache.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from inspect import signature
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from palestra.model import kernels
+from palestra.model.spec import ModelSpec
+
 PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching one more group costs
-
-
-@cache
-def _varlen_attention() -> Callable[..., Any]:
-    """Imported at first use: it brings torch's compiler along, two seconds of every start on a CPU."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    # torch 2.11 takes fewer key heads than query heads as they come, later versions want to be told.
-    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in signature(varlen_attn).parameters else varlen_attn
 
 
 class Attention(Protocol):
     """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+def packed_attention(
+    lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
+) -> Attention:
+    """Attention within each of several sequences that stand end to end."""
+    if kernels.can_run(device, dtype):
+        from palestra.model.tiled_attention import TiledPackedAttention
+
+        return TiledPackedAttention(lengths, spec, device)
+    return PackedAttention(lengths, spec.windows, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,6 @@ class _Group:
 class PackedAttention:
     def __init__(self, lengths: Sequence[int], windows: Sequence[int | None], device: torch.device | str = "cpu"):
         self.windows = windows
-        self.longest = max(lengths)
-        self.bounds = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
         self.groups: list[_Group] = []
         self.restore: Tensor | None = None
         """Where each packed row stands in the groups' outputs laid end to end (None: in place already)."""
@@ -63,26 +63,9 @@ class PackedAttention:
         self._bands: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-            return self._in_one_launch(self.windows[layer], q, k, v)
         outputs = [self._attend(g, self.windows[layer], q, k, v) for g in self.groups]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return out if self.restore is None else out.index_select(0, self.restore)
-
-    def _in_one_launch(self, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        back = -1 if window is None else window - 1  # the kernel counts the positions before its own
-        out = _varlen_attention()(
-            q,
-            k,
-            v,
-            self.bounds,
-            self.bounds,
-            self.longest,
-            self.longest,
-            window_size=(back, 0),
-        )
-        assert isinstance(out, Tensor)
-        return out.flatten(1)
 
     def _attend(self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         band = self._band(group.length, window, q.device) if window is not None and window < group.length else None

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from palestra.model.attention import Attention
 from palestra.model.lora import LoraPlan, lora_linear
-from palestra.model.ops import apply_rope, rms_norm, swiglu
+from palestra.model.ops import BlockOps
 from palestra.model.rope import Rotary
 from palestra.model.spec import ModelSpec
 from palestra.model.weights import DecoderWeights
@@ -24,38 +24,41 @@ class Decoder:
         self.spec, self.weights = spec, weights
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self.rotary = Rotary.of(spec, self.device)
+        self.ops = BlockOps.on(self.device, self.dtype)
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: Attention, plan: LoraPlan, *, checkpointing: bool = False
     ) -> Tensor:
         """Final hidden states, normalised: [tokens, hidden]. The unembedding is the caller's, in chunks."""
-        hidden = embedding(tokens, self.weights.embedding)
+        hidden, update = embedding(tokens, self.weights.embedding), None
         angles = self.rotary.angles(positions, self.dtype)
         for n in range(self.spec.n_layers):
             if checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(
-                    self._layer, n, hidden, angles, attend, plan, use_reentrant=False, preserve_rng_state=False
+                hidden, update = checkpoint(
+                    self._layer, n, hidden, update, angles, attend, plan, use_reentrant=False, preserve_rng_state=False
                 )
             else:
-                hidden = self._layer(n, hidden, angles, attend, plan)
-        return rms_norm(hidden, self.weights.norm, self.spec.norm_eps)
+                hidden, update = self._layer(n, hidden, update, angles, attend, plan)
+        return self.ops.add_rms_norm(hidden, update, self.weights.norm, self.spec.norm_eps)[1]
 
     def _layer(
-        self, n: int, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attention, plan: LoraPlan
-    ) -> Tensor:
-        w, eps = self.weights.layers[n], self.spec.norm_eps
-        x = rms_norm(hidden, w.input_norm, eps)
+        self,
+        n: int,
+        hidden: Tensor,
+        update: Tensor | None,
+        angles: tuple[Tensor, Tensor],
+        attend: Attention,
+        plan: LoraPlan,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream before the block's second half, and what that half adds: the next norm joins them."""
+        w, ops, eps = self.weights.layers[n], self.ops, self.spec.norm_eps
+        hidden, x = ops.add_rms_norm(hidden, update, w.input_norm, eps)
         mixed = self._attention(n, lora_linear(x, w.qkv, w.qkv_bias, (n, "qkv"), plan), angles, attend)
-        hidden = hidden + lora_linear(mixed, w.o, w.o_bias, (n, "o"), plan)
-        x = rms_norm(hidden, w.mlp_norm, eps)
-        activated = swiglu(lora_linear(x, w.gate_up, w.gate_up_bias, (n, "gate_up"), plan))
-        return hidden + lora_linear(activated, w.down, w.down_bias, (n, "down"), plan)
+        hidden, x = ops.add_rms_norm(hidden, lora_linear(mixed, w.o, w.o_bias, (n, "o"), plan), w.mlp_norm, eps)
+        activated = ops.swiglu(lora_linear(x, w.gate_up, w.gate_up_bias, (n, "gate_up"), plan))
+        return hidden, lora_linear(activated, w.down, w.down_bias, (n, "down"), plan)
 
     def _attention(self, n: int, qkv: Tensor, angles: tuple[Tensor, Tensor], attend: Attention) -> Tensor:
-        spec, w = self.spec, self.weights.layers[n]
-        qk, v = qkv.split([spec.q_size + spec.kv_size, spec.kv_size], dim=-1)
-        qk = qk.unflatten(-1, (spec.n_heads + spec.n_kv_heads, spec.head_dim))
-        if w.qk_norm is not None:
-            qk = rms_norm(qk, w.qk_norm, spec.norm_eps)
-        q, k = apply_rope(qk, *angles).split([spec.n_heads, spec.n_kv_heads], dim=1)
-        return attend(n, q, k, v.unflatten(-1, (spec.n_kv_heads, spec.head_dim)))
+        spec = self.spec
+        heads = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+        return attend(n, *self.ops.rotate_heads(qkv, self.weights.layers[n].qk_norm, angles, spec.norm_eps, heads))

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from palestra.model.attention import PackedAttention
+from palestra.model import kernels
+from palestra.model.attention import Attention, PackedAttention
 from palestra.model.scheduler import Chunk, Sequence, StepPlan
 from palestra.model.spec import ModelSpec
 
@@ -31,10 +32,25 @@ class KVCache:
     def __init__(self, spec: ModelSpec, n_pages: int, page_size: int, *, dtype: torch.dtype, device: torch.device):
         self.spec, self.n_pages, self.page_size = spec, n_pages, page_size
         shape = (spec.n_layers, 2, spec.n_kv_heads * n_pages, page_size, spec.head_dim)
+        self.dtype = dtype
         self._pages = torch.empty(shape, dtype=dtype, device=device)
         self._by_page = [[side.flatten(1) for side in layer] for layer in self._pages]
         self._by_slot = [[side.flatten(0, 1) for side in layer] for layer in self._pages]
         self._heads = (torch.arange(spec.n_kv_heads) * n_pages)[:, None]
+
+    @property
+    def device(self) -> torch.device:
+        return self._pages.device
+
+    @property
+    def slot_strides(self) -> tuple[int, int]:
+        """Numbers from one position to the next, and from one kv head to the next."""
+        return self.spec.head_dim, self.n_pages * self.page_size * self.spec.head_dim
+
+    def by_head(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values as [kv heads, positions, head_dim]."""
+        keys, values = self._pages[layer].view(2, self.spec.n_kv_heads, -1, self.spec.head_dim)
+        return keys, values
 
     def rows_of(self, pages: NDArray) -> Tensor:
         """Row numbers of these pages for every kv head: [kv heads * pages]."""
@@ -87,6 +103,15 @@ class _Block:
     """[groups * members, 1, own positions]: -inf where nothing may be seen."""
 
 
+def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
+    """Attention for one step of the scheduler's plan, by what the cache is on."""
+    if kernels.can_run(cache.device, cache.dtype):
+        from palestra.model.tiled_attention import TiledPagedAttention
+
+        return TiledPagedAttention(cache, plan)
+    return PagedAttention(cache, plan)
+
+
 class PagedAttention:
     """Attention for one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
 
@@ -94,7 +119,7 @@ class PagedAttention:
         self.cache, self.spec = cache, cache.spec
         self.device = cache._pages.device
         self.n_decode = len(plan.decode)
-        slots = _slots(plan, cache.page_size)
+        slots = write_slots(plan, cache.page_size)
         self.slots = cache.slots_of(slots)
         cache.clear(slots[slots % cache.page_size == 0] // cache.page_size)
         self.blocks: dict[int | None, list[_Block]] = {}
@@ -306,7 +331,7 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
     return [sorted(m, key=lambda g: g.rows[0]) for m in merged]
 
 
-def _slots(plan: StepPlan, page_size: int) -> NDArray:
+def write_slots(plan: StepPlan, page_size: int) -> NDArray:
     """Where each row of the step writes: page * page_size + offset."""
     decode = [s.pages[s.computed // page_size] * page_size + s.computed % page_size for s in plan.decode]
     parts = [np.array(decode, np.int64)]

@@ -6,13 +6,72 @@ Without gradients they are plain functions. Never touches: LoRA, attention.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from palestra.model import kernels
 from palestra.model.rope import rotate
+
+Heads = tuple[int, int, int]
+"""Heads of q, k and v."""
+
+
+class AddRmsNorm(Protocol):
+    def __call__(self, hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float, /) -> tuple[Tensor, Tensor]:
+        """hidden + update, and its RMSNorm."""
+        ...
+
+
+class RotateHeads(Protocol):
+    def __call__(
+        self, qkv: Tensor, qk_norm: Tensor | None, angles: tuple[Tensor, Tensor], eps: float, heads: Heads, /
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, [tokens, heads, dim] each: q and k normalised per head and rotated."""
+        ...
+
+
+class SwiGlu(Protocol):
+    def __call__(self, gate_up: Tensor, /) -> Tensor:
+        """silu(gate) * up of a fused [tokens, 2 * intermediate]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOps:
+    """The elementwise pieces of a block for one kind of device."""
+
+    add_rms_norm: AddRmsNorm
+    rotate_heads: RotateHeads
+    swiglu: SwiGlu
+
+    @classmethod
+    def on(cls, device: torch.device | str, dtype: torch.dtype) -> BlockOps:
+        if kernels.can_run(device, dtype):
+            from palestra.model.kernels import block
+
+            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu)
+        return cls(add_rms_norm, rotate_heads, swiglu)
+
+
+def add_rms_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    summed = hidden if update is None else hidden + update
+    return summed, rms_norm(summed, weight, eps)
+
+
+def rotate_heads(
+    qkv: Tensor, qk_norm: Tensor | None, angles: tuple[Tensor, Tensor], eps: float, heads: Heads
+) -> tuple[Tensor, Tensor, Tensor]:
+    n_q, n_k, _ = heads
+    qkv = qkv.unflatten(-1, (sum(heads), -1))
+    qk, v = qkv.split([n_q + n_k, heads[2]], dim=1)
+    if qk_norm is not None:
+        qk = rms_norm(qk, qk_norm, eps)
+    q, k = apply_rope(qk, *angles).split([n_q, n_k], dim=1)
+    return q, k, v
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -27,7 +27,7 @@ from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.grammars import CompiledGrammar, Grammars
 from palestra.model.head import chunk_rows, logits_of
-from palestra.model.kv_cache import KVCache, PagedAttention
+from palestra.model.kv_cache import KVCache, paged_attention
 from palestra.model.lora import LoraPlan
 from palestra.model.pages import PagePool
 from palestra.model.prompt_scores import PromptScores
@@ -306,7 +306,7 @@ class Sampler:
         return self.decoder(
             torch.tensor(tokens, device=device),
             torch.from_numpy(np.concatenate(positions)).to(device),
-            PagedAttention(self.cache, plan),
+            paged_attention(self.cache, plan),
             self._lora_plan([(c.seq, c.end - c.start) for c in plan.rows]),
         )
 

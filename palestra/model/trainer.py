@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.adapters import Adapter, AdapterPool, Stack
-from palestra.model.attention import PackedAttention
+from palestra.model.attention import packed_attention
 from palestra.model.decoder import Decoder
 from palestra.model.errors import AdapterError
 from palestra.model.head import LossRun, run_head
@@ -101,7 +101,7 @@ class Trainer:
         positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
         runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
-        attend = PackedAttention(lengths, self.decoder.spec.windows, device)
+        attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
         targets = torch.from_numpy(np.concatenate([d.targets for d in batch])).to(device)
         losses = _loss_runs(batch, device)
         done = ForwardPass([], {}, [], None, None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from palestra.model.errors import WeightsError
 from palestra.model.spec import ModelSpec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(slots=True)

@@ -1,0 +1,319 @@
+"""Causal attention in tiles of queries, over packed keys (training) or pages (sampling): one recurrence for both.
+
+A tile holds neighbouring queries of one sequence with all heads of a group. It reads keys in blocks of 64 from
+positions that are multiples of 64, in order, and joins runs of 512 keys with what came before. Every query thus adds
+in the same order, whatever tile it is in: its result has the same bits in training, prefill and decoding.
+Sums over keys are products with ones, because the order of `tl.sum` depends on the tile.
+Owns: the kernels, their launch and gradient. Never touches: who plans tiles, where pages come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd import Function
+
+KEY_BLOCK = 64
+KEY_SPLIT = 512  # the join costs little at this length, and a long context has enough of them to be computed apart
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Where each tile's queries and keys are: int32 [tiles, 4] of first query row, its position, queries, key source.
+
+    The key source is the row of the first key for packed keys, and the row of the page table for pages.
+    """
+
+    table: Tensor
+    rows: int
+    """Queries times heads of a group that a tile holds, padding included."""
+
+
+@triton.jit
+def _write_pages_kernel(
+    X, PAGES, SLOTS, x_stride, head_stride, N_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None]
+    mask = (h < N_HEADS) & (d < D)
+    x = tl.load(X + row * x_stride + h * D + d, mask=mask)
+    tl.store(PAGES + h.to(tl.int64) * head_stride + tl.load(SLOTS + row) * D + d, x, mask=mask)
+
+
+def write_pages(x: Tensor, pages: Tensor, slots: Tensor) -> None:
+    """Puts rows of keys or values, [rows, kv heads, dim], into slots (int64) of pages, [kv heads, slots, dim]."""
+    rows, heads, dim = x.shape
+    if rows:
+        _write_pages_kernel[(rows,)](
+            *(x, pages, slots, x.stride(0), pages.stride(0), heads, dim),
+            BLOCK_H=triton.next_power_of_2(heads),
+            BLOCK_D=triton.next_power_of_2(dim),
+            num_warps=4,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """How the kernels find key number i of a sequence."""
+
+    row_stride: int
+    head_stride: int
+    pages: Tensor | None = None
+    """int32 [sequences, pages]; None for packed keys."""
+    page_size: int = 1
+
+
+@triton.jit
+def _key_places(source, key, live, PAGES, pages_stride, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr):
+    if PAGED:
+        page = tl.load(PAGES + source * pages_stride + key // PAGE_SIZE, mask=live, other=0)
+        return page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    return (source + key).to(tl.int64)
+
+
+@triton.jit
+def _attend_kernel(
+    Q, K, V, O, LSE, TILES, PAGES, scale, q_stride, o_stride, k_stride, k_head_stride, v_stride, v_head_stride,
+    pages_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
+    WITH_LSE: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row0, pos0 = tl.load(TILES + tile * 4), tl.load(TILES + tile * 4 + 1)
+    count, source = tl.load(TILES + tile * 4 + 2), tl.load(TILES + tile * 4 + 3)
+    r, d = tl.arange(0, R), tl.arange(0, BLOCK_D)
+    token, query_head = r // G, head * G + r % G
+    is_query, position = token < count, pos0 + r // G
+    row = (row0 + token).to(tl.int64)
+    q_mask = is_query[:, None] & (d < D)[None]
+    q = tl.load(Q + row[:, None] * q_stride + query_head[:, None] * D + d[None], mask=q_mask, other=0.0)
+    c = scale * 1.4426950408889634
+    ones = tl.full((BLOCK, 16), 1.0, tl.float32).to(q.dtype)
+    end = pos0 + count
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(pos0 - WINDOW + 1, 0) // BLOCK * BLOCK
+    m_all = tl.full((R,), -float("inf"), tl.float32)
+    l_all, acc_all = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+    for split in range(first // SPLIT * SPLIT, end, SPLIT):
+        m = tl.full((R,), -float("inf"), tl.float32)
+        l, acc = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+        for start in range(tl.maximum(split, first), tl.minimum(split + SPLIT, end), BLOCK):
+            key = start + tl.arange(0, BLOCK)
+            live = key < end
+            places = _key_places(source, key, live, PAGES, pages_stride, PAGE_SIZE, PAGED)
+            kv_mask = live[:, None] & (d < D)[None]
+            k = tl.load(K + places[:, None] * k_stride + head * k_head_stride + d[None], mask=kv_mask, other=0.0)
+            seen = key[None] <= position[:, None]
+            if WINDOW > 0:
+                seen &= key[None] > position[:, None] - WINDOW
+            s = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
+            m_new = tl.maximum(m, tl.max(s, 1) * c)
+            base = tl.where(m_new == -float("inf"), 0.0, m_new)
+            p = tl.exp2(tl.fma(s, c, -base[:, None]))  # spelled out: how a product and a sum fuse is not left open
+            fade = tl.exp2(m - base)
+            v = tl.load(V + places[:, None] * v_stride + head * v_head_stride + d[None], mask=kv_mask, other=0.0)
+            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+            l = tl.dot(p.to(v.dtype), ones, l * fade[:, None])
+            m = m_new
+        m_new = tl.maximum(m_all, m)
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        old, new = tl.exp2(m_all - base), tl.exp2(m - base)
+        acc_all = tl.fma(acc_all, old[:, None], acc * new[:, None])
+        l_all = tl.fma(l_all, old[:, None], l * new[:, None])
+        m_all = m_new
+    total = tl.max(l_all, 1)  # its 16 columns are equal
+    total = tl.where(is_query, total, 1.0)
+    o = (acc_all / total[:, None]).to(O.dtype.element_ty)
+    tl.store(O + row[:, None] * o_stride + query_head[:, None] * D + d[None], o, mask=q_mask)
+    if WITH_LSE:
+        tl.store(LSE + row * n_heads + query_head, m_all + tl.log2(total), mask=is_query)
+
+
+@triton.jit
+def _delta_kernel(O, DO, DELTA, o_stride, do_stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    o = tl.load(O + row * o_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
+    g = tl.load(DO + row * do_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(DELTA + row * tl.num_programs(1) + head, tl.sum(o * g))
+
+
+@triton.jit
+def _score_gradients(q, k, v, do, lse, delta, seen, c):
+    """p and ds of one block, both [queries, keys]."""
+    s = tl.where(seen, tl.dot(q, tl.trans(k)) * c, -float("inf"))
+    p = tl.exp2(s - lse[:, None])
+    return p, p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+
+
+@triton.jit
+def _queries_gradient_kernel(
+    Q, K, V, DO, LSE, DELTA, DQ, TILES, scale, q_stride, k_stride, v_stride, do_stride, dq_stride, n_heads,
+    WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row0, pos0 = tl.load(TILES + tile * 4), tl.load(TILES + tile * 4 + 1)
+    count, source = tl.load(TILES + tile * 4 + 2), tl.load(TILES + tile * 4 + 3)
+    r, d = tl.arange(0, R), tl.arange(0, BLOCK_D)
+    token, query_head = r // G, head * G + r % G
+    is_query, position = token < count, pos0 + r // G
+    row = (row0 + token).to(tl.int64)
+    mask, column = is_query[:, None] & (d < D)[None], query_head[:, None] * D + d[None]
+    q = tl.load(Q + row[:, None] * q_stride + column, mask=mask, other=0.0)
+    do = tl.load(DO + row[:, None] * do_stride + column, mask=mask, other=0.0)
+    lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
+    delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
+    dq = tl.zeros((R, BLOCK_D), tl.float32)
+    end = pos0 + count
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(pos0 - WINDOW + 1, 0) // BLOCK * BLOCK
+    for start in range(first, end, BLOCK):
+        key = start + tl.arange(0, BLOCK)
+        place, kv_mask = (source + key).to(tl.int64), (key < end)[:, None] & (d < D)[None]
+        k = tl.load(K + place[:, None] * k_stride + head * D + d[None], mask=kv_mask, other=0.0)
+        v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
+        seen = (key[None] <= position[:, None]) & is_query[:, None]
+        if WINDOW > 0:
+            seen &= key[None] > position[:, None] - WINDOW
+        _, ds = _score_gradients(q, k, v, do, lse, delta, seen, scale * 1.4426950408889634)
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    tl.store(DQ + row[:, None] * dq_stride + column, (dq * scale).to(DQ.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _keys_gradient_kernel(
+    Q, K, V, DO, LSE, DELTA, DK, DV, BLOCKS, scale, q_stride, k_stride, v_stride, do_stride, dk_stride, dv_stride,
+    n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    block, head = tl.program_id(0), tl.program_id(1)
+    source, start = tl.load(BLOCKS + block * 3), tl.load(BLOCKS + block * 3 + 1)
+    length = tl.load(BLOCKS + block * 3 + 2)
+    d, r, TOKENS = tl.arange(0, BLOCK_D), tl.arange(0, R), R // G
+    key = start + tl.arange(0, BLOCK)
+    place, kv_mask = (source + key).to(tl.int64), (key < length)[:, None] & (d < D)[None]
+    k = tl.load(K + place[:, None] * k_stride + head * D + d[None], mask=kv_mask, other=0.0)
+    v = tl.load(V + place[:, None] * v_stride + head * D + d[None], mask=kv_mask, other=0.0)
+    dk, dv = tl.zeros((BLOCK, BLOCK_D), tl.float32), tl.zeros((BLOCK, BLOCK_D), tl.float32)
+    query_head = head * G + r % G
+    end = length
+    if WINDOW > 0:
+        end = tl.minimum(length, start + BLOCK - 1 + WINDOW)
+    for first in range(start, end, TOKENS):
+        position = first + r // G
+        is_query = (position < length) & (r < TOKENS * G)
+        row = (source + position).to(tl.int64)
+        mask, column = is_query[:, None] & (d < D)[None], query_head[:, None] * D + d[None]
+        q = tl.load(Q + row[:, None] * q_stride + column, mask=mask, other=0.0)
+        do = tl.load(DO + row[:, None] * do_stride + column, mask=mask, other=0.0)
+        lse = tl.load(LSE + row * n_heads + query_head, mask=is_query, other=0.0)
+        delta = tl.load(DELTA + row * n_heads + query_head, mask=is_query, other=0.0)
+        seen = (key[None] <= position[:, None]) & is_query[:, None]
+        if WINDOW > 0:
+            seen &= key[None] > position[:, None] - WINDOW
+        p, ds = _score_gradients(q, k, v, do, lse, delta, seen, scale * 1.4426950408889634)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv)
+        dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk)
+    tl.store(DK + place[:, None] * dk_stride + head * D + d[None], (dk * scale).to(DK.dtype.element_ty), mask=kv_mask)
+    tl.store(DV + place[:, None] * dv_stride + head * D + d[None], dv.to(DV.dtype.element_ty), mask=kv_mask)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tiles: Tiles,
+    keys: KeySource,
+    kv_heads: int,
+    window: int | None,
+    out: Tensor,
+    sums: Tensor | None = None,
+) -> None:
+    """Writes the rows of the tiles to `out`, [tokens, heads * dim], and the log2 of each query's sum of weights to
+    `sums`, float32 [tokens, heads]. q: [tokens, heads, dim], its last two dimensions dense."""
+    heads, dim = q.shape[1:]
+    is_paged = keys.pages is not None
+    if len(tiles.table):
+        _attend_kernel[(len(tiles.table), kv_heads)](
+            *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
+            *(dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
+            *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
+            *(keys.pages.stride(0) if keys.pages is not None else 0, heads),
+            WINDOW=window or 0,
+            G=heads // kv_heads,
+            D=dim,
+            R=tiles.rows,
+            BLOCK=KEY_BLOCK,
+            SPLIT=KEY_SPLIT,
+            BLOCK_D=triton.next_power_of_2(dim),
+            PAGE_SIZE=keys.page_size,
+            PAGED=is_paged,
+            WITH_LSE=sums is not None,
+            num_warps=8 if tiles.rows >= 128 else 4,
+            num_stages=2,
+        )
+
+
+def attend_packed(
+    q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+) -> Tensor:
+    """Attention with gradients over packed keys, [tokens, kv heads, dim]; `key_blocks` is what the gradient of the
+    keys is computed in: int32 [blocks, 3] of the sequence's first row, the block's first key, the sequence's length."""
+    if torch.is_grad_enabled() and q.requires_grad:
+        return _AttendPacked.apply(q, k, v, tiles, key_blocks, kv_heads, window)
+    out = q.new_empty(len(q), q.shape[1] * q.shape[2])
+    attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out)
+    return out
+
+
+class _AttendPacked(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, key_blocks: Tensor, kv_heads: int, window: int | None
+    ) -> Tensor:
+        tokens, heads, dim = q.shape
+        out = q.new_empty(tokens, heads * dim)
+        sums = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+        attend(q, k, v, tiles, KeySource(k.stride(0), k.stride(1)), kv_heads, window, out, sums)
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.tiles, ctx.key_blocks, ctx.kv_heads, ctx.window = tiles, key_blocks, kv_heads, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, out, sums = ctx.saved_tensors
+        d_out, heads, dim = grads[0].contiguous(), q.shape[1], q.shape[2]
+        delta = torch.empty_like(sums)
+        dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+        block_d = triton.next_power_of_2(dim)
+        _delta_kernel[(len(q), heads)](out, d_out, delta, out.stride(0), d_out.stride(0), dim, block_d, num_warps=1)
+        shape = {
+            "WINDOW": ctx.window or 0,
+            "G": heads // ctx.kv_heads,
+            "D": dim,
+            "R": ctx.tiles.rows,
+            "BLOCK": KEY_BLOCK,
+            "BLOCK_D": block_d,
+            "num_warps": 8 if ctx.tiles.rows >= 128 else 4,
+            "num_stages": 2,
+        }
+        _queries_gradient_kernel[(len(ctx.tiles.table), ctx.kv_heads)](
+            *(q, k, v, d_out, sums, delta, dq, ctx.tiles.table, dim**-0.5),
+            *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dq.stride(0), heads),
+            **shape,
+        )
+        _keys_gradient_kernel[(len(ctx.key_blocks), ctx.kv_heads)](
+            *(q, k, v, d_out, sums, delta, dk, dv, ctx.key_blocks, dim**-0.5),
+            *(q.stride(0), k.stride(0), v.stride(0), d_out.stride(0), dk.stride(0), dv.stride(0), heads),
+            **shape,
+        )
+        return dq, dk, dv, None, None, None, None

@@ -1,0 +1,85 @@
+"""Attention by kernels over tiles of queries: for half precision on a GPU, in training and in sampling.
+
+Owns: cutting sequences into tiles, page tables. Never touches: the kernels themselves, which page belongs to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palestra.model.kernels.attention import KEY_BLOCK, KeySource, Tiles, attend, attend_packed, write_pages
+from palestra.model.kv_cache import KVCache, write_slots
+from palestra.model.scheduler import StepPlan
+from palestra.model.spec import ModelSpec
+
+TILE_ROWS = 64  # queries times heads of a group in a tile
+DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
+
+
+class TiledPackedAttention:
+    """Causal attention within each of several sequences that stand end to end; see `Attention`."""
+
+    def __init__(self, lengths: Seq[int], spec: ModelSpec, device: torch.device | str):
+        self.spec = spec
+        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
+        spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
+        self.tiles = cut_tiles(spans, spec.n_heads // spec.n_kv_heads, TILE_ROWS, device)
+        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, KEY_BLOCK)]
+        self.key_blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
+
+
+class TiledPagedAttention:
+    """Attention for one step of the scheduler's plan, on pages where they are: rows are `decode` first, then `prefill`.
+
+    Keys past a sequence's end are never read, so pages need no clearing when they change hands."""
+
+    def __init__(self, cache: KVCache, plan: StepPlan):
+        self.cache, self.spec = cache, cache.spec
+        device, group = cache.device, cache.spec.n_heads // cache.spec.n_kv_heads
+        self.slots = torch.from_numpy(write_slots(plan, cache.page_size)).to(device, non_blocking=True)
+        pages = [chunk.seq.pages for chunk in plan.rows]
+        table = np.zeros((len(pages), max(len(p) for p in pages)), np.int32)
+        for row, numbers in zip(table, pages, strict=True):
+            row[: len(numbers)] = numbers
+        self.keys = KeySource(*cache.slot_strides, torch.from_numpy(table).to(device, non_blocking=True), cache.page_size)
+        first, n = 0, len(plan.decode)
+        spans: list[tuple[int, int, int, int]] = []
+        for source, chunk in enumerate(plan.rows):
+            spans.append((first, chunk.start, chunk.end - chunk.start, source))
+            first += chunk.end - chunk.start
+        self.tiles = [
+            cut_tiles(some, group, rows, device)
+            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], TILE_ROWS))
+            if some
+        ]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.by_head(layer)
+        write_pages(k, keys, self.slots)
+        write_pages(v, values, self.slots)
+        out = q.new_empty(len(q), self.spec.q_size)
+        for tiles in self.tiles:
+            attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, self.spec.windows[layer], out)
+        return out
+
+
+def cut_tiles(spans: Seq[tuple[int, int, int, int]], group: int, rows: int, device: torch.device | str) -> Tiles:
+    """Tiles of neighbouring queries. `spans`: first row, its position, rows, key source (see `Tiles`).
+
+    The longest ones come first: what ends last should begin first."""
+    rows = max(rows, 1 << (group - 1).bit_length())
+    size = rows // group
+    table = [
+        (row + first, position + first, min(size, n - first), source)
+        for row, position, n, source in spans
+        for first in range(0, n, size)
+    ]
+    table.sort(key=lambda tile: -tile[1])
+    return Tiles(torch.tensor(table, dtype=torch.int32, device=device).view(-1, 4), rows)
