@@ -10,9 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import AdapterError
@@ -45,6 +48,14 @@ class Site:
 SiteName = tuple[int, str]
 """(layer, "qkv" | "o" | "gate_up" | "down"), or UNEMBED."""
 UNEMBED: SiteName = (-1, "unembed")
+SITE_KINDS = ("qkv", "o", "gate_up", "down")
+SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
+
+
+def site_entry(name: SiteName) -> int:
+    """Column of a site in tables that have one row for each layout: the same for every layout of a model."""
+    layer, kind = name
+    return 0 if name == UNEMBED else (1 + layer * len(SITE_KINDS) + SITE_KINDS.index(kind)) * SITE_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,16 @@ class Layout:
                 out_start += out_size
             sites[name] = Site(a_offset, in_size, tuple(parts))
         return cls(config.rank, config.alpha / config.rank, sites, offset)
+
+    @cached_property
+    def offset_row(self) -> NDArray[np.int64]:
+        """Where each site's A and its B matrices begin, from `site_entry` on; -1 where there is none."""
+        last = max(site_entry(name) for name in self.sites)
+        row = np.full(last + SITE_ENTRIES, -1, np.int64)
+        for name, site in self.sites.items():
+            entry = site_entry(name)
+            row[entry : entry + 1 + len(site.parts)] = [site.a_offset, *(p.b_offset for p in site.parts)]
+        return row
 
 
 def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, list[tuple[str, int]]]]:

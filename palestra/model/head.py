@@ -18,7 +18,7 @@ from torch import Tensor
 
 from palestra.model.adapters import UNEMBED, Adapter
 from palestra.model.decoder import Decoder
-from palestra.model.lora import LoraPlan, lora_backward, lora_forward, lora_inner
+from palestra.model.lora import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
 from palestra.model.losses import Loss
 
 Runs = Sequence[tuple[Adapter | None, int]]
@@ -58,7 +58,7 @@ def chunk_rows(decoder: Decoder) -> int:
 
 def logits_of(decoder: Decoder, hidden: Tensor, plan: LoraPlan) -> Tensor:
     """float32 logits of a few rows."""
-    return lora_forward(hidden, decoder.weights.unembedding, None, UNEMBED, plan)[0].float()
+    return lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan).float()
 
 
 def run_head(

@@ -108,7 +108,7 @@ def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
     if kernels.can_run(cache.device, cache.dtype):
         from palestra.model.tiled_attention import TiledPagedAttention
 
-        return TiledPagedAttention(cache, plan)
+        return TiledPagedAttention.of(cache, plan)
     return PagedAttention(cache, plan)
 
 

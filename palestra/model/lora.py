@@ -32,6 +32,10 @@ class LoraProducts(Protocol):
         """y += scale * inner B, in place."""
         ...
 
+    def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
+        """Both, where no backward pass follows."""
+        ...
+
     def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
         """Adds to the gradient rows of every adapter, and to dx."""
         ...
@@ -49,7 +53,7 @@ class LoraPlan:
         cls, runs: Iterable[tuple[Adapter | None, int]], *, train: bool = False, device: torch.device | str = "cpu"
     ) -> LoraPlan:
         """`runs`: (adapter or None for the base model, rows) in row order."""
-        merged = _merge(runs)
+        merged = merge_runs(runs)
         if not merged:
             return cls()
         below_head = any(name != UNEMBED for run in merged for name in run.adapter.stack.layout.sites)
@@ -64,7 +68,8 @@ def _products(runs: list[Run], device: torch.device | str) -> LoraProducts:
     return BucketedLora(runs, device)
 
 
-def _merge(runs: Iterable[tuple[Adapter | None, int]]) -> list[Run]:
+def merge_runs(runs: Iterable[tuple[Adapter | None, int]]) -> list[Run]:
+    """The rows that have adapters; neighbours with the same weights are one run."""
     merged: list[Run] = []
     start = 0
     for adapter, rows in runs:
@@ -86,7 +91,10 @@ def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, 
     """x W^T + b, plus each row's own adapter. Gradients of adapters go straight into their gradient rows."""
     if plan.anchor is not None and torch.is_grad_enabled():
         return _LoraLinear.apply(x, plan.anchor, weight, bias, name, plan)
-    return lora_forward(x, weight, bias, name, plan)[0]
+    y = linear(x, weight, bias)
+    if plan.products is not None:
+        plan.products.apply(y, x, name)
+    return y
 
 
 def lora_forward(

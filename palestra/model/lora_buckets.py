@@ -112,6 +112,9 @@ class BucketedLora:
                 out, t_p = y[:, p.out_start : p.out_start + p.out_size], t[..., i * r : (i + 1) * r]
                 bucket.add_product(out, t_p, bucket.b(name, i), scale)
 
+    def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
+        self.add(y, self.inner(x, name), name)
+
     def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
         for bucket, t in zip(self._at(name), inner, strict=True):
             layout = bucket.stack.layout

@@ -6,41 +6,66 @@ Owns: which adapter a tile uses and where its numbers are. Never touches: the ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palestra.model.adapters import Adapter, Rows, SiteName
-from palestra.model.kernels.lora import LoraTiles, Owner, SiteShape, TileRun
+from palestra.model.adapters import Adapter, Layout, Rows, Site, SiteName, site_entry
+from palestra.model.kernels.lora import FEW_ROWS, SEGMENT_ROWS, TILE_ROWS, GradientSums, LoraTiles, SiteShape
 from palestra.model.lora_buckets import Run
 
-MAX_PARTS = 3  # projections that share an input: q, k and v
+
+@dataclass(slots=True)
+class TileArrays:
+    """What `LoraTiles` holds, on the host; the addresses come apart, since they may change."""
+
+    tiles: NDArray[np.int32]
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+    adapters: list[Adapter]
+    """One for each tile."""
+    layouts: list[Layout]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], tile_rows: int) -> TileArrays:
+        layouts = list({id(run.adapter.stack): run.adapter.stack.layout for run in runs}.values())
+        number = {id(layout): i for i, layout in enumerate(layouts)}
+        rows, adapters = [], []
+        for run in runs:
+            layout = run.adapter.stack.layout
+            for first, n in _cut(run, tile_rows):
+                rows.append((first, n, layout.rank, number[id(layout)]))
+                adapters.append(run.adapter)
+        offsets = np.full((len(layouts), max(len(layout.offset_row) for layout in layouts)), -1, np.int64)
+        for row, layout in zip(offsets, layouts, strict=True):
+            row[: len(layout.offset_row)] = layout.offset_row
+        scales = np.array([a.stack.layout.scale for a in adapters], np.float32)
+        return cls(np.array(rows, np.int32), scales, offsets, adapters, layouts)
 
 
 class TiledLora:
     """What the adapters of a batch add to its products; see `LoraProducts`."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device | str):
-        owners = {(id(run.adapter.stack), run.adapter.slot): run.adapter for run in runs}
-        numbers = {key: i for i, key in enumerate(owners)}
-        self._owners: list[Adapter] = list(owners.values())
-        self._layouts = list({id(a.stack): a.stack.layout for a in self._owners}.values())
-        layout_of = {id(layout): i for i, layout in enumerate(self._layouts)}
-        self._entries = {
-            name: i * (1 + MAX_PARTS)
-            for i, name in enumerate(dict.fromkeys(name for layout in self._layouts for name in layout.sites))
-        }
+        self._runs, self._device = runs, device
+        n_rows = sum(run.rows for run in runs)
+        tile_rows = TILE_ROWS[0] if n_rows <= FEW_ROWS else TILE_ROWS[1]
+        self._arrays = arrays = TileArrays.of(runs, tile_rows)
+        self._max_rank = max(layout.rank for layout in arrays.layouts)
         self._tiles = LoraTiles(
-            [TileRun(r.start, r.rows, numbers[id(r.adapter.stack), r.adapter.slot]) for r in runs],
-            [Owner(a.stack.layout.rank, layout_of[id(a.stack.layout)], a.stack.layout.scale) for a in self._owners],
-            self._offsets(),
-            device,
+            self._to(arrays.tiles),
+            self._to(arrays.scales),
+            self._to(addresses(arrays.adapters, "compute")),
+            self._to(arrays.offsets),
+            tile_rows,
+            self._max_rank,
         )
-        self._moves: tuple[int, ...] = ()
-        """What `Stack.moves` was when the addresses were looked up."""
-        self._with_grads = False
+        self._sums: GradientSums | None = None
+        self._owners: list[Adapter] = []
+        self._moves = self._count_moves()
 
     def inner(self, x: Tensor, name: SiteName) -> list[Tensor]:
         site = self._at(name)
@@ -51,35 +76,70 @@ class TiledLora:
         if site is not None:
             self._tiles.expand(y, inner[0], site)
 
-    def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
-        site = self._at(name, grads=True)
+    def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
+        site = self._at(name)
         if site is not None:
-            self._tiles.backward(dy, x, inner[0], dx, site)
+            self._tiles.apply(y, x, site)
 
-    def _at(self, name: SiteName, *, grads: bool = False) -> SiteShape | None:
+    def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
+        site = self._at(name)
+        if site is None:
+            return
+        self._sums = self._sums or self._plan_sums()
+        dt = self._tiles.shrink_gradient(dy, site)
+        self._sums.add(inner[0], dt, x, dy, site)
+        if dx is not None:
+            self._tiles.expand_gradient(dx, dt, site)
+
+    def _at(self, name: SiteName) -> SiteShape | None:
         """The site, with the addresses of adapters brought up to date; None where no adapter has it."""
-        layout = next((layout for layout in self._layouts if name in layout.sites), None)
-        if layout is None:
-            return None
-        moves = tuple(a.stack.moves for a in self._owners)
-        if moves != self._moves or (grads and not self._with_grads):
-            self._moves, self._with_grads = moves, self._with_grads or grads
-            self._tiles.place(self._addresses("compute"), self._addresses("grads") if self._with_grads else None)
-        site = layout.sites[name]
-        return SiteShape(self._entries[name], site.in_size, tuple(p.out_size for p in site.parts))
+        site = next((layout.sites[name] for layout in self._arrays.layouts if name in layout.sites), None)
+        if self._moves != (moves := self._count_moves()):
+            self._moves = moves
+            self._tiles.bases = self._to(addresses(self._arrays.adapters, "compute"))
+            if self._sums is not None:
+                self._sums.grads = self._to(addresses(self._owners, "grads"))
+        return None if site is None else site_shape(name, site)
 
-    def _addresses(self, kind: Rows) -> NDArray[np.int64]:
-        rows = [a.stack.rows(kind) for a in self._owners]
-        return np.array(
-            [r.data_ptr() + a.slot * r.stride(0) * r.itemsize for r, a in zip(rows, self._owners, strict=True)],
-            np.int64,
+    def _count_moves(self) -> int:
+        return sum({id(run.adapter.stack): run.adapter.stack.moves for run in self._runs}.values())
+
+    def _plan_sums(self) -> GradientSums:
+        number = {id(layout): i for i, layout in enumerate(self._arrays.layouts)}
+        by_owner: dict[tuple[int, int], list[Run]] = {}
+        for run in self._runs:
+            by_owner.setdefault((id(run.adapter.stack), run.adapter.slot), []).append(run)
+        segments, owners = [], []
+        for runs in by_owner.values():
+            layout = runs[0].adapter.stack.layout
+            pieces = [piece for run in runs for piece in _cut(run, SEGMENT_ROWS)]
+            owners.append((len(segments), len(pieces), layout.rank, number[id(layout)]))
+            segments += [(first, n, layout.rank, number[id(layout)]) for first, n in pieces]
+        self._owners = [runs[0].adapter for runs in by_owner.values()]
+        return GradientSums(
+            self._to(np.array(segments, np.int32)),
+            self._to(np.array(owners, np.int32)),
+            self._to(np.array([a.stack.layout.scale for a in self._owners], np.float32)),
+            self._to(addresses(self._owners, "grads")),
+            self._tiles.offsets,
+            self._max_rank,
         )
 
-    def _offsets(self) -> NDArray[np.int64]:
-        """[layouts, sites * (A, B of each part)]: where a matrix begins in an adapter's row; -1: it has none."""
-        table = np.full((len(self._layouts), len(self._entries) * (1 + MAX_PARTS)), -1, np.int64)
-        for row, layout in zip(table, self._layouts, strict=True):
-            for name, site in layout.sites.items():
-                entry = self._entries[name]
-                row[entry : entry + 1 + len(site.parts)] = [site.a_offset, *(p.b_offset for p in site.parts)]
-        return table
+    def _to(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def addresses(adapters: Sequence[Adapter], kind: Rows) -> NDArray[np.int64]:
+    """Where the adapters' rows begin in memory, until the next of their stack's `moves`."""
+    rows = {id(a.stack): a.stack.rows(kind) for a in adapters}
+    found = ((rows[id(a.stack)], a.slot) for a in adapters)
+    return np.array([r.data_ptr() + slot * r.stride(0) * r.itemsize for r, slot in found], np.int64)
+
+
+def site_shape(name: SiteName, site: Site) -> SiteShape:
+    return SiteShape(site_entry(name), site.in_size, tuple(p.out_size for p in site.parts))
+
+
+def _cut(run: Run, size: int) -> list[tuple[int, int]]:
+    end = run.start + run.rows
+    return [(first, min(size, end - first)) for first in range(run.start, end, size)]

@@ -16,19 +16,21 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from palestra.model.adapters import Adapter, AdapterPool
+from palestra.model import kernels
+from palestra.model.adapters import UNEMBED, Adapter, AdapterPool
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.grammars import CompiledGrammar, Grammars
 from palestra.model.head import chunk_rows, logits_of
 from palestra.model.kv_cache import KVCache, paged_attention
-from palestra.model.lora import LoraPlan
+from palestra.model.lora import LoraPlan, merge_runs
 from palestra.model.pages import PagePool
 from palestra.model.prompt_scores import PromptScores
 from palestra.model.request_checks import check_request
@@ -36,6 +38,9 @@ from palestra.model.sampling import Drawn, DrawRow, TokenMask, draw
 from palestra.model.scheduler import Chunk, Ready, RequestTooLarge, Scheduler, Sequence, StepPlan
 from palestra.model.stop_strings import ends_with_stop
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+
+if TYPE_CHECKING:
+    from palestra.model.decode_graphs import DecodeGraphs
 
 CACHE_BYTES = {"cpu": 512 << 20, "cuda": 16 << 30}
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
@@ -130,6 +135,7 @@ class Sampler:
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
         self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
+        self.graphs = _decode_graphs(decoder, self.cache, max_rows)
         self._ids, self._uids = itertools.count(), itertools.count()
         self._requests: dict[int, _Request] = {}
         self._samples: dict[int, _Sample] = {}
@@ -298,6 +304,10 @@ class Sampler:
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
         self.cache.copy(plan.copies)
+        if self.graphs is not None:
+            hidden = self.graphs.run(plan, merge_runs(self._adapters(plan.rows)))
+            if hidden is not None:
+                return hidden
         tokens = [s.tokens[s.computed] for s in plan.decode]
         positions = [np.array([s.computed for s in plan.decode], np.int64)]
         for chunk in plan.prefill:
@@ -307,15 +317,13 @@ class Sampler:
             torch.tensor(tokens, device=device),
             torch.from_numpy(np.concatenate(positions)).to(device),
             paged_attention(self.cache, plan),
-            self._lora_plan([(c.seq, c.end - c.start) for c in plan.rows]),
+            LoraPlan.of(self._adapters(plan.rows), device=device),
         )
 
-    def _lora_plan(self, runs: list[tuple[Sequence, int]]) -> LoraPlan:
-        weights = [self._samples[seq.uid].request.weights for seq, _ in runs]
-        if not any(weights):
-            return LoraPlan()
-        adapters = [(w and w.adapter, n) for w, (_, n) in zip(weights, runs, strict=True)]
-        return LoraPlan.of(adapters, device=self.decoder.device)
+    def _adapters(self, chunks: Seq[Chunk]) -> list[tuple[Adapter | None, int]]:
+        """The adapter of each chunk's sequence, and the chunk's rows."""
+        weights = [self._samples[c.seq.uid].request.weights for c in chunks]
+        return [(w and w.adapter, c.end - c.start) for w, c in zip(weights, chunks, strict=True)]
 
     def _read_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         first = len(plan.decode)
@@ -327,7 +335,14 @@ class Sampler:
             first += len(rows)
 
     def _logits(self, seq: Sequence, hidden: Tensor) -> Tensor:
-        return logits_of(self.decoder, hidden, self._lora_plan([(seq, len(hidden))]))
+        return logits_of(self.decoder, hidden, self._head_plan([Chunk(seq, 0, len(hidden))]))
+
+    def _head_plan(self, chunks: Seq[Chunk]) -> LoraPlan:
+        """For the unembedding, which few adapters have."""
+        adapters = [
+            (a if a is not None and UNEMBED in a.stack.layout.sites else None, n) for a, n in self._adapters(chunks)
+        ]
+        return LoraPlan.of(adapters, device=self.decoder.device)
 
     def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
         """Masks are the caller's code: one that raises ends its own request, the rest goes on. One that allows nothing
@@ -370,7 +385,7 @@ class Sampler:
         index = [ends[r.row] for r in ready]
         if index != list(range(len(hidden))):
             hidden = hidden[torch.tensor(index, device=hidden.device)]
-        logits = logits_of(self.decoder, hidden, self._lora_plan([(rows[r.row].seq, 1) for r in ready]))
+        logits = logits_of(self.decoder, hidden, self._head_plan([Chunk(rows[r.row].seq, 0, 1) for r in ready]))
         samples = [self._samples[s.uid] for r in ready for s in r.seqs]
         source = [i for i, r in enumerate(ready) for _ in r.seqs]
         size, drawn = chunk_rows(self.decoder), []
@@ -439,6 +454,14 @@ class Sampler:
         if request.scores is not None:
             request.scores.write_to(result)
         return result
+
+
+def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
+    if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype):
+        return None
+    from palestra.model.decode_graphs import DecodeGraphs
+
+    return DecodeGraphs(decoder, cache, max_rows)
 
 
 def _keep_top(samples: list[_Sample], drawn: Drawn) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.kernels.attention import KEY_BLOCK, KeySource, Tiles, attend, attend_packed, write_pages
@@ -36,29 +37,28 @@ class TiledPackedAttention:
 
 
 class TiledPagedAttention:
-    """Attention for one step of the scheduler's plan, on pages where they are: rows are `decode` first, then `prefill`.
+    """Attention on pages where they are; see `Attention`. Keys past a sequence's end are never read, so pages need no
+    clearing when they change hands."""
 
-    Keys past a sequence's end are never read, so pages need no clearing when they change hands."""
+    def __init__(self, cache: KVCache, slots: Tensor, pages: Tensor, tiles: list[Tiles]):
+        self.cache, self.spec, self.slots, self.tiles = cache, cache.spec, slots, tiles
+        self.keys = KeySource(*cache.slot_strides, pages, cache.page_size)
 
-    def __init__(self, cache: KVCache, plan: StepPlan):
-        self.cache, self.spec = cache, cache.spec
-        device, group = cache.device, cache.spec.n_heads // cache.spec.n_kv_heads
-        self.slots = torch.from_numpy(write_slots(plan, cache.page_size)).to(device, non_blocking=True)
-        pages = [chunk.seq.pages for chunk in plan.rows]
-        table = np.zeros((len(pages), max(len(p) for p in pages)), np.int32)
-        for row, numbers in zip(table, pages, strict=True):
-            row[: len(numbers)] = numbers
-        self.keys = KeySource(*cache.slot_strides, torch.from_numpy(table).to(device, non_blocking=True), cache.page_size)
-        first, n = 0, len(plan.decode)
-        spans: list[tuple[int, int, int, int]] = []
-        for source, chunk in enumerate(plan.rows):
-            spans.append((first, chunk.start, chunk.end - chunk.start, source))
-            first += chunk.end - chunk.start
-        self.tiles = [
+    @classmethod
+    def of(cls, cache: KVCache, plan: StepPlan) -> TiledPagedAttention:
+        """For one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
+        group, device, n = cache.spec.n_heads // cache.spec.n_kv_heads, cache.device, len(plan.decode)
+        spans = row_spans(plan)
+        tiles = [
             cut_tiles(some, group, rows, device)
             for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], TILE_ROWS))
             if some
         ]
+        slots, pages = (
+            torch.from_numpy(array).to(device, non_blocking=True)
+            for array in (write_slots(plan, cache.page_size), page_numbers(plan))
+        )
+        return cls(cache, slots, pages, tiles)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.by_head(layer)
@@ -68,6 +68,20 @@ class TiledPagedAttention:
         for tiles in self.tiles:
             attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, self.spec.windows[layer], out)
         return out
+
+
+def page_numbers(plan: StepPlan) -> NDArray[np.int32]:
+    """The pages of all rows of a plan, end to end."""
+    return np.concatenate([np.array(chunk.seq.pages, np.int32) for chunk in plan.rows])
+
+
+def row_spans(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+    """What `cut_tiles` wants of each chunk: first row, its position, rows, where its pages begin."""
+    spans, row, page = [], 0, 0
+    for chunk in plan.rows:
+        spans.append((row, chunk.start, chunk.end - chunk.start, page))
+        row, page = row + chunk.end - chunk.start, page + len(chunk.seq.pages)
+    return spans
 
 
 def cut_tiles(spans: Seq[tuple[int, int, int, int]], group: int, rows: int, device: torch.device | str) -> Tiles:

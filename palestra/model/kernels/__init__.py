@@ -2,26 +2,27 @@
 
 A row's result depends on that row alone, never on how many rows are computed beside it or on the tile it falls into:
 each sum has one fixed order. So the sampler and the trainer get the same bits. Importing this package is cheap; Triton
-is imported with the first module that has kernels. With TRITON_INTERPRET=1 the same kernels run on a CPU, for tests.
+is imported with the first module that has kernels.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 
 HALF = (torch.bfloat16, torch.float16)
+interpreted = False
+"""Whether CPU tensors go through the kernels, too, by Triton's interpreter: for tests."""
 
 
 def can_run(device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether the kernels take tensors of this kind; otherwise the plain code does."""
-    return _on_device(torch.device(device).type) and dtype in HALF
+    kind = torch.device(device).type
+    return dtype in HALF and (kind == "cuda" or (interpreted and kind == "cpu")) and _has_triton()
 
 
 @cache
-def _on_device(kind: str) -> bool:
-    has_triton = find_spec("triton") is not None
-    return has_triton and (kind == "cuda" or (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"))
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

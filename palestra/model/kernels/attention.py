@@ -7,6 +7,7 @@ Sums over keys are products with ones, because the order of `tl.sum` depends on 
 Owns: the kernels, their launch and gradient. Never touches: who plans tiles, where pages come from.
 """
 
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,12 +25,11 @@ KEY_SPLIT = 512  # the join costs little at this length, and a long context has 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Where each tile's queries and keys are: int32 [tiles, 4] of first query row, its position, queries, key source.
-
-    The key source is the row of the first key for packed keys, and the row of the page table for pages.
-    """
+    """Neighbouring queries of one sequence, and where their keys are."""
 
     table: Tensor
+    """int32 [tiles, 4]: first query row, its position, queries (0: nothing to do), key source. The key source is the
+    row of the first key for packed keys, and the place of the first page's number for pages."""
     rows: int
     """Queries times heads of a group that a tile holds, padding included."""
 
@@ -43,11 +43,13 @@ def _write_pages_kernel(
     h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None]
     mask = (h < N_HEADS) & (d < D)
     x = tl.load(X + row * x_stride + h * D + d, mask=mask)
-    tl.store(PAGES + h.to(tl.int64) * head_stride + tl.load(SLOTS + row) * D + d, x, mask=mask)
+    slot = tl.load(SLOTS + row)
+    tl.store(PAGES + h.to(tl.int64) * head_stride + slot * D + d, x, mask=mask & (slot >= 0))
 
 
 def write_pages(x: Tensor, pages: Tensor, slots: Tensor) -> None:
-    """Puts rows of keys or values, [rows, kv heads, dim], into slots (int64) of pages, [kv heads, slots, dim]."""
+    """Puts rows of keys or values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
+    slots, dim]."""
     rows, heads, dim = x.shape
     if rows:
         _write_pages_kernel[(rows,)](
@@ -65,22 +67,22 @@ class KeySource:
     row_stride: int
     head_stride: int
     pages: Tensor | None = None
-    """int32 [sequences, pages]; None for packed keys."""
+    """int32: page numbers of all sequences end to end; None for packed keys."""
     page_size: int = 1
 
 
 @triton.jit
-def _key_places(source, key, live, PAGES, pages_stride, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr):
+def _key_places(source, key, live, PAGES, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr):
     if PAGED:
-        page = tl.load(PAGES + source * pages_stride + key // PAGE_SIZE, mask=live, other=0)
+        page = tl.load(PAGES + source + key // PAGE_SIZE, mask=live, other=0)
         return page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
     return (source + key).to(tl.int64)
 
 
 @triton.jit
 def _attend_kernel(
-    Q, K, V, O, LSE, TILES, PAGES, scale, q_stride, o_stride, k_stride, k_head_stride, v_stride, v_head_stride,
-    pages_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    Q, K, V, OUT, LSE, TILES, PAGES, scale, q_stride, out_stride, k_stride, k_head_stride, v_stride, v_head_stride,
+    n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
     WITH_LSE: tl.constexpr,
 ):  # fmt: skip
@@ -100,14 +102,14 @@ def _attend_kernel(
     if WINDOW > 0:
         first = tl.maximum(pos0 - WINDOW + 1, 0) // BLOCK * BLOCK
     m_all = tl.full((R,), -float("inf"), tl.float32)
-    l_all, acc_all = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+    weight_all, acc_all = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
     for split in range(first // SPLIT * SPLIT, end, SPLIT):
         m = tl.full((R,), -float("inf"), tl.float32)
-        l, acc = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+        weight, acc = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
         for start in range(tl.maximum(split, first), tl.minimum(split + SPLIT, end), BLOCK):
             key = start + tl.arange(0, BLOCK)
             live = key < end
-            places = _key_places(source, key, live, PAGES, pages_stride, PAGE_SIZE, PAGED)
+            places = _key_places(source, key, live, PAGES, PAGE_SIZE, PAGED)
             kv_mask = live[:, None] & (d < D)[None]
             k = tl.load(K + places[:, None] * k_stride + head * k_head_stride + d[None], mask=kv_mask, other=0.0)
             seen = key[None] <= position[:, None]
@@ -120,29 +122,33 @@ def _attend_kernel(
             fade = tl.exp2(m - base)
             v = tl.load(V + places[:, None] * v_stride + head * v_head_stride + d[None], mask=kv_mask, other=0.0)
             acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-            l = tl.dot(p.to(v.dtype), ones, l * fade[:, None])
+            weight = tl.dot(p.to(v.dtype), ones, weight * fade[:, None])
             m = m_new
         m_new = tl.maximum(m_all, m)
         base = tl.where(m_new == -float("inf"), 0.0, m_new)
         old, new = tl.exp2(m_all - base), tl.exp2(m - base)
         acc_all = tl.fma(acc_all, old[:, None], acc * new[:, None])
-        l_all = tl.fma(l_all, old[:, None], l * new[:, None])
+        weight_all = tl.fma(weight_all, old[:, None], weight * new[:, None])
         m_all = m_new
-    total = tl.max(l_all, 1)  # its 16 columns are equal
+    total = tl.max(weight_all, 1)  # its 16 columns are equal
     total = tl.where(is_query, total, 1.0)
-    o = (acc_all / total[:, None]).to(O.dtype.element_ty)
-    tl.store(O + row[:, None] * o_stride + query_head[:, None] * D + d[None], o, mask=q_mask)
+    out = (acc_all / total[:, None]).to(OUT.dtype.element_ty)
+    tl.store(OUT + row[:, None] * out_stride + query_head[:, None] * D + d[None], out, mask=q_mask)
     if WITH_LSE:
         tl.store(LSE + row * n_heads + query_head, m_all + tl.log2(total), mask=is_query)
 
 
 @triton.jit
-def _delta_kernel(O, DO, DELTA, o_stride, do_stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    o = tl.load(O + row * o_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
-    g = tl.load(DO + row * do_stride + head * D + d, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(DELTA + row * tl.num_programs(1) + head, tl.sum(o * g))
+def _delta_kernel(
+    OUT, DO, DELTA, out_stride, do_stride, N_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h, d = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+    mask, place = (h < N_HEADS)[:, None] & (d < D)[None], h[:, None] * D + d[None]
+    o = tl.load(OUT + row * out_stride + place, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(DO + row * do_stride + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(DELTA + row * N_HEADS + h, tl.sum(o * g, 1), mask=h < N_HEADS)
 
 
 @triton.jit
@@ -247,7 +253,7 @@ def attend(
             *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
             *(dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
             *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
-            *(keys.pages.stride(0) if keys.pages is not None else 0, heads),
+            heads,
             WINDOW=window or 0,
             G=heads // kv_heads,
             D=dim,
@@ -258,7 +264,7 @@ def attend(
             PAGE_SIZE=keys.page_size,
             PAGED=is_paged,
             WITH_LSE=sums is not None,
-            num_warps=8 if tiles.rows >= 128 else 4,
+            num_warps=8 if tiles.rows >= 128 else 4 if tiles.rows >= 64 else 2,
             num_stages=2,
         )
 
@@ -295,7 +301,10 @@ class _AttendPacked(Function):
         delta = torch.empty_like(sums)
         dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
         block_d = triton.next_power_of_2(dim)
-        _delta_kernel[(len(q), heads)](out, d_out, delta, out.stride(0), d_out.stride(0), dim, block_d, num_warps=1)
+        block_h = max(1, 4096 // block_d)
+        _delta_kernel[(len(q), triton.cdiv(heads, block_h))](
+            *(out, d_out, delta, out.stride(0), d_out.stride(0), heads, dim, block_h, block_d), num_warps=4
+        )
         shape = {
             "WINDOW": ctx.window or 0,
             "G": heads // ctx.kv_heads,

@@ -1,0 +1,88 @@
+"""Attention by kernels agrees with the plain code, and a query's result does not depend on its tile or its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from palestra.model.attention import PackedAttention
+
+Close = Callable[[Tensor, Tensor], None]
+
+SHAPES = [
+    ([5, 70, 3], 4, 2, 16, None),
+    ([67], 6, 2, 24, None),
+    ([90, 9], 4, 4, 16, 20),
+]
+
+
+def spec_of(heads: int, kv_heads: int, window: int | None) -> Any:
+    return SimpleNamespace(n_heads=heads, n_kv_heads=kv_heads, windows=[window])
+
+
+@pytest.mark.parametrize(("lengths", "heads", "kv_heads", "dim", "window"), SHAPES)
+def test_packed_attention_and_its_gradients(
+    lengths: list[int],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    device: str,
+    dtype: torch.dtype,
+    assert_close: Close,
+) -> None:
+    from palestra.model.tiled_attention import TiledPackedAttention
+
+    n = sum(lengths)
+    inputs = [torch.randn(n, h, dim, device=device, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
+    wide = [x.detach().float().requires_grad_() for x in inputs]
+    found = TiledPackedAttention(lengths, spec_of(heads, kv_heads, window), device)(0, *inputs)
+    expected = PackedAttention(lengths, [window], device)(0, *wide)
+    assert_close(found, expected)
+    grad = torch.randn_like(found)
+    d_found = torch.autograd.grad(found, inputs, grad)
+    for a, b in zip(d_found, torch.autograd.grad(expected, wide, grad.float()), strict=True):
+        assert_close(a, b)
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    length=st.integers(1, 600),
+    group=st.sampled_from((1, 3, 4)),
+    window=st.sampled_from((None, 40)),
+    page_size=st.sampled_from((4, 16)),
+    seed=st.integers(0, 99),
+)
+def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
+    length: int, group: int, window: int | None, page_size: int, seed: int
+) -> None:
+    from palestra.model.kernels.attention import KeySource, attend
+    from palestra.model.tiled_attention import cut_tiles
+
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
+    generator = torch.Generator(device).manual_seed(seed)
+    q, k, v = (torch.randn(length, h, 16, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
+    packed, alone, paged = (torch.zeros(length, group * 16, device=device, dtype=dtype) for _ in range(3))
+    keys = KeySource(k.stride(0), k.stride(1))
+    attend(q, k, v, cut_tiles([(0, 0, length, 0)], group, 64, device), keys, 1, window, packed)
+    last = length - 1
+    attend(q, k, v, cut_tiles([(last, last, 1, 0)], group, 16, device), keys, 1, window, alone)
+    n_pages = -(-length // page_size)
+    pages = torch.randperm(n_pages + 3, generator=torch.Generator().manual_seed(seed))[:n_pages].int().to(device)
+    slots = (
+        pages.repeat_interleave(page_size) * page_size + torch.arange(n_pages * page_size, device=device) % page_size
+    )
+    cache = torch.full((2, 1, (n_pages + 3) * page_size, 16), torch.nan, device=device, dtype=dtype)
+    cache[0, 0, slots[:length].long()], cache[1, 0, slots[:length].long()] = k[:, 0], v[:, 0]
+    source = KeySource(16, cache.stride(1), pages, page_size)
+    attend(q, *cache, cut_tiles([(last, last, 1, 0)], group, 16, device), source, 1, window, paged)
+    assert torch.equal(alone[last], packed[last])
+    assert torch.equal(paged[last], packed[last])

@@ -1,0 +1,79 @@
+"""The fused elementwise kernels agree with the plain code in float32, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from palestra.model import ops
+from palestra.model.rope import Rotary
+
+Close = Callable[[Tensor, Tensor], None]
+
+EPS = 1e-6
+
+
+@pytest.mark.parametrize(("rows", "n"), [(3, 48), (2, 130)])
+def test_residual_and_norm(rows: int, n: int, device: str, dtype: torch.dtype, assert_close: Close) -> None:
+    from palestra.model.kernels import block
+
+    hidden, update = (torch.randn(rows, n, device=device, dtype=dtype).requires_grad_() for _ in range(2))
+    weight = torch.randn(n, device=device, dtype=dtype)
+    found = block.add_rms_norm(hidden, update, weight, EPS)
+    wide = [x.detach().float().requires_grad_() for x in (hidden, update)]
+    expected = ops.add_rms_norm(wide[0], wide[1], weight.float(), EPS)
+    grads = [torch.randn_like(x) for x in found]
+    d_found = torch.autograd.grad(found, (hidden, update), grads)
+    d_expected = torch.autograd.grad(expected, wide, [g.float() for g in grads])
+    for a, b in zip((*found, *d_found), (*expected, *d_expected), strict=True):
+        assert_close(a, b)
+
+
+def test_the_last_norm_has_no_residual_gradient(device: str, dtype: torch.dtype, assert_close: Close) -> None:
+    from palestra.model.kernels import block
+
+    hidden = torch.randn(2, 32, device=device, dtype=dtype).requires_grad_()
+    weight = torch.ones(32, device=device, dtype=dtype)
+    _, normed = block.add_rms_norm(hidden, None, weight, EPS)
+    normed.sum().backward()
+    wide = hidden.detach().float().requires_grad_()
+    ops.rms_norm(wide, weight.float(), EPS).sum().backward()
+    assert hidden.grad is not None
+    assert wide.grad is not None
+    assert_close(hidden.grad, wide.grad)
+
+
+@pytest.mark.parametrize(("dim", "heads", "has_norm"), [(16, (4, 2, 2), True), (24, (3, 1, 1), False)])
+def test_heads_are_normalised_and_rotated(
+    dim: int, heads: tuple[int, int, int], has_norm: bool, device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    from palestra.model.kernels import block
+
+    qkv = torch.randn(4, sum(heads) * dim, device=device, dtype=dtype).requires_grad_()
+    weight = torch.randn(heads[0] + heads[1], dim, device=device, dtype=dtype) if has_norm else None
+    rotary = Rotary(10000.0 ** (-torch.arange(0, dim, 2, device=device).float() / dim), 1.0)
+    angles = rotary.angles(torch.arange(4, device=device) * 3, dtype)
+    found = block.rotate_heads(qkv, weight, angles, EPS, heads)
+    wide = qkv.detach().float().requires_grad_()
+    plain = None if weight is None else weight.float()
+    expected = ops.rotate_heads(wide, plain, (angles[0].float(), angles[1].float()), EPS, heads)
+    grads = [torch.randn_like(x) for x in found]
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b)
+    (d_found,) = torch.autograd.grad(found, qkv, grads)
+    assert_close(d_found, torch.autograd.grad(expected, wide, [g.float() for g in grads])[0])
+
+
+def test_swiglu(device: str, dtype: torch.dtype, assert_close: Close) -> None:
+    from palestra.model.kernels import block
+
+    gate_up = torch.randn(3, 2 * 37, device=device, dtype=dtype).requires_grad_()
+    wide = gate_up.detach().float().requires_grad_()
+    found, expected = block.swiglu(gate_up), ops.swiglu(wide)
+    grad = torch.randn_like(found)
+    assert_close(found, expected)
+    (d_found,) = torch.autograd.grad(found, gate_up, grad)
+    assert_close(d_found, torch.autograd.grad(expected, wide, grad.float())[0])
