@@ -18,6 +18,7 @@ from torch import Tensor
 
 from palestra.model.adapters import UNEMBED, Adapter
 from palestra.model.decoder import Decoder
+from palestra.model.log_softmax import TargetRows, target_rows
 from palestra.model.lora import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
 from palestra.model.losses import Loss
 
@@ -57,8 +58,8 @@ def chunk_rows(decoder: Decoder) -> int:
 
 
 def logits_of(decoder: Decoder, hidden: Tensor, plan: LoraPlan) -> Tensor:
-    """float32 logits of a few rows."""
-    return lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan).float()
+    """Logits of a few rows, in the model's type."""
+    return lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan)
 
 
 def run_head(
@@ -92,39 +93,37 @@ class _Head:
 
     def forward(self, rows: NDArray) -> None:
         for index, plan in self._chunks(rows):
-            logits = logits_of(self.decoder, self.hidden[index], plan)
-            self.logprobs[index] = torch.log_softmax(logits, -1).gather(1, self.targets[index])
+            self.logprobs[index] = self._rows(index, plan)[0].logprobs(self.targets[index])
 
     def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:
         """Chunks as in `forward`, so that log-probabilities are the same to the bit whatever is active."""
         for (index, plan), part in zip(self._chunks(self.everything), self._split(self.everything), strict=True):
-            logp, inner = self._logp(index, plan)
-            self.logprobs[index] = logp.gather(1, self.targets[index])
+            chunk, inner = self._rows(index, plan)
+            self.logprobs[index] = chunk.logprobs(self.targets[index])
             rows = part[active[part]]
             if len(rows) == 0:
                 continue
             if len(rows) < len(part):
-                logp = logp[torch.from_numpy(rows - part[0]).to(logp.device)]
+                chunk = chunk.pick(torch.from_numpy(rows - part[0]).to(self.hidden.device))
                 ((index, plan),) = self._chunks(rows)
                 inner = lora_inner(self.hidden[index], UNEMBED, plan)
             grads = _chunk_gradients(losses, rows, self.logprobs[index])
-            self._backward_chunk(index, plan, logp, inner, grads)
+            self._backward_chunk(index, plan, chunk, inner, grads)
 
     def backward(self, rows: NDArray, grads: Tensor) -> None:
         for index, plan in self._chunks(rows):
-            self._backward_chunk(index, plan, *self._logp(index, plan), grads[index])
+            self._backward_chunk(index, plan, *self._rows(index, plan), grads[index])
 
-    def _logp(self, index: Tensor | slice, plan: LoraPlan) -> tuple[Tensor, list[Tensor]]:
+    def _rows(self, index: Tensor | slice, plan: LoraPlan) -> tuple[TargetRows, list[Tensor]]:
         logits, inner = lora_forward(self.hidden[index], self.decoder.weights.unembedding, None, UNEMBED, plan)
-        return torch.log_softmax(logits.float(), -1), inner
+        return target_rows(logits, self.targets.shape[1]), inner
 
     def _backward_chunk(
-        self, index: Tensor | slice, plan: LoraPlan, logp: Tensor, inner: list[Tensor], grads: Tensor
+        self, index: Tensor | slice, plan: LoraPlan, chunk: TargetRows, inner: list[Tensor], grads: Tensor
     ) -> None:
-        """d loss / d logits = grad * (one-hot - p), summed over the K targets of a row; logp is overwritten."""
-        d_logits = logp.exp_().mul_(-grads.sum(1, keepdim=True)).scatter_add_(1, self.targets[index], grads)
+        d_logits = chunk.logits_gradient(self.targets[index], grads)
         weight, hidden = self.decoder.weights.unembedding, self.hidden[index]
-        d_hidden = lora_backward(d_logits.to(hidden.dtype), hidden, inner, weight, UNEMBED, plan, need_dx=True)
+        d_hidden = lora_backward(d_logits, hidden, inner, weight, UNEMBED, plan, need_dx=True)
         assert d_hidden is not None
         self.hidden_grad[index] = d_hidden
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from palestra.model.decoder import Decoder
 from palestra.model.errors import ModelError, TokenizerError
+from palestra.model.numerics import Numerics, set_numerics
 from palestra.model.spec import ModelSpec
 from palestra.model.weights import DTYPES, read_weights
 
@@ -26,8 +27,10 @@ class Model:
         return load_tokenizer(self.folder)
 
 
-def load_model(folder: str | Path, *, dtype: str | None = None, device: str = "cpu") -> Model:
-    """dtype None: as stored, where that is supported, else float32."""
+def load_model(
+    folder: str | Path, *, dtype: str | None = None, device: str = "cpu", numerics: Numerics = "exact"
+) -> Model:
+    """dtype None: as stored, where that is supported, else float32. `numerics` is for GPUs: see `set_numerics`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder; make a small one with: palestra model random {folder}")
@@ -39,6 +42,8 @@ def load_model(folder: str | Path, *, dtype: str | None = None, device: str = "c
         where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as e:
         raise ModelError(f"device {device!r} cannot be used here ({e}); `palestra doctor` lists what works") from None
+    if where.type == "cuda":
+        set_numerics(numerics)
     return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where)))
 
 

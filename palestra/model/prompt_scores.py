@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.errors import DataError
+from palestra.model.log_softmax import log_softmax
 from palestra.model.packing import encode
 from palestra.model.sampling import draw_many, uniform_grid
 from palestra.types import SampleRequest, SampleResult, TensorData, TopLogprobs
@@ -94,7 +95,7 @@ class PromptScores:
         for low in range(max(start, self.first_row), end, size):
             high = min(low + size, end)
             logits = logits_of(hidden[low - start : high - start])
-            logp = torch.log_softmax(logits, -1)
+            logp = log_softmax(logits)
             first = max(low, self._logprobs_from)
             if first < high:
                 self._keep_logprobs(first, logp[first - low :])
@@ -136,7 +137,7 @@ class PromptScores:
     def _keep_draws(self, first: int, logits: Tensor, logp: Tensor) -> None:
         rows = slice(first, first + len(logp))
         u = uniform_grid(self.seed, rows.start, rows.stop, self.request.prompt_alt_tokens_k).to(logits.device)
-        ids = draw_many(logits, self.request.params.temperature, u)
+        ids = draw_many(logits.float(), self.request.params.temperature, u)
         self._alt_ids[rows] = ids.cpu().numpy()
         self._alt_logprobs[rows] = logp.gather(1, ids).cpu().numpy()
 

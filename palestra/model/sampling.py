@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from palestra.model.log_softmax import log_softmax
 from palestra.types import SamplingParams
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
@@ -59,12 +60,13 @@ class Drawn:
 
 
 def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
-    """One token per row of float32 logits. Reported log-probabilities are the model's own at the row's
-    temperature (raw ones too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
+    """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
+    too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
     temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
-    temperature = _column(logits, temperatures)
-    scaled = logits if all(t == 1.0 for t in temperatures) else logits / temperature
-    logp = torch.log_softmax(scaled, -1)
+    temperature = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+    logp = _logprobs(logits, temperature, temperatures)
+    raw = _raw(logits, logp, rows)
+    logits = logits.float()
     shaped = _shape(logits, rows)
     greedy = [p.temperature <= 0 for p in _params(rows)]
     if shaped is None and not _filtered(rows):
@@ -76,11 +78,20 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     tokens = inverse_cdf(probabilities, uniforms(rows, logits.device)) if not all(greedy) else best.argmax(-1)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
-    raw = _raw(logits, logp, rows)
     chosen = logp.gather(1, tokens[:, None]).squeeze(1).tolist()
     raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1).tolist()
     top_logprobs, top_ids = raw.topk(top, -1) if top else (None, None)
     return Drawn(tokens.tolist(), chosen, raw_chosen, top_ids, top_logprobs)
+
+
+def _logprobs(logits: Tensor, temperature: Tensor, temperatures: list[float]) -> Tensor:
+    """Rows at temperature 1 have the very bits that they have without the others, and in training."""
+    if all(t == 1.0 for t in temperatures):
+        return log_softmax(logits)
+    scaled = log_softmax(logits.float() / temperature)
+    if logits.dtype == torch.float32 or 1.0 not in temperatures:
+        return scaled
+    return torch.where(temperature == 1.0, log_softmax(logits), scaled)
 
 
 def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
@@ -160,7 +171,7 @@ def _raw(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     if not any(raw):
         return logp
     chosen = torch.tensor(raw, device=logits.device)[:, None]
-    return torch.where(chosen, torch.log_softmax(logits, -1), logp)
+    return torch.where(chosen, log_softmax(logits), logp)
 
 
 def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:

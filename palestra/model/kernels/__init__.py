@@ -19,8 +19,13 @@ interpreted = False
 
 def can_run(device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether the kernels take tensors of this kind; otherwise the plain code does."""
+    return dtype in HALF and can_run_on(device)
+
+
+def can_run_on(device: torch.device | str) -> bool:
+    """Whether there are kernels for the device at all; few of them take float32."""
     kind = torch.device(device).type
-    return dtype in HALF and (kind == "cuda" or (interpreted and kind == "cpu")) and _has_triton()
+    return (kind == "cuda" or (interpreted and kind == "cpu")) and _has_triton()
 
 
 @cache

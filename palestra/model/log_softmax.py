@@ -1,0 +1,80 @@
+"""Log-probabilities of a few rows of logits: the same numbers for the trainer's targets and the sampler's draws.
+
+Owns: log-softmax and its gradient. Never touches: how logits are made, losses.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from palestra.model import kernels
+
+FEW_TARGETS = 8  # of one position; the kernel looks for each of them in every block of the vocabulary
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """float32, over the last dimension of [rows, vocabulary]."""
+    if not kernels.can_run_on(logits.device):
+        return torch.log_softmax(logits.float(), -1)
+    from palestra.model.kernels.head import log_sum_exp
+
+    return logits.float() - log_sum_exp(logits)[:, None]
+
+
+class TargetRows(Protocol):
+    """The distributions of a few rows."""
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        """float32 log-probabilities of [rows, K] targets."""
+        ...
+
+    def pick(self, rows: Tensor) -> TargetRows: ...
+
+    def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
+        """d loss / d logits = grad * (one-hot - p), summed over a row's targets. Ends the use of the rows."""
+        ...
+
+
+def target_rows(logits: Tensor, n_targets: int) -> TargetRows:
+    """Takes the logits over: they may be overwritten."""
+    if kernels.can_run(logits.device, logits.dtype) and n_targets <= FEW_TARGETS:
+        return _KernelRows(logits)
+    return _PlainRows(log_softmax(logits), logits.dtype)
+
+
+class _PlainRows:
+    def __init__(self, logp: Tensor, dtype: torch.dtype):
+        self.logp, self.dtype = logp, dtype
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        return self.logp.gather(1, targets)
+
+    def pick(self, rows: Tensor) -> _PlainRows:
+        return _PlainRows(self.logp[rows], self.dtype)
+
+    def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
+        wide = self.logp.exp_().mul_(-grads.sum(1, keepdim=True)).scatter_add_(1, targets, grads)
+        return wide.to(self.dtype)
+
+
+class _KernelRows:
+    """Without a float32 copy of the logits."""
+
+    def __init__(self, logits: Tensor, sums: Tensor | None = None):
+        from palestra.model.kernels.head import log_sum_exp
+
+        self.logits, self.sums = logits, log_sum_exp(logits) if sums is None else sums
+
+    def logprobs(self, targets: Tensor) -> Tensor:
+        return self.logits.gather(1, targets).float() - self.sums[:, None]
+
+    def pick(self, rows: Tensor) -> _KernelRows:
+        return _KernelRows(self.logits[rows], self.sums[rows])
+
+    def logits_gradient(self, targets: Tensor, grads: Tensor) -> Tensor:
+        from palestra.model.kernels.head import logits_gradient_
+
+        return logits_gradient_(self.logits, self.sums, targets, grads)
