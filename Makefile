@@ -37,10 +37,15 @@ help: ## this list
 
 venv: .venv/.ready ## make .venv, and nothing else
 
-test: .venv/.ready ## the everyday tests: no GPU, no network
+# Large, and only the kernels' tests need it; where torch has brought its own Triton, that one stays.
+.venv/.interpreter: .venv/.ready
+	@$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --editable ".[interpreter]"
+	@touch $@
+
+test: .venv/.interpreter ## the everyday tests: no GPU, no network
 	$(PYTEST) -n $(JOBS) --dist loadscope $(ARGS)
 
-test-slow: .venv/.ready ## the tests that take their time
+test-slow: .venv/.interpreter ## the tests that take their time
 	$(PYTEST) -m slow --timeout 1200 $(ARGS)
 
 test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
