@@ -52,9 +52,9 @@ class DecodeGraphs:
     def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int):
         self.decoder, self.cache = decoder, cache
         self.row_counts = _row_counts(max_rows)
-        self._most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         self._sites = _site_shapes(decoder)
-        self._inputs = _Inputs(max_rows, self._most_pages, decoder.spec.n_layers, cache.device)
+        most_rows, most_pages = self.row_counts[-1], -(-decoder.spec.max_positions // cache.page_size)
+        self._inputs = _Inputs(most_rows, most_rows * most_pages, decoder.spec.n_layers, cache.device)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -199,6 +199,5 @@ def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
 
 
 def _row_counts(most: int) -> list[int]:
-    """Close together where rows are few: a step pays for the rows of its graph."""
-    steps = [8, 16, 24, 32, 48, 64, *range(96, most, 32)]
-    return [n for n in steps if n < most] + [most]
+    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (223 us for 25)."""
+    return sorted({*range(32, most, 32), max(32, most)})
