@@ -6,7 +6,6 @@ Owns: putting them together. Never touches: what a route does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -22,7 +21,6 @@ from palestra.server.anthropic.errors import envelope as anthropic_envelope
 from palestra.server.auth import Doorkeeper
 from palestra.server.episodes import looking_routes, player_routes, wire
 from palestra.server.episodes import routes as episode_routes
-from palestra.server.episodes.direct import DirectEpisodes, Told
 from palestra.server.errors import Refusal
 from palestra.server.hub import Hub
 from palestra.server.logs import RequestLog
@@ -53,14 +51,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    app: RequestLog
-    direct: DirectEpisodes
-    """What is answered without `app`, by a protocol that can."""
-
-
-def create_app(hub: Hub) -> Served:
+def create_app(hub: Hub) -> RequestLog:
     doorkeeper = Doorkeeper(
         hub.store,
         hub.episodes.broker.keys.find,
@@ -68,7 +59,7 @@ def create_app(hub: Hub) -> Served:
         require_key=hub.config.require_key == "always",
     )
     limited = BodyLimit(_routed(hub, doorkeeper), max_bytes=hub.config.limits.max_body_bytes)
-    return Served(RequestLog(limited, observe=hub.metrics.request), DirectEpisodes(hub, doorkeeper, _failed))
+    return RequestLog(limited, observe=hub.metrics.request)
 
 
 def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
@@ -135,10 +126,6 @@ async def _metrics(request: Request) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
-    return _refusal(error)
-
-
-def _refusal(error: Refusal) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
     return JSONResponse({"detail": error.detail}, status_code=error.status, headers=headers)
 
@@ -170,33 +157,12 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    return _gone()
-
-
-def _gone() -> Response:
     return JSONResponse({"detail": "the request ended before its body did"}, status_code=400)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return _break(request.url.path, error)
-
-
-def _break(path: str, error: BaseException) -> Response:
-    log.error("a request broke", path=path, exc_info=error)
+    log.error("a request broke", path=request.url.path, exc_info=error)
     return JSONResponse({"detail": BROKE}, status_code=500)
-
-
-def _failed(path: str, error: BaseException) -> Told:
-    """As the handlers above answer it."""
-    match error:
-        case Refusal():
-            response = _refusal(error)
-        case ClientDisconnect():
-            response = _gone()
-        case _:
-            response = _break(path, error)
-    others = [header for header in response.raw_headers if header[0] not in (b"content-length", b"content-type")]
-    return response.status_code, bytes(response.body), others
 
 
 class BodyLimit:

@@ -69,11 +69,6 @@ class Caller:
 
 ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
 """On a loopback address, where there are no keys."""
-NEVER = (-math.inf, ANYBODY)
-SHOWN = (b"host", b"origin", b"x-api-key", b"authorization")
-"""Headers that decide who is admitted."""
-Shown = tuple[bytes | None, ...]
-MAX_SHOWN = 1024  # bytes of them that are kept
 
 
 class Doorkeeper:
@@ -88,71 +83,48 @@ class Doorkeeper:
         self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
         self._find_attempt = find_attempt
         self._known: dict[str, tuple[float, Caller | None]] = {}
-        self._admitted: dict[Shown, tuple[float, Caller]] = {}
-        """By what they showed: until when that is known, and who they are."""
         self._has_keys: tuple[float, bool] = (-math.inf, False)
         self._looking: asyncio.Future[bool] | None = None
 
     async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
-        headers, came_at = _headers_of(connection), time.monotonic()
+        headers, came_at = connection.headers, time.monotonic()
+        self._check_origin(headers)
         # What is learned from here on is new enough, however long the database takes.
-        while (caller := self.admit_now(headers, rights, came_at)) is None:
+        while (caller := self._identify(headers, came_at)) is None:
             await self._learn(_key_in(headers))
+        if caller.right not in rights:
+            raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
         return caller
 
     async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
         """Also with the key of an attempt."""
         return as_player(await self.admit(connection, rights=(*rights, Rights.EPISODE)))
 
-    def admit_now(self, headers: Mapping[bytes, bytes], rights: tuple[Rights, ...], now: float) -> Caller | None:
-        """None: the database has to be asked first. `headers`: the first of each name. `now`: by the monotonic
-        clock."""
-        shown = tuple(map(headers.get, SHOWN))
-        known = self._admitted.get(shown, NEVER)
-        if now >= known[0]:
-            self._check_origin(headers)
-            found = self._identify(headers, now)
-            if found is None:
-                return None
-            known = found
-            self._remember(shown, known, now)
-        caller = known[1]
-        if caller.right not in rights:
-            raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
-        return caller
-
-    def _remember(self, shown: Shown, known: tuple[float, Caller], now: float) -> None:
-        if known[0] > now and sum(len(value or b"") for value in shown) <= MAX_SHOWN:
-            if len(self._admitted) >= CACHE_SIZE:
-                self._admitted.clear()
-            self._admitted[shown] = known
-
-    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
         """Without keys, a page in the user's browser must not reach us under a name of its own."""
-        address = headers.get(b"host", b"").decode("latin-1")
+        address = headers.get("host", "")
         if self._is_loopback and not _is_local(address):
             host = _split(f"//{address}").hostname or ""
             raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
-        if (raw := headers.get(b"origin")) is not None:
-            origin = raw.decode("latin-1")
-            if b"host" not in headers or _split(origin).netloc != address:
-                raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
+        origin = headers.get("origin")
+        if origin is not None and ("host" not in headers or _split(origin).netloc != address):
+            raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
 
-    def _identify(self, headers: Mapping[bytes, bytes], now: float) -> tuple[float, Caller] | None:
-        """Until when, and who. None: not known, or not recently enough."""
+    def _identify(self, headers: Mapping[str, str], now: float) -> Caller | None:
+        """None: not known, or not recently enough."""
         key = _key_in(headers)
         if key.startswith(EPISODE_PREFIX):
             attempt = self._find_attempt(key)
             if attempt is None:
                 raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
-            traceparent = headers.get(b"traceparent", b"").decode("latin-1")
-            return now, Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
+            traceparent = headers.get("traceparent", "")
+            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
         if self._is_loopback and not self._require_key:
             looked_at, has_keys = self._has_keys
             if now - looked_at > CACHE_S:
                 return None
             if not has_keys:
-                return looked_at + CACHE_S, ANYBODY
+                return ANYBODY
         if not key:
             raise Refusal(401, "a key is needed: send it as X-API-Key (make one with: palestra key create)")
         looked_at, caller = self._known.get(_name_of(key), (-math.inf, None))
@@ -160,7 +132,7 @@ class Doorkeeper:
             return None
         if caller is None:
             raise Refusal(401, "this key is not valid here (any more); make one with: palestra key create")
-        return looked_at + CACHE_S, caller
+        return caller
 
     async def _learn(self, key: str) -> None:
         """What `_identify` did not know."""
@@ -203,15 +175,10 @@ def _name_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _headers_of(connection: HTTPConnection) -> Mapping[bytes, bytes]:
-    """The first of each name. Asking `connection.headers` for one looks through all of them."""
-    return dict(reversed(connection.scope["headers"]))
-
-
-def _key_in(headers: Mapping[bytes, bytes]) -> str:
-    if key := headers.get(b"x-api-key", b""):
-        return key.decode("latin-1")
-    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+def _key_in(headers: Mapping[str, str]) -> str:
+    if key := headers.get("x-api-key", ""):
+        return key
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 

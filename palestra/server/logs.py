@@ -135,11 +135,10 @@ class RequestLog:
         try:
             return await self.app(scope, receive, watch)
         finally:
-            self.over(_template(scope), scope["method"], status, time.perf_counter() - started)
+            self._over(_template(scope), scope["method"], status, time.perf_counter() - started)
             current_request.reset(token)
 
-    def over(self, route: str, method: str, status: int, seconds: float) -> None:
-        """The current request is answered."""
+    def _over(self, route: str, method: str, status: int, seconds: float) -> None:
         if self.observe:
             self.observe(route, status, seconds)
         is_routine = status < 400 or status in ROUTINE_STATUSES

@@ -11,16 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 import structlog
 import uvicorn
 
 from palestra.chat.errors import ChatError
 from palestra.config.serve import ServeConfig
-from palestra.server.app import Served, create_app
-from palestra.server.direct_answers import DirectAnswers
+from palestra.server.app import create_app
 from palestra.server.hub import Hub
 from palestra.server.logs import UVICORN_LOGGING, set_up_logs
 from palestra.server.workers import WorkerError
@@ -95,11 +92,9 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
     started = time.monotonic()
     async with Hub.open(config) as hub:
         first_key = await _first_key(config, hub.store)
-        served = create_app(hub)
         server = _Server(
             uvicorn.Config(
-                served.app,
-                http=_protocol(served, config.limits.max_body_bytes),
+                create_app(hub),
                 backlog=BACKLOG,
                 timeout_keep_alive=75,
                 timeout_graceful_shutdown=5,
@@ -120,11 +115,6 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         server.should_exit = True
         stopping.cancel()
         await serving
-
-
-def _protocol(served: Served, max_bytes: int) -> Any:
-    """For uvicorn, which calls it as it would a class."""
-    return partial(DirectAnswers, calls=served.direct, log=served.app, max_bytes=max_bytes)
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:

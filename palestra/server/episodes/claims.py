@@ -44,16 +44,6 @@ class Claim(Struct, frozen=True):
         return self.owner, self.request.client_id, self.request.claim_id
 
 
-class Begun(Struct, frozen=True):
-    claim: Claim
-    at: float
-    leases: list[Lease]
-
-    @property
-    def has_to_wait(self) -> bool:
-        return not self.leases and self.claim.request.wait_s > 0
-
-
 class Served(Struct, frozen=True):
     leases: list[Lease]
     saved: asyncio.Future[None] | None = None
@@ -76,30 +66,22 @@ class Claims:
     async def claim(self, claim: Claim, hold: Hold | None = None) -> list[Lease]:
         """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing.
         `hold`: awaits the wait, and may give it up."""
-        return await self.finish(self.begin(claim), hold)
-
-    def begin(self, claim: Claim) -> Begun:
-        """What there is at once. Not durable yet."""
         broker, began_at = self._broker, self._broker.clock.now()
-        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), began_at):
-            most = f"{broker.config.max_claims_per_s:g} in a second"
-            raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
+        self._check_rate(claim, began_at)
         if len(self._waiting):
             broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
-        return Begun(claim, began_at, broker.apply(lambda board, now: self._take(board, claim, now)))
+        leases = await broker.do(lambda board, now: self._take(board, claim, now))
+        if not leases and claim.request.wait_s > 0:
+            waiting = self._wait(claim)
+            leases = await (waiting if hold is None else hold(waiting))
+            await broker.saving.saved()
+        broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began_at)
+        return leases
 
-    async def finish(self, begun: Begun, hold: Hold | None = None) -> list[Lease]:
-        if begun.has_to_wait:
-            waiting = self._wait(begun.claim)
-            begun = Begun(begun.claim, begun.at, await (waiting if hold is None else hold(waiting)))
-        await self._broker.saving.saved()
-        return self.told(begun)
-
-    def told(self, begun: Begun) -> list[Lease]:
-        """To its client, now that it is durable."""
-        broker, claim = self._broker, begun.claim
-        broker.observer.claimed(claim.owner, claim.request, begun.leases, broker.clock.now() - begun.at)
-        return begun.leases
+    def _check_rate(self, claim: Claim, now: float) -> None:
+        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), now):
+            most = f"{self._broker.config.max_claims_per_s:g} in a second"
+            raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
 
     def why_nothing(self, claim: Claim) -> str:
         """That got nothing: what holds it off. Empty: there is nothing to play."""

@@ -1,44 +1,83 @@
-"""The player's side of the episode API over HTTP, for FastAPI: it describes these calls, and answers those that
-`direct.py` does not."""
+"""The player's side of the episode API over HTTP. Thin: what the calls mean is in `palestra.episodes.board`."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from collections.abc import Sequence
+from functools import partial
 
-from palestra.server.episodes import calls
+from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
+
 from palestra.server.episodes import wire as w
-from palestra.server.episodes.access import Claimant, Player
-from palestra.server.episodes.bodies import read_record
-from palestra.server.episodes.routes import PREFIX, answered
+from palestra.server.episodes.access import Claimant, EpisodesNow, Player, holder, speaker
+from palestra.server.episodes.bodies import json_response, read_record
+from palestra.server.episodes.claims import Claim
+from palestra.server.episodes.routes import PREFIX
+from palestra.server.errors import Refusal
+from palestra.server.hub import Hub
+from palestra.server.openai.connection import while_connected
 from palestra.server.openapi import answer_of, body_of
 from palestra.types.episodes import ClaimRequest
+
+MAX_AT_ONCE = 4096  # leases that one call speaks of
+ASK_AGAIN_S = 1.0
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
 
 
 @router.post("/claim", openapi_extra=body_of(ClaimRequest), responses=answer_of(w.Claimed))
-async def claim(request: Request, caller: Claimant) -> Response:
+async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
     """Waits for something to play, up to `wait_s`. Who leaves meanwhile has claimed nothing."""
     asked = await read_record(request, ClaimRequest)
-    return await answered(request, caller, lambda asking: calls.claim(asking, asked))
+    if not asked.wait_s >= 0:
+        raise Refusal(400, f"wait_s: 0 seconds or more, found {asked.wait_s}")
+    asked = replace(asked, client_id=holder(caller, asked.client_id))
+    base_url, model = endpoint(request)
+    wanted = Claim(caller.owner, asked, base_url=base_url, model=model)
+    leases = await episodes.claims.claim(wanted, partial(while_connected, request))
+    if leases:
+        return json_response(w.Claimed(leases, 0.0))
+    return json_response(w.Claimed([], ASK_AGAIN_S, episodes.claims.why_nothing(wanted)))
 
 
 @router.post("/heartbeat", openapi_extra=body_of(w.Heartbeat), responses=answer_of(w.Beats))
-async def heartbeat(request: Request, caller: Player) -> Response:
+async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Keeps leases, and tells which are lost, and why."""
     body = await read_record(request, w.Heartbeat)
-    return await answered(request, caller, lambda asking: calls.heartbeat(asking, body))
+    _check_count("leases", body.leases)
+    who = speaker(caller, body.client_id, body.leases)
+    beats = await episodes.broker.do(lambda board, now: board.heartbeat(caller.owner, who, body.leases, now))
+    return json_response(w.Beats(beats))
 
 
 @router.post("/end", openapi_extra=body_of(w.Ends), responses=answer_of(w.EndedEpisodes))
-async def end(request: Request, caller: Player) -> Response:
+async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Results; each is answered for itself. What is accepted is on disk, and may be sent again."""
     body = await read_record(request, w.Ends)
-    return await answered(request, caller, lambda asking: calls.end(asking, body))
+    _check_count("ends", body.ends)
+    who = speaker(caller, body.client_id, body.ends)
+    broker, began_at = episodes.broker, episodes.broker.clock.now()
+    ended = await broker.do(lambda board, now: board.end(caller.owner, who, body.ends, now))
+    broker.observer.ended(caller.owner, ended, began_at)
+    return json_response(w.EndedEpisodes(ended))
 
 
 @router.post("/release", openapi_extra=body_of(w.Release), responses=answer_of(w.Beats))
-async def release(request: Request, caller: Player) -> Response:
+async def release(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Gives leases back, without a result: somebody else may play."""
     body = await read_record(request, w.Release)
-    return await answered(request, caller, lambda asking: calls.release(asking, body))
+    _check_count("leases", body.leases)
+    who = speaker(caller, body.client_id, body.leases)
+    beats = await episodes.broker.do(lambda board, now: board.release(caller.owner, who, body.leases, body.reason, now))
+    return json_response(w.Beats(beats))
+
+
+def endpoint(request: Request) -> tuple[str, str]:
+    """Where a player reaches the model, and the name of one."""
+    hub: Hub = request.app.state.hub
+    return f"{hub.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(hub.workers))
+
+
+def _check_count(where: str, items: Sequence[object]) -> None:
+    if len(items) > MAX_AT_ONCE:
+        raise Refusal(400, f"{where}: at most {MAX_AT_ONCE} in one call, found {len(items)}")

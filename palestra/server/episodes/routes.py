@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from palestra.episodes.board import Board
+from palestra.episodes.staging import PART
 from palestra.server.auth import Caller
-from palestra.server.episodes import calls
 from palestra.server.episodes import wire as w
 from palestra.server.episodes.access import EpisodesNow, Trainer
 from palestra.server.episodes.bodies import json_response, read_record
-from palestra.server.episodes.broker import BoardRefusal
 from palestra.server.episodes.deliveries import Reading
 from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
@@ -25,17 +23,14 @@ from palestra.server.openapi import answer_of, body_of
 from palestra.types.episodes import RunInfo
 
 PREFIX = "/episodes/v1"
-RUN_IN_PATH = "{run:path}"
-RUN = f"/runs/{RUN_IN_PATH}"
+RUN = "/runs/{run:path}"
 GROUPS = "/groups"
 MAX_GROUPS = 256  # in one answer
 INT64 = 2**63 - 1
 
 router = APIRouter(prefix=PREFIX, tags=["episodes"])
-Begin = Callable[[calls.Asking], calls.Answer]
 
-RUN_CHARACTERS = "[A-Za-z0-9._:#/-]{1,128}"
-RunName = Annotated[str, Path(pattern=f"^{RUN_CHARACTERS}$")]
+RunName = Annotated[str, Path(pattern="^[A-Za-z0-9._:#/-]{1,128}$")]
 Seconds = Annotated[float, Query(ge=0, allow_inf_nan=False)]
 Number = Annotated[int, Query(ge=0, le=INT64)]
 
@@ -121,25 +116,17 @@ async def _changed(
 # Groups
 
 
-async def answered(request: Request, caller: Caller, begin: Begin, run: str = "") -> Response:
-    """One of `calls`."""
-    hub = request.app.state.hub
-    try:
-        answer = begin(calls.Asking(hub, caller, partial(calls.address_of, request), run))
-    except BoardRefusal:
-        await hub.episodes.broker.saving.saved()  # what it speaks of may be new
-        raise
-    if isinstance(answer, calls.Later):
-        return json_response(await (while_connected(request, answer.work) if answer.is_for_caller else answer.work))
-    await hub.episodes.broker.saving.saved()
-    return json_response(answer())
-
-
 @router.post(RUN + GROUPS, openapi_extra=body_of(w.NewGroups), responses=answer_of(w.RegisteredGroups))
-async def register(run: RunName, request: Request, caller: Trainer) -> Response:
+async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """All of them or none; those that are known already stay as they are."""
-    body = await read_record(request, w.NewGroups)
-    return await answered(request, caller, lambda asking: calls.register(asking, body), run)
+    groups = (await read_record(request, w.NewGroups)).groups
+    broker, owner = episodes.broker, caller.owner
+    if sum(max(group.size, group.count or 0) for group in groups) > PART:
+        registered = await broker.do_in_parts(lambda board, now: board.register_in_parts(owner, run, groups, now))
+    else:
+        registered = await broker.do(lambda board, now: board.register(owner, run, groups, now))
+    broker.observer.registered(owner, run, registered)
+    return json_response(w.RegisteredGroups(registered))
 
 
 @router.get(RUN + GROUPS, responses=answer_of(w.PlayedGroups))

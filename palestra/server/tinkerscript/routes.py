@@ -18,8 +18,8 @@ from palestra.episodes.board import Board
 from palestra.server.auth import TRAINERS
 from palestra.server.episodes.access import Claimant, EpisodesNow, Player, Trainer, holder, speaker
 from palestra.server.episodes.bodies import json_response, read_record
-from palestra.server.episodes.calls import address_of, endpoint
 from palestra.server.episodes.claims import Claim
+from palestra.server.episodes.player_routes import endpoint
 from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
 from palestra.server.openai.connection import while_connected
@@ -181,7 +181,7 @@ async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease 
         return f"{status}: {ADVICE[status]}"
     left_s = max(until - loop.time(), 0.0)
     asked = replace(claim.request, wait_s=left_s)
-    base_url, model = endpoint(request.app.state.hub, address_of(request))
+    base_url, model = endpoint(request)
     wanted = Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner), base_url=base_url, model=model)
     leases = await episodes.claims.claim(wanted, hold)
     if leases:

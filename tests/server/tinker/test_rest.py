@@ -38,7 +38,7 @@ class World:
         self.store = Store.open(self.config.database)
         self.journals = tuple(Journal.open(self.config.state / "journal" / name) for name in ("requests", "results"))
         self.hub = Hub(self.config, self.store, self.journals, "a secret")
-        self.app = create_app(self.hub).app
+        self.app = create_app(self.hub)
         self._clock = time.time() - 1000
 
     def close(self) -> None:
