@@ -153,6 +153,8 @@ class ModelConfig(Config):
 class Limits(Config):
     max_body_bytes: PositiveInt = 256 << 20
     """Of one HTTP request, unpacked; beyond it 413."""
+    head_timeout_s: PositiveFloat = 20.0
+    """How long the head of a request may take, from its first byte to its last; then 408."""
     max_pending_samples: PositiveInt = 20_000
     """Over all clients; beyond it 429, but for owners with less than an equal part. The benchmark has 10,000."""
     max_pending_train_bytes: PositiveInt = 1 << 30

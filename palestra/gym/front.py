@@ -19,6 +19,7 @@ from palestra.gym.errors import BadCall
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import MAX_AGE_S
 from palestra.gym.wire import NO_COOKIES, Answer, Call
+from palestra.net.bodies import BodyReader
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 HEALTH = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 MAX_BODY_BYTES = 256 << 20  # a long rollout carries all its token ids, three lists of them for each turn
+MAX_BYTES_IN_ALL = 1 << 30  # of bodies that are on their way: whoever reaches the port may send some
 SERVER_HEADER = b"x-gym-server"
 """Whose answer it is: what a supervisor looks at before it believes that a port is healthy."""
 SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
@@ -42,7 +44,7 @@ class Front:
     def __init__(self, server: GymServer, secret: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self.server = server
         self.door = Door(server, secret)
-        self._max_body_bytes = max_body_bytes
+        self._bodies = BodyReader(max_bytes=max_body_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=BadCall)
         self._name = (SERVER_HEADER, server.name.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,10 +59,10 @@ class Front:
         path, method = scope["path"], scope["method"]
         if method in ("GET", "HEAD"):
             return await self._looked(path)
-        if method != "POST":
+        if method != "POST" or path in HEALTH:  # these have no body to read
             return Answer(status=405, body={"detail": "Method Not Allowed"})
         try:
-            body = _parsed(await self._read(receive))
+            body = _parsed(await self._bodies.read(scope, receive))
         except BadCall as error:
             return Answer(status=error.status, body={"detail": error.detail})
         cookies = cookies_of(headers["cookie"]) if "cookie" in headers else NO_COOKIES
@@ -81,20 +83,6 @@ class Front:
             status, words = (405, "Method Not Allowed") if is_posted else (404, "Not Found")
             return Answer(status=status, body={"detail": words})
         return found
-
-    async def _read(self, receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise BadCall(400, "the request ended before its body did")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_body_bytes:
-                raise BadCall(413, f"a body has at most {self._max_body_bytes} bytes here")
-            if not message.get("more_body"):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _send(self, send: Send, answer: Answer, *, is_head: bool) -> None:
         try:

@@ -13,10 +13,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 
-import uvicorn
 import uvloop
 
 from palestra.gym.errors import GymError
@@ -26,18 +24,12 @@ from palestra.gym.records import GymConfig
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.start import BAD_SETTINGS, Start, read_start
+from palestra.net.serving import HttpServer
 
 KEEP_ALIVE_S = 30  # NeMo Gym's
 GOODBYE_S = 1  # for answers under way
 CLOSE_S = 2.0  # for what a server does after its last call
 FILES = 65535
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are ours."""
-        yield
 
 
 class CannotServe(GymError):
@@ -100,7 +92,7 @@ async def _opened(server: GymServer) -> None:
 
 async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asyncio.Event) -> None:
     """Until told to stop, or until one of them ends: then all do, and the supervisor starts the process anew."""
-    fronts = [(_Server(_uvicorn_config(server, secret)), socket.socket(fileno=number)) for server, number in servers]
+    fronts = [(_front(server, secret), socket.socket(fileno=number)) for server, number in servers]
     serving = [asyncio.create_task(front.serve([listener])) for front, listener in fronts]
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({*serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,13 +102,11 @@ async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asynci
     await asyncio.gather(*serving)
 
 
-def _uvicorn_config(server: GymServer, secret: str) -> uvicorn.Config:
-    return uvicorn.Config(
+def _front(server: GymServer, secret: str) -> HttpServer:
+    return HttpServer(
         Front(server, secret),
-        http="httptools",
         ws="none",
         lifespan="off",
-        access_log=False,
         log_config=None,
         log_level="warning",
         server_header=False,

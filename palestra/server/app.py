@@ -12,8 +12,9 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from palestra import __version__
 from palestra.server.anthropic import routes as anthropic_routes
@@ -37,16 +38,15 @@ from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 from palestra.server.tinkerscript.engine_routes import engine_router
 from palestra.server.tinkerscript.routes import playing_router
+from palestra.store.records import Rights
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
 
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
-MAX_OTHER_BYTES = 16 << 20  # of all other calls: their bodies are parsed before the key is looked at
+MAX_OTHER_BYTES = 16 << 20  # of all other calls
 
 Scope = MutableMapping[str, Any]
-MAX_DIGITS = 18  # of a length that is worth reading
-
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -58,7 +58,7 @@ def create_app(hub: Hub) -> RequestLog:
         is_loopback=hub.config.is_loopback,
         require_key=hub.config.require_key == "always",
     )
-    limited = BodyLimit(_routed(hub, doorkeeper), max_bytes=hub.config.limits.max_body_bytes)
+    limited = Bodies(_routed(hub, doorkeeper), doorkeeper, max_bytes=hub.config.limits.max_body_bytes)
     return RequestLog(limited, observe=hub.metrics.request)
 
 
@@ -165,35 +165,41 @@ async def _broken(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": BROKE}, status_code=500)
 
 
-class BodyLimit:
-    """Stops reading a body that is too long, whatever its headers say."""
+class Bodies:
+    """Reads a body only for somebody who has a key of any kind (FastAPI reads it before a route looks at the key), and
+    stops where it is too long, whatever its headers say."""
 
-    def __init__(self, app: Any, max_bytes: int):
-        self.app, self.max_bytes = app, max_bytes
+    def __init__(self, app: Any, doorkeeper: Doorkeeper, max_bytes: int):
+        self.app, self.doorkeeper, self.max_bytes = app, doorkeeper, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        if "content-length" not in headers and "transfer-encoding" not in headers:  # then there is none
             await self.app(scope, receive, send)
             return
         limit = self.max_bytes if scope["path"] in DATA_ROUTES else min(self.max_bytes, MAX_OTHER_BYTES)
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"")
-        is_told = length.isdigit() and len(length) <= MAX_DIGITS and b"transfer-encoding" not in headers
-        if is_told and int(length) <= limit:  # the server below reads no more than that
-            await self.app(scope, receive, send)
+        too_long = HTTPException(413, f"the request is longer than {limit} bytes")
+        if int(headers.get("content-length", "0")) > limit:
+            told = _told(scope["path"], 413, too_long.detail)
+            await JSONResponse(told, status_code=413)(scope, receive, send)
             return
-        detail = f"the request is longer than {limit} bytes"
-        if is_told:
-            await JSONResponse(_told(scope["path"], 413, detail), status_code=413)(scope, receive, send)
-            return
-        seen = 0
+        is_admitted, seen = False, 0
 
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal seen
+        async def checked() -> MutableMapping[str, Any]:
+            nonlocal is_admitted, seen
+            if not is_admitted:
+                await self._admit(scope)
+                is_admitted = True
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > limit:
-                raise HTTPException(413, detail)
+                raise too_long
             return message
 
-        await self.app(scope, counted, send)
+        await self.app(scope, checked, send)
+
+    async def _admit(self, scope: Scope) -> None:
+        try:
+            await self.doorkeeper.admit(HTTPConnection(scope), rights=tuple(Rights))
+        except Refusal as error:  # as an exception that FastAPI lets pass while it reads
+            raise HTTPException(error.status, error.detail) from None

@@ -31,9 +31,6 @@ current_request: ContextVar[Scope | None] = ContextVar("request", default=None)
 """What is logged meanwhile has its id."""
 _REQUEST_ID = "palestra.request_id"
 
-# For `uvicorn.Config(**UVICORN_LOGGING)`: its lines come through ours, and ours replaces its access log.
-UVICORN_LOGGING: dict[str, Any] = {"log_config": None, "access_log": False}
-
 # "Not yet" and "slow down" are the normal course of a busy server, not worth a line at info.
 ROUTINE_STATUSES = {408, 429}
 

@@ -9,17 +9,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import structlog
-import uvicorn
 
 from palestra.chat.errors import ChatError
 from palestra.config.serve import ServeConfig
+from palestra.net.bounded_http import HttpBounds
+from palestra.net.serving import HttpServer
 from palestra.server.app import create_app
 from palestra.server.hub import Hub
-from palestra.server.logs import UVICORN_LOGGING, set_up_logs
+from palestra.server.logs import set_up_logs
 from palestra.server.workers import WorkerError
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
@@ -32,13 +31,6 @@ log = structlog.get_logger()
 BACKLOG = 4096
 GARBAGE_AFTER = 10_000
 """New objects. Python looks for garbage after 700, which is amid the calls of 64 clients: a sixth of their CPU."""
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are ours."""
-        yield
 
 
 class CannotServe(Exception):
@@ -92,16 +84,15 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
     started = time.monotonic()
     async with Hub.open(config) as hub:
         first_key = await _first_key(config, hub.store)
-        server = _Server(
-            uvicorn.Config(
-                create_app(hub),
-                backlog=BACKLOG,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=5,
-                lifespan="off",
-                server_header=False,
-                **UVICORN_LOGGING,
-            )
+        server = HttpServer(
+            create_app(hub),
+            bounds=HttpBounds(head_timeout_s=config.limits.head_timeout_s),
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=5,
+            lifespan="off",
+            server_header=False,
+            log_config=None,
         )
         for listener in listeners:
             listener.listen(BACKLOG)

@@ -14,12 +14,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
-
-import uvicorn
 
 from palestra.gym.config import Ports, our_settings
 from palestra.gym.config.settings import is_on_ray
@@ -31,18 +29,12 @@ from palestra.gym.supervisor.places import Place, ThisMachine
 from palestra.gym.supervisor.plan import processes
 from palestra.gym.supervisor.reaper import Reaper
 from palestra.gym.supervisor.upstreams import wait_for_upstreams
+from palestra.net.serving import HttpServer
 
 READY = "All {count} / {count} servers ready!"
 WAITING_S = 30.0
 STATUS = {State.HEALTHY: "success", State.FAILED: "unknown_error"}
 """In NeMo Gym's words; anything else is `connection_error`. `state` says it in ours."""
-
-
-class _HeadServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are for whoever runs the gym."""
-        yield
 
 
 class Supervisor:
@@ -125,9 +117,7 @@ class Supervisor:
         if key is None and not is_loopback(self.config.head_host):
             key = self.made_key = f"tml-{secrets.token_urlsafe(32)}"
         head = Head(self.config, key, self.instances, lambda: self.is_healthy)
-        server = _HeadServer(
-            uvicorn.Config(head, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)
-        )
+        server = HttpServer(head, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         listener = self._ports.socket_of(self.config.head_host, self.config.head_port).dup()
         serving = asyncio.create_task(server.serve([listener]), name="head")
         self._tasks.append(serving)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 
 from palestra.gym.config import from_yaml, to_yaml
 from tests.gym.control.conftest import RunningGym
+from tests.net.attacks import check_bounds
 
 CONFIG = "/global_config_dict_yaml"
 
@@ -31,6 +33,11 @@ def test_whole_config_needs_the_key_from_elsewhere(gym: RunningGym, headers: dic
         assert refused.value.code == 401
         assert b"secret" not in refused.value.read()
     assert "sk-quite-secret" in gym.get(CONFIG, **headers, Authorization="Bearer tml-of-the-tests")
+
+
+def test_heads_and_bodies_are_bounded_at_the_head_and_at_servers(gym: RunningGym) -> None:
+    for url in (gym.head, gym.instance("counter")["url"]):
+        check_bounds(urlsplit(url).port or 0)
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/healthz", "/livez"])

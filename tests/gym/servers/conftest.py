@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
-import uvicorn
 
 from palestra.gym.agents import GymnasiumAgent, SimpleAgent
 from palestra.gym.errors import JudgeError
@@ -26,6 +25,7 @@ from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
 from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.wire import Answer, Call
+from palestra.net.serving import HttpServer
 
 T = TypeVar("T")
 SECRET = "a secret of the tests"
@@ -176,11 +176,11 @@ class Gym:
         return self.config.servers[name].url
 
 
-class Quiet(uvicorn.Server):
+class Quiet(HttpServer):
     """Says when it is up."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any, **settings: Any) -> None:
+        super().__init__(app, **settings)
         self.is_up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -225,8 +225,7 @@ async def listening(server: GymServer, secret: str, **more: Any) -> Callable[[],
     """Until what it returns is called."""
     await server.open()
     port = server.instance.port
-    config = uvicorn.Config(Front(server, secret, **more), port=port, lifespan="off", log_config=None, access_log=False)
-    http = Quiet(config)
+    http = Quiet(Front(server, secret, **more), port=port, lifespan="off", log_config=None)
     task = asyncio.create_task(http.serve(), name=f"serve {server.name}")
     await http.is_up.wait()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from palestra.gym.supervisor.plan import STAND_IN
 from tests.gym.control.test_venvs import wheel
 from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
 from tests.gym.stock.upstream import complete
+from tests.net.attacks import check_bounds
 
 PUBLIC = [
     "AggregateMetrics",
@@ -229,3 +231,7 @@ def test_several_workers_serve_one_socket_and_are_started_anew_together(tmp_path
     finally:
         gym.close()
     assert psutil.wait_procs(left, timeout=30)[1] == []
+
+
+def test_heads_and_bodies_are_bounded(gym: StockGym) -> None:
+    check_bounds(urlsplit(gym.url_of("tally")).port or 0, health="/")

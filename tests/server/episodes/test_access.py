@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -201,3 +202,23 @@ def test_episodes_are_listed_and_counted(alice: Api) -> None:
 
 def _filled(body: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
     return {name: run if value == "{run}" else value for name, value in body.items()} if body else body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/episodes/v1/claim",
+        "/api/v1/create_session",
+        "/api/v1/forward_backward",
+        "/v1/chat/completions",
+        "/end_episode",
+    ],
+)
+@pytest.mark.parametrize("key", ["", "x-api-key: tml-nobody\r\n", "authorization: Bearer ep-nobody\r\n"])
+def test_of_somebody_without_a_key_no_body_is_read(keyed: Any, path: str, key: str) -> None:
+    """The answer comes although the body never does."""
+    for length in ("content-length: 10000000", "transfer-encoding: chunked"):
+        with socket.create_connection(("127.0.0.1", keyed.port), timeout=60) as line:
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{key}{length}\r\n\r\n"
+            line.sendall(head.encode())
+            assert line.recv(1 << 16).startswith(b"HTTP/1.1 401 ")

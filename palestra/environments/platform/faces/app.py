@@ -32,7 +32,7 @@ from palestra.environments.platform.faces.http import (
     Send,
     answer,
     answer_json,
-    read_body,
+    body_reader,
     refuse,
 )
 from palestra.environments.platform.faces.mcp import mcp_answer, mcp_refusal
@@ -41,6 +41,7 @@ from palestra.environments.platform.faces.runner import Runner
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
+from palestra.net.bodies import BodyReader
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ MCP_PATHS = ("mcp", "mcp/", "api/v1/mcp", "api/v1/mcp/")
 RUNNER_PATH = "api/v1/env/"
 OPENENV_PATH = "/openenv/"
 MAX_REQUEST_ID = 200
+MAX_STRANGERS_BYTES = 64 << 10  # of a call to an instance that is not there: for the number it is to be answered with
 PART = re.compile(r"/(i/)?([^/]+)/api/v1/env/(.*)")
 
 Handler = Callable[[Asked], Any]
@@ -69,7 +71,8 @@ class PlatformApp:
         self._public_url = None if public_url is None else public_url.rstrip("/")
         self._verifying = Verifying(pool, verifier_source)
         self._runner = Runner(pool, self._verifying)
-        self._openenv = OpenEnv(pool, door)
+        self._bodies, self._strangers = body_reader(), body_reader(MAX_STRANGERS_BYTES)
+        self._openenv = OpenEnv(pool, door, self._bodies)
         self._routes = self._table(ControlPlane(pool, door, verifier_source))
 
     def _table(self, control: ControlPlane) -> dict[tuple[str, int], list[tuple[list[str], Handler]]]:
@@ -128,7 +131,7 @@ class PlatformApp:
         elif path.startswith("/i/"):
             instance_id, _, rest = path[3:].partition("/")
             if rest in MCP_PATHS:
-                await self._mcp(instance_id, headers, scope["method"], receive, send)
+                await self._mcp(instance_id, headers, scope, receive, send)
             else:
                 await self._instance(instance_id, rest, headers, scope, receive, send)
         elif path.startswith("/v1/"):
@@ -140,17 +143,25 @@ class PlatformApp:
         else:
             raise Refusal(400, f"there is nothing at {path[:100]!r}; see docs/platform.md")
 
-    async def _mcp(self, instance_id: str, headers: Headers, method: str, receive: Receive, send: Send) -> None:
-        if method != "POST":  # no streams, no sessions to end
+    async def _mcp(self, instance_id: str, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":  # no streams, no sessions to end
             await answer(send, 405, mcp_refusal(b"", "POST messages here"), (b"allow", b"POST"))
             return
-        body = await read_body(receive)
+        body = await self._bodies_for(instance_id).read(scope, receive)
         try:
             with self.pool.use(instance_id) as instance:
                 status, told = mcp_answer(instance.app, instance.call, headers, body)
         except (InstanceGone, InstanceOver) as e:
             status, told = 410, mcp_refusal(body, str(e))
         await answer(send, status, told)
+
+    def _bodies_for(self, instance_id: str) -> BodyReader:
+        """An id is what lets somebody in."""
+        try:
+            self.pool.record(instance_id)
+        except InstanceGone:
+            return self._strangers
+        return self._bodies
 
     async def _instance(
         self, instance_id: str, rest: str, headers: Headers, scope: Scope, receive: Receive, send: Send
@@ -164,13 +175,13 @@ class PlatformApp:
         self._door.check_runner(headers, record)
         if record.is_over:
             raise InstanceOver(record)
-        body = await read_body(receive)
+        body = await self._bodies.read(scope, receive)
         told = await self._runner.answer(instance_id, scope["method"], rest.removeprefix(RUNNER_PATH), body)
         await answer_json(send, told)
 
     async def _part(self, asked: PartAsked, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         self._door.check_runner(headers, self.pool.record(asked.instance_id))
-        body = await read_body(receive)
+        body = await self._bodies.read(scope, receive)
         await answer_json(
             send, self._runner.part_answer(asked.instance_id, asked.app, scope["method"], asked.rest, body)
         )
@@ -182,7 +193,7 @@ class PlatformApp:
             team=team,
             base_url=self._public_url or f"{scope['scheme']}://{headers.get('host')}",
             query=parse_qs(scope["query_string"].decode("latin-1")),
-            body=await read_body(receive),
+            body=await self._bodies.read(scope, receive),
             request_id=(headers.get("x-request-id") or "")[:MAX_REQUEST_ID] or None,
             parts=names,
         )

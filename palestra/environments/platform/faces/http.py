@@ -11,11 +11,14 @@ from typing import Any
 
 import msgspec
 
+from palestra.net.bodies import BodyReader
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
+MAX_BYTES_IN_ALL = 256 << 20  # of bodies that are on their way
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -44,19 +47,8 @@ class Headers:
         return next((name for name in names if sum(n == name.encode() for n, _ in self._raw) > 1), None)
 
 
-async def read_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refusal(400, "the request ended before its body did")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise Refusal(413, f"a body has at most {MAX_BODY_BYTES >> 20} MiB here")
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+def body_reader(max_bytes: int = MAX_BODY_BYTES) -> BodyReader:
+    return BodyReader(max_bytes=max_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=Refusal)
 
 
 def json_of(body: bytes) -> Any:

@@ -10,12 +10,10 @@ import ipaddress
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.app import PlatformApp
@@ -23,6 +21,7 @@ from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.faces.http import MAX_BODY_BYTES
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
+from palestra.net.serving import HttpServer
 
 BACKLOG = 4096
 KEY_BYTES = 24
@@ -45,13 +44,6 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
             return self.host == "localhost"
 
 
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are ours."""
-        yield
-
-
 def serve(settings: ServeSettings, ready: Callable[[str, str | None], None]) -> None:
     """`ready` is told the address, and the key where one had to be made."""
     listener = _bind(settings)
@@ -68,17 +60,15 @@ async def _serve(
     made = None if settings.keys or settings.is_loopback else f"plat-{secrets.token_urlsafe(KEY_BYTES)}"
     keys = (*settings.keys, *([made] if made else []))
     door = Door(keys, secret=pool.files.secret(), is_loopback=settings.is_loopback)
-    config = uvicorn.Config(
+    server = HttpServer(
         PlatformApp(pool, door, settings.public_url),
         backlog=BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         ws_max_size=MAX_BODY_BYTES,
         ws_per_message_deflate=False,  # frames are small, and the line is short
-        access_log=False,
         log_level="warning",
     )
-    server = _Server(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))

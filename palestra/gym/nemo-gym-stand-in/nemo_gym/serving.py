@@ -5,7 +5,7 @@ Owns: making it from its config, uvicorn, workers, noticing the gym's end. Never
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import signal
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -37,6 +38,7 @@ ENTRYPOINT_VARIABLE = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 BAD_SETTINGS = 78  # EX_CONFIG: starting it again will not help
 LAST_S = 2.0
 OPEN_FILES = 65_535
+BOUNDED_HTTP = Path(__file__).parents[3] / "net" / "bounded_http.py"
 
 
 def is_nemo_gym_fastapi_worker() -> bool:
@@ -121,6 +123,7 @@ def _serve_on(app: Any, listener: socket.socket) -> None:
     shows_all = bool(get_global_config_dict().get("uvicorn_logging_show_200_ok"))
     config = uvicorn.Config(
         app,
+        http=_bounded_http(),
         access_log=shows_all,
         log_level="info" if shows_all else "warning",
         timeout_keep_alive=30,
@@ -130,6 +133,20 @@ def _serve_on(app: Any, listener: socket.socket) -> None:
     if SOCKET_VARIABLE in os.environ:
         _when_the_gym_ends(lambda: setattr(running, "should_exit", True))
     running.run(sockets=[listener])
+
+
+def _bounded_http() -> Any:
+    """Palestra's protocol, from its file: Palestra itself is not installed beside every server. Without httptools
+    uvicorn takes h11, which has bounds of its own."""
+    spec = importlib.util.spec_from_file_location("palestra_bounded_http", BOUNDED_HTTP)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError:
+        return "h11"
+    return module.bounded_http(module.HttpBounds())
 
 
 def _run_workers(server: SimpleServer, count: int, listener: socket.socket) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from palestra.environments.platform.faces import Door, PlatformApp
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
+from palestra.net.serving import HttpServer
 
 KEY = "key-of-the-tests"
 
@@ -49,13 +49,12 @@ def started(pool: Pool, door: Door) -> Iterator[str]:
 
 
 def serving(app: Any) -> Iterator[str]:
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_keep_alive=75)
-    server = uvicorn.Server(config)
+    server = HttpServer(app, port=0, log_level="warning", timeout_keep_alive=75)
     thread = threading.Thread(target=server.run, daemon=True)
     up = threading.Event()
 
     async def startup(sockets: Any = None) -> None:
-        await uvicorn.Server.startup(server, sockets)
+        await HttpServer.startup(server, sockets)
         up.set()
 
     server.startup = startup  # type: ignore[method-assign]

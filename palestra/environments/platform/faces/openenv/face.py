@@ -26,7 +26,6 @@ from palestra.environments.platform.faces.http import (
     answer,
     answer_json,
     object_of,
-    read_body,
 )
 from palestra.environments.platform.faces.openenv import tasks, wire
 from palestra.environments.platform.faces.openenv.rpc import SESSION_HEADER, Rpc, SessionUnknown
@@ -34,14 +33,15 @@ from palestra.environments.platform.faces.openenv.sessions import Sessions, call
 from palestra.environments.platform.faces.openenv.sockets import Sockets
 from palestra.environments.platform.faces.openenv.wire import CallTool, ErrorCode, ListTools, Mistake
 from palestra.environments.platform.pool import Pool
+from palestra.net.bodies import BodyReader
 
 TASK_PATHS = ("tasks", "num_tasks", "task", "task_range")
 FRESH_STATE = {"episode_id": None, "step_count": 0, "task_key": None, "done": False}
 
 
 class OpenEnv:
-    def __init__(self, pool: Pool, door: Door) -> None:
-        self._door, self._sessions = door, Sessions(pool)
+    def __init__(self, pool: Pool, door: Door, bodies: BodyReader) -> None:
+        self._door, self._bodies, self._sessions = door, bodies, Sessions(pool)
         self._rpc = Rpc(self._sessions)
         self._sockets = Sockets(pool, self._sessions, self._rpc)
 
@@ -60,10 +60,11 @@ class OpenEnv:
             return
         team = self._door.team(headers)
         if rest == "mcp":
-            await self._mcp(app, team, headers, scope["method"], receive, send)
+            await self._mcp(app, team, headers, scope, receive, send)
             return
         try:
-            await answer_json(send, await self._post(app, rest, scope["method"], await read_body(receive)))
+            body = await self._bodies.read(scope, receive)
+            await answer_json(send, await self._post(app, rest, scope["method"], body))
         except Mistake as e:
             status = 422 if e.code == ErrorCode.VALIDATION else 400
             raise Refusal(status, str(e)) from None
@@ -82,18 +83,19 @@ class OpenEnv:
         _check_name(app, env_name)
         return await asyncio.to_thread(tasks.answer, app, what, given)
 
-    async def _mcp(self, app: App, team: str, headers: Headers, method: str, receive: Receive, send: Send) -> None:
-        if method == "DELETE":
+    async def _mcp(self, app: App, team: str, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "DELETE":
             session = self._sessions.find(headers.get(SESSION_HEADER), app, team)
             if session is None:
                 raise Refusal(404, "there is no such session (any more)")
             self._sessions.close(session)
             await answer_json(send, {"closed": True})
             return
-        if method != "POST":
+        if scope["method"] != "POST":
             raise Refusal(405, "POST messages here")
+        body = await self._bodies.read(scope, receive)
         try:
-            (status, told), made = await self._rpc.posted(app, team, headers, await read_body(receive))
+            (status, told), made = await self._rpc.posted(app, team, headers, body)
         except SessionUnknown:
             raise Refusal(404, "there is no such session (any more): initialize another") from None
         extra = [] if made is None else [(SESSION_HEADER.encode(), made.id.encode())]

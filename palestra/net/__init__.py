@@ -1,0 +1,1 @@
+"""Network plumbing that every server of the house shares."""

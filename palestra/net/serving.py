@@ -1,0 +1,27 @@
+"""How every HTTP server of the house is made.
+
+Owns: uvicorn's settings that all of them share. Never touches: sockets, signals, applications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from palestra.net.bounded_http import HttpBounds, bounded_http
+
+
+class HttpServer(uvicorn.Server):
+    """Signals are for whoever runs it."""
+
+    def __init__(self, app: Any, *, bounds: HttpBounds | None = None, **settings: Any) -> None:
+        """`settings`: those of `uvicorn.Config`."""
+        http = bounded_http(bounds or HttpBounds())
+        super().__init__(uvicorn.Config(app, http=http, access_log=False, **settings))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
