@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from palestra.server.tallies import Count, Counts, Spread, Spreads
 from palestra.types.engine import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,12 +74,8 @@ class Metrics:
         latency = partial(Histogram, registry=self.registry, buckets=LATENCY_BUCKETS_S)
         overhead = partial(Histogram, registry=self.registry, buckets=OVERHEAD_BUCKETS_S)
         model, call = ["base_model"], ["base_model", "type"]
-        self._requests = Counts(self.registry, "palestra_requests", "HTTP requests answered", ["route", "status"])
-        self._request_s = Spreads(
-            self.registry, "palestra_request_seconds", "Time to answer a request", ["route"], LATENCY_BUCKETS_S
-        )
-        self._of_request: dict[tuple[str, int], tuple[Count, Spread]] = {}
-        """By route and status: both, without looking for each."""
+        self._requests = counter("palestra_requests", "HTTP requests answered", ["route", "status"])
+        self._request_s = latency("palestra_request_seconds", "Time to answer a request", ["route"])
         self._submitted = counter("palestra_futures_submitted", "Calls accepted", call)
         self._finished = counter("palestra_futures_finished", "Calls with a result", [*call, "outcome"])
         self._overhead_s = overhead("palestra_call_overhead_seconds", "Submission to result, less computation", call)
@@ -107,13 +102,8 @@ class Metrics:
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """`route` is the template, as /api/v1/models/{model_id}."""
-        known = self._of_request.get((route, status))
-        if known is None:
-            known = self._requests.of(route, str(status)), self._request_s.of(route)
-            self._of_request[route, status] = known
-        count, spread = known
-        count.value += 1
-        spread.observe(seconds)
+        self._requests.labels(route, str(status)).inc()
+        self._request_s.labels(route).observe(seconds)
 
     def submitted(self, kind: str, *, base_model: str = "") -> None:
         """`kind` is the type of the call: sample, forward_backward, optim_step …"""

@@ -28,7 +28,6 @@ from palestra.server.episodes.tracing import (
     failed_call_span,
     trace_id_of,
 )
-from palestra.server.tallies import Counts, Spreads
 from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:
@@ -57,26 +56,29 @@ class EpisodeObserver:
         self._log = structlog.get_logger("palestra.episodes").bind()
         self._tells_all = self._log.is_enabled_for(logging.DEBUG)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        lag = partial(Histogram, registry=registry, buckets=LAG_BUCKETS_S)
-        counts, spreads = partial(Counts, registry), partial(Spreads, registry)
-        self._claims = counts("palestra_episode_claims", "Episodes claimed", RUN)
-        self._ends = counts("palestra_episode_ends", "Ends, as they were answered", ["status"])
+        histogram = partial(Histogram, registry=registry)
+        self._claims = counter("palestra_episode_claims", "Episodes claimed", RUN)
+        self._ends = counter("palestra_episode_ends", "Ends, as they were answered", ["status"])
         self._losses = counter("palestra_episode_losses", "Attempts lost", [*RUN, "reason"])
         self._sampled = counter("palestra_episode_sampled_tokens", "Tokens sampled for episodes", RUN)
         self._waiting = gauge("palestra_episode_claims_waiting", "Claims that wait for an episode")
-        self._wait_s = spreads(
-            "palestra_episode_claim_wait_seconds", "From a claim to its episodes", (), WAIT_BUCKETS_S
-        ).of()
-        self._lag_s = lag("palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN)
-        self._played_s = spreads(
-            "palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"], PLAY_BUCKETS_S
+        self._wait_s = histogram(
+            "palestra_episode_claim_wait_seconds", "From a claim to its episodes", buckets=WAIT_BUCKETS_S
         )
-        self._queued_s = spreads(
-            "palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN, LAG_BUCKETS_S
+        self._lag_s = histogram(
+            "palestra_episode_delivery_seconds", "From a group's end to its first reading", RUN, buckets=LAG_BUCKETS_S
         )
-        behind = partial(Histogram, registry=registry, buckets=VERSION_BUCKETS)
-        self._behind = behind(
-            "palestra_episode_versions_behind", "Oldest weights of what was read, behind the newest", RUN
+        self._played_s = histogram(
+            "palestra_episode_play_seconds", "How long a lease was held", [*RUN, "outcome"], buckets=PLAY_BUCKETS_S
+        )
+        self._queued_s = histogram(
+            "palestra_episode_queue_seconds", "From when it could be claimed to its claim", RUN, buckets=LAG_BUCKETS_S
+        )
+        self._behind = histogram(
+            "palestra_episode_versions_behind",
+            "Oldest weights of what was read, behind the newest",
+            RUN,
+            buckets=VERSION_BUCKETS,
         )
         self._ready: dict[RunName, int] = {}
         """The newest group that was ready."""
@@ -108,10 +110,10 @@ class EpisodeObserver:
             self._wait_s.observe(waited_s)
         board = self._at_scrape.board() if self._at_scrape.board is not None else None
         for lease in leases:
-            self._claims.of(owner, lease.run).value += 1
+            self._claims.labels(owner, lease.run).inc()
             queued_s = None if board is None else board.queued_s(lease.episode_id, lease.attempt)
             if queued_s is not None:
-                self._queued_s.of(owner, lease.run).observe(queued_s)
+                self._queued_s.labels(owner, lease.run).observe(queued_s)
             if self._tells_all:
                 self._log.debug(
                     "episode claimed",
@@ -140,7 +142,7 @@ class EpisodeObserver:
 
     def ended(self, owner: str, ends: Sequence[Ended], began_at: float) -> None:
         for end in ends:
-            self._ends.of(end.status).value += 1
+            self._ends.labels(end.status).inc()
             if end.is_kept and not self._tells_all:
                 continue
             line = self._log.debug if end.is_kept else self._log.info
@@ -164,7 +166,7 @@ class EpisodeObserver:
         reason = how.loss
         if how.over_at is not None:
             outcome = "ended" if reason is None else reason.partition(":")[0]
-            self._played_s.of(lease.owner, lease.run, outcome).observe(max(how.over_at - lease.claimed_at, 0.0))
+            self._played_s.labels(lease.owner, lease.run, outcome).observe(max(how.over_at - lease.claimed_at, 0.0))
             if self._traces is not None:
                 info = board.find(lease.owner, lease.ref.episode_id)
                 self._add(self._traces, attempt_spans(lease, info, how.over_at, reason))
