@@ -39,18 +39,18 @@ class Outbox:
         changes: list[Change] = []
         if self._runs:
             for key, run in self._runs.items():
-                changes.append(Gone(RunRow.__name__, key) if run is None else run.row())
+                changes.append(Gone(RunRow, key) if run is None else run.row())
             self._runs.clear()
         if self._groups:
             for key, group in self._groups.items():
-                changes.append(Gone(GroupRow.__name__, key) if group is None else group.row())
+                changes.append(Gone(GroupRow, key) if group is None else group.row())
             self._groups.clear()
         if self._episodes:
             for key, episode in self._episodes.items():
-                changes.append(Gone(EpisodeRow.__name__, key) if episode is None else episode.row())
+                changes.append(Gone(EpisodeRow, key) if episode is None else episode.row())
             self._episodes.clear()
         if self._tombstones:
             for key, tombstone in self._tombstones.items():
-                changes.append(Gone(Tombstone.__name__, key) if tombstone is None else tombstone)
+                changes.append(Gone(Tombstone, key) if tombstone is None else tombstone)
             self._tombstones.clear()
         return changes

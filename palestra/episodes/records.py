@@ -166,17 +166,17 @@ class Group(msgspec.Struct, eq=False):
         return self.run.settings.max_attempts if self.spec.max_attempts is None else self.spec.max_attempts
 
     def row(self) -> GroupRow:
-        return GroupRow(  # in the order of its fields: by name it takes five times as long
-            self.run.owner,
-            self.run.name,
-            self.spec.group_id,
-            self.text,
-            self.state,
-            self.reason,
-            self.number,
-            self.serial,
-            self.made,
-            self.created_at,
+        return GroupRow(
+            owner=self.run.owner,
+            run=self.run.name,
+            group_id=self.spec.group_id,
+            spec=self.text,
+            state=self.state,
+            reason=self.reason,
+            number=self.number,
+            serial=self.serial,
+            made=self.made,
+            created_at=self.created_at,
         )
 
 
@@ -265,30 +265,30 @@ class Episode(msgspec.Struct, eq=False):
         )
 
     def row(self) -> EpisodeRow:
-        return EpisodeRow(  # in the order of its fields: by name it takes five times as long
-            self.episode_id,
-            self.run.owner,
-            self.run.name,
-            self.group.spec.group_id,
-            self.index,
-            self.seed,
-            self.state,
-            self.attempt,
-            self.strikes,
-            self.lost,
-            self.created_at,
-            self.not_before,
-            self.client_id,
-            self.claim_id,
-            self.claimed_at,
-            self.lease_s,
-            self.ended_at,
-            self.version,
-            self.oldest_version,
-            self.calls,
-            self.sampled,
-            self.losses,
-            self.result,
+        return EpisodeRow(
+            episode_id=self.episode_id,
+            owner=self.run.owner,
+            run=self.run.name,
+            group_id=self.group.spec.group_id,
+            index=self.index,
+            seed=self.seed,
+            state=self.state,
+            attempt=self.attempt,
+            strikes=self.strikes,
+            lost=self.lost,
+            created_at=self.created_at,
+            not_before=self.not_before,
+            client_id=self.client_id,
+            claim_id=self.claim_id,
+            claimed_at=self.claimed_at,
+            lease_s=self.lease_s,
+            ended_at=self.ended_at,
+            version=self.version,
+            oldest_version=self.oldest_version,
+            calls=self.calls,
+            sampled=self.sampled,
+            losses=list(self.losses),
+            result=self.result,
         )
 
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
-from msgspec import Struct
 from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from palestra.store import schema
-from palestra.store.databases import READERS, Database, Driver, database_of
+from palestra.store.databases import READERS, Database, database_of
 from palestra.store.errors import StoreError
 from palestra.store.groups import GroupQueue
 
@@ -44,27 +43,6 @@ class _Job(Generic[T]):
     """Where it is told. None: on the writer's thread."""
     is_given_up: Callable[[], bool] | None = None
 
-    def run(self, conn: Connection, _driver: Driver) -> T:
-        return self.work(conn)
-
-
-class _ShortJob(Struct, eq=False):
-    work: Callable[[Driver], None]
-    tell_error: Callable[[BaseException | None], None]
-    loop: asyncio.AbstractEventLoop
-    is_one_statement: bool
-    """Which needs no transaction around it."""
-    is_given_up: None = None
-
-    def run(self, _conn: Connection, driver: Driver) -> None:
-        self.work(driver)
-
-    def tell(self, outcome: Outcome[None]) -> None:
-        self.tell_error(outcome.error)
-
-
-_AnyJob = _Job[Any] | _ShortJob
-
 
 class Store:
     """`async with Store.open(url) as store`, or `with` where there is no loop."""
@@ -76,9 +54,7 @@ class Store:
         self._reads = database.readers()
         self._conn: Connection | None = None
         """The writer thread's, once it runs."""
-        self._driver: Driver | None = None
-        """Of that."""
-        self._queue: GroupQueue[_AnyJob] = GroupQueue()
+        self._queue: GroupQueue[_Job[Any]] = GroupQueue()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
 
@@ -102,19 +78,6 @@ class Store:
         done: asyncio.Future[T] = loop.create_future()
         self._submit(_Job(work, partial(_settle, done), loop, done.cancelled))
         return await done
-
-    def begin_write(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        work: Callable[[Driver], None],
-        tell: Callable[[BaseException | None], None],
-        *,
-        is_one_statement: bool = False,
-    ) -> None:
-        """As `write`, for what is short and comes often: no turn of the loop between the writer and `tell`, and no
-        SQLAlchemy. It is told the error, or None, on the loop."""
-        if not self._queue.put(_ShortJob(work, tell, loop, is_one_statement)):
-            raise StoreError(CLOSED)
 
     def write_now(self, work: Callable[[Connection], T]) -> T:
         done: Future[T] = Future()
@@ -151,7 +114,7 @@ class Store:
     def __exit__(self, *_error: object) -> None:
         self.close_now()
 
-    def _submit(self, job: _AnyJob) -> None:
+    def _submit(self, job: _Job[Any]) -> None:
         if not self._queue.put(job):
             raise StoreError(CLOSED)
 
@@ -159,79 +122,45 @@ class Store:
 
     def _run_writer(self) -> None:
         while group := self._queue.take():
-            if len(group) == 1 and isinstance(job := group[0], _ShortJob):
-                _tell_on(job.loop, job.tell_error, self._commit_short(job))
             # One whose caller has gone meanwhile is left out; who goes from here on changes nothing.
-            elif group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
+            if group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
         self._disconnect()
         self._database.release()
 
-    def _commit_short(self, job: _ShortJob) -> BaseException | None:
-        """The way of a lone one. Why it failed."""
+    def _commit(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
         try:
-            conn, driver = self._connected()
-            if not job.is_one_statement:
-                self._database.begin(driver)
-            try:
-                job.work(driver)
-            except BaseException as e:
-                return self._undo_short(conn, driver, e)
-            driver.raw.commit()
+            if self._conn is None:
+                self._conn = self._connect()
+            return self._run(group, self._conn)
         except Exception as e:
-            return self._failed(1, e)
-        return None
-
-    def _commit(self, group: list[_AnyJob]) -> list[Outcome[Any]]:
-        try:
-            return self._run(group, *self._connected())
-        except Exception as e:
-            error = self._failed(len(group), e)
+            # As far as is known nothing was kept, and the next group starts afresh.
+            log.error("a group of %d writes failed", len(group), exc_info=e)
+            self._disconnect()
+            error = StoreError(f"cannot write to the database: {_reason(e)}")
             return [Outcome(error=error) for _ in group]
 
-    def _failed(self, count: int, error: Exception) -> StoreError:
-        """As far as is known nothing was kept, and the next group starts afresh."""
-        log.error("a group of %d writes failed", count, exc_info=error)
-        self._disconnect()
-        return StoreError(f"cannot write to the database: {_reason(error)}")
-
-    def _connected(self) -> tuple[Connection, Driver]:
-        if self._conn is None:
-            self._conn = self._connect()
-        if self._driver is None:
-            self._driver = Driver.of(self._conn)
-        return self._conn, self._driver
-
-    def _undo_short(self, conn: Connection, driver: Driver, error: BaseException) -> BaseException:
-        if not self._database.is_in_transaction(conn):
-            raise StoreError(_reason(error)) from error
-        try:
-            driver.raw.rollback()
-        except Exception:  # the connection is gone, and this is why
-            raise StoreError(_reason(error)) from error
-        return error
-
-    def _run(self, group: list[_AnyJob], conn: Connection, driver: Driver) -> list[Outcome[Any]]:
+    def _run(self, group: list[_Job[Any]], conn: Connection) -> list[Outcome[Any]]:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
         with conn.begin() as transaction:
             if len(group) == 1:
-                return [self._run_alone(conn, driver, transaction, group[0])]
-            return [self._run_one(conn, driver, job) for job in group]
+                return [self._run_alone(conn, transaction, group[0])]
+            return [self._run_one(conn, job) for job in group]
 
-    def _run_alone(self, conn: Connection, driver: Driver, transaction: RootTransaction, job: _AnyJob) -> Outcome[Any]:
+    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> Outcome[Any]:
         """Without a savepoint: the transaction is as good, and two statements cheaper."""
         try:
-            return Outcome(result=job.run(conn, driver))
+            return Outcome(result=job.work(conn))
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             transaction.rollback()
             return Outcome(error=e)
 
-    def _run_one(self, conn: Connection, driver: Driver, job: _AnyJob) -> Outcome[Any]:
+    def _run_one(self, conn: Connection, job: _Job[Any]) -> Outcome[Any]:
         savepoint = conn.begin_nested()
         try:
-            result = job.run(conn, driver)
+            result = job.work(conn)
             savepoint.commit()
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
@@ -266,12 +195,12 @@ class Store:
     def _disconnect(self) -> None:
         if self._conn is not None:
             self._conn.close()
-            self._conn = self._driver = None
+            self._conn = None
 
 
-def _tell_all(group: list[_AnyJob], outcomes: list[Outcome[Any]]) -> None:
+def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
     """A loop is woken once for all of its own."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_AnyJob, Outcome[Any]]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
             _tell_each([(job, outcome)])
@@ -288,7 +217,7 @@ def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], told: T
         pass  # it is closed, and nobody waits there
 
 
-def _tell_each(told: list[tuple[_AnyJob, Outcome[Any]]]) -> None:
+def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
     for job, outcome in told:
         try:
             job.tell(outcome)

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError
 
 from palestra.store.errors import StoreError, StoreLocked
 
@@ -24,21 +22,6 @@ READERS = 4  # reads are short; more only compete for the interpreter
 BUSY_MS = 10_000  # the CLI writes beside a server, a few milliseconds at a time
 BEGIN = "BEGIN IMMEDIATE"  # waits for its turn here; a transaction that turns writer later cannot wait
 ADVISORY_LOCK = 0x50414C4553545241  # "PALESTRA"; PostgreSQL keeps these apart by database
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """A connection without SQLAlchemy, whose way to it takes as long as a short write does."""
-
-    raw: Any
-    cursor: Any
-    mark: str
-    """Of a parameter, in SQL."""
-
-    @classmethod
-    def of(cls, conn: Connection) -> Driver:
-        raw: Any = conn.connection.dbapi_connection
-        return cls(raw, raw.cursor(), "?" if conn.dialect.paramstyle == "qmark" else "%s")
 
 
 class Database(ABC):
@@ -61,10 +44,6 @@ class Database(ABC):
     @abstractmethod
     def is_in_transaction(self, conn: Connection) -> bool:
         """Asks the driver: some errors (a full disk, a lost connection) end a transaction behind our back."""
-
-    @abstractmethod
-    def begin(self, driver: Driver) -> None:
-        """A transaction that SQLAlchemy knows nothing of; the driver's own `commit` or `rollback` ends it."""
 
     def _locked(self, by: str) -> StoreLocked:
         return StoreLocked(f"another server uses the database {self.url!r}{by}: stop it, or use another database")
@@ -89,9 +68,6 @@ class SqliteDatabase(Database):
         self._settings(engine, begin=BEGIN, journal_mode="WAL", synchronous="FULL", foreign_keys="ON")
         return engine
 
-    def begin(self, driver: Driver) -> None:
-        driver.raw.execute(BEGIN)
-
     def readers(self) -> Engine:
         engine = create_engine(self.url, pool_size=READERS, max_overflow=0)
         self._settings(engine, begin="BEGIN", query_only="ON")
@@ -107,11 +83,7 @@ class SqliteDatabase(Database):
 
         @event.listens_for(engine, "begin")
         def on_begin(conn: Connection) -> None:
-            raw: Any = conn.connection.dbapi_connection
-            try:
-                raw.execute(begin)  # `exec_driver_sql` would be a seventh of a short write
-            except sqlite3.Error as e:
-                raise OperationalError(begin, None, e) from e
+            conn.exec_driver_sql(begin)
 
     def lock(self, conn: Connection) -> None:
         if self._lock is not None:
@@ -154,9 +126,6 @@ class PostgresDatabase(Database):
         # REPEATABLE READ: a page and its total come from one snapshot, as with SQLite.
         engine = create_engine(self.url, pool_size=READERS, max_overflow=0, pool_pre_ping=True)
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-
-    def begin(self, driver: Driver) -> None:
-        """By itself, with the first statement."""
 
     def lock(self, conn: Connection) -> None:
         if not conn.execute(text("SELECT pg_try_advisory_lock(:id)"), {"id": ADVISORY_LOCK}).scalar_one():

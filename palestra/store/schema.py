@@ -27,9 +27,9 @@ def is_current(conn: Connection) -> bool:
     return found == script.get_current_head()
 
 
-def migrate(conn: Connection) -> None:
-    """To the newest version, in the transaction of the connection: all of it or nothing."""
+def migrate(conn: Connection, version: str = "head") -> None:
+    """To the newest version, or another one, in the transaction of the connection: all of it or nothing."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = conn
-    command.upgrade(config, "head")
+    command.upgrade(config, version)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -16,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     true,
 )
@@ -33,6 +38,19 @@ metadata = MetaData(naming_convention=NAMES)
 
 def _json() -> JSON:
     return JSON(none_as_null=True)
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON in a column of text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        return msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return msgspec.json.decode(value or "null")
 
 
 sessions = Table(
@@ -195,7 +213,7 @@ episode_runs = Table(
     metadata,
     Column("owner", Text, primary_key=True),
     Column("run", Text, primary_key=True),
-    Column("settings", Text, nullable=False),
+    Column("settings", JsonText, nullable=False),
     Column("model", Text),
     Column("version", Integer, nullable=False),
     Column("is_paused", Boolean, nullable=False),
@@ -246,7 +264,7 @@ episodes = Table(
     Column("oldest_version", Integer),
     Column("calls", Integer, nullable=False),
     Column("sampled", BigInteger, nullable=False, server_default="0"),
-    Column("losses", Text, nullable=False),
+    Column("losses", JsonText, nullable=False),
     Column("result", Text),
 )
 
@@ -258,15 +276,6 @@ episode_tombstones = Table(
     Column("attempt", Integer, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("until", Double, nullable=False),
-)
-
-# Changes of those four tables' rows that are not in them yet, in MessagePack, values in the order of columns: a
-# migration of one of them has to see to what is here.
-episode_log = Table(
-    "episode_log",
-    metadata,
-    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("entry", LargeBinary, nullable=False),
 )
 
 settings = Table(

@@ -15,8 +15,6 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from palestra.store.databases import Driver
-from palestra.store.episodes import empty_log
 from palestra.store.records import Page
 from palestra.store.rows import fetch_all, fetch_one, fetch_page
 from palestra.store.tables import answers as a
@@ -303,7 +301,6 @@ def _episode_of(origin: str) -> str:
 
 def _still_here(conn: Connection, episode_ids: set[str]) -> set[str]:
     """Those that their trainer has not committed: it may read their tokens yet."""
-    empty_log(Driver.of(conn))
     names, found = sorted(episode_ids), set[str]()
     for start in range(0, len(names), MAX_NAMED):
         part = names[start : start + MAX_NAMED]

@@ -1,6 +1,4 @@
-"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back.
-
-They are written as arrays too, so a new field comes last and has a default."""
+"""What the episode board keeps on disk: rows, and changes of rows. The store writes them, the board reads them back."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Key = str | tuple[str, ...]
 """A row's primary key: its first field, or several. Looked up thousands of times a second."""
 
 
-class RunRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=0):
+class RunRow(Struct, frozen=True, kw_only=True, gc=False):
     owner: str
     run: str
     settings: RunSettings
@@ -34,7 +32,7 @@ class RunRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=0
     key = property(attrgetter("owner", "run"))
 
 
-class GroupRow(Struct, frozen=True, gc=False, array_like=True, tag=1):
+class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
     owner: str
     run: str
     group_id: str
@@ -53,7 +51,7 @@ class GroupRow(Struct, frozen=True, gc=False, array_like=True, tag=1):
     key = property(attrgetter("owner", "run", "group_id"))
 
 
-class EpisodeRow(Struct, frozen=True, gc=False, array_like=True, tag=2):
+class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     owner: str
     run: str
@@ -84,7 +82,7 @@ class EpisodeRow(Struct, frozen=True, gc=False, array_like=True, tag=2):
     key = property(attrgetter("episode_id"))
 
 
-class Tombstone(Struct, frozen=True, kw_only=True, gc=False, array_like=True, tag=3):
+class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
     """What is remembered of an episode or a group that was committed, so that a repeated request is known as one; or of
     an attempt whose run was deleted."""
 
@@ -100,17 +98,18 @@ class Tombstone(Struct, frozen=True, kw_only=True, gc=False, array_like=True, ta
     key = property(attrgetter("name"))
 
 
-class Gone(Struct, frozen=True, gc=False, array_like=True, tag=4):
-    kind: str
-    """The row's class."""
+make_ready(__name__)  # what follows is never decoded
+
+Row = RunRow | GroupRow | EpisodeRow | Tombstone
+
+
+class Gone(Struct, frozen=True, gc=False):
+    kind: type[Row]
     key: Key
 
 
-Row = RunRow | GroupRow | EpisodeRow | Tombstone
 Change = Row | Gone
 """A row as it is now, or that it is gone."""
-
-make_ready(__name__)  # what follows is never decoded
 
 
 class SavedRows(Struct, kw_only=True):

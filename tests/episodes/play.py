@@ -40,14 +40,14 @@ class Disk:
     """What `save_changes` keeps, in a dict."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[str, Key], Row] = {}
+        self.rows: dict[tuple[type[Row], Key], Row] = {}
 
     def save(self, board: Board) -> None:
         for change in board.take_changes():
             if isinstance(change, Gone):
                 self.rows.pop((change.kind, change.key), None)
             else:
-                self.rows[type(change).__name__, change.key] = change
+                self.rows[type(change), change.key] = change
 
     def load(self) -> SavedRows:
         rows = list(self.rows.values())

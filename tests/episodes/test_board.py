@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
-from palestra.types.episode_rows import EpisodeRow, GroupRow
 from palestra.types.episodes import EndStatus, EpisodeError, EpisodeResult, EpisodeState, RunSettings, WeightPolicy
 from tests.episodes.play import OWNER, RUN, TASK, Play, ref
 
@@ -572,17 +571,3 @@ def test_episodes_are_listed_in_the_order_of_registration() -> None:
         page = play.board.episodes(OWNER, state=S.QUEUED, limit=2, offset=1)
         assert ([info.episode_id for info in page.episodes], page.total) == (ids[2:], 3)
         play.restart()
-
-
-def test_rows_have_what_their_records_have_by_name() -> None:
-    play = Play()
-    play.register("g")
-    episode = next(iter(play.board._state.episodes.values()))
-    for record, kind in ((episode, EpisodeRow), (episode.group, GroupRow)):
-        shared = [name for name in kind.__struct_fields__ if name not in {"run", "owner", "group_id", "spec"}]
-        for number, name in enumerate(shared):
-            setattr(record, name, f"{name} {number}")
-        row = record.row()
-        assert [getattr(row, name) for name in shared] == [getattr(record, name) for name in shared]
-        assert (row.owner, row.run, row.group_id) == (OWNER, RUN, "g")
-    assert episode.group.row().spec == episode.group.text

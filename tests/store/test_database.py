@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event, insert, select, text
 
 from palestra.store import Store, StoreError
-from palestra.store.databases import Driver
 from palestra.store.tables import settings as table
 
 
@@ -36,22 +35,6 @@ def put_and_fail(name: str) -> Callable[[Connection], str]:
         raise Refused(name)
 
     return work
-
-
-def put_by_driver(name: str) -> Callable[[Driver], None]:
-    def work(driver: Driver) -> None:
-        mark = driver.mark
-        driver.raw.execute(f"INSERT INTO settings (name, value) VALUES ({mark}, {mark})", (name, "v"))
-
-    return work
-
-
-def begun(
-    store: Store, work: Callable[[Driver], None], *, is_one_statement: bool = False
-) -> asyncio.Future[BaseException | None]:
-    told: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-    store.begin_write(asyncio.get_running_loop(), work, told.set_result, is_one_statement=is_one_statement)
-    return told
 
 
 def names(conn: Connection) -> set[str]:
@@ -149,16 +132,12 @@ def test_failed_commit_is_raised_to_all_and_the_next_group_works(store: Store) -
     assert store.read_now(names) == {"after"}
 
 
-def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
-    def broken(_outcome: object) -> None:
-        raise ValueError("nobody listens")
-
+def test_work_that_raises_what_no_future_takes_leaves_the_others_told(store: Store) -> None:
     def run_out(_conn: Connection) -> str:
         return next(iter(()))
 
     async def run() -> list[str | BaseException]:
         go = hold_writer(store)
-        store.begin_write(asyncio.get_running_loop(), put_by_driver("first"), broken)
         tasks = [asyncio.create_task(store.write(work)) for work in (run_out, put("last"))]
         await asyncio.sleep(0)
         go.set()
@@ -167,74 +146,9 @@ def test_one_who_cannot_be_told_leaves_the_others_told(store: Store) -> None:
     run_dry, last = asyncio.run(asyncio.wait_for(run(), 20))
     assert isinstance(run_dry, RuntimeError)
     assert last == "last"
-    assert store.read_now(names) == {"first", "last"}
+    assert store.read_now(names) == {"last"}
     with pytest.raises(RuntimeError, match="StopIteration"):
         store.write_now(run_out)
-
-
-def test_a_write_by_the_driver_alone_is_a_transaction(store: Store) -> None:
-    def fail(driver: Driver) -> None:
-        put_by_driver("half")(driver)
-        raise Refused
-
-    def end_transaction(driver: Driver) -> None:
-        put_by_driver("lost")(driver)
-        if driver.mark == "?":
-            driver.raw.execute("ROLLBACK")
-            raise Refused
-        driver.raw.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        raise AssertionError("the connection is gone")
-
-    def leave_unfinished(driver: Driver) -> None:
-        """What breaks at the commit: a row that refers to nothing."""
-        driver.raw.execute("CREATE TABLE one (n INTEGER PRIMARY KEY)")
-        driver.raw.execute("CREATE TABLE other (n INTEGER REFERENCES one (n) DEFERRABLE INITIALLY DEFERRED)")
-        driver.raw.execute("INSERT INTO other VALUES (7)")
-
-    async def run() -> list[BaseException | None]:
-        works = [put_by_driver("first"), fail, end_transaction, put_by_driver("second"), leave_unfinished]
-        return [await begun(store, work) for work in (*works, put_by_driver("last"))]
-
-    first, failed, ended, second, unfinished, last = asyncio.run(asyncio.wait_for(run(), 20))
-    assert (first, second, last) == (None, None, None)
-    assert isinstance(failed, Refused)
-    assert isinstance(ended, StoreError)
-    assert isinstance(unfinished, StoreError)
-    assert store.read_now(names) == {"first", "second", "last"}
-    assert store.write_now(put("by SQLAlchemy, on the same connection")) is not None
-
-
-def test_one_statement_by_the_driver_is_there_or_not(store: Store) -> None:
-    async def run() -> list[BaseException | None]:
-        works = [put_by_driver("first"), put_by_driver("first"), put_by_driver("last")]
-        return [await begun(store, work, is_one_statement=True) for work in works]
-
-    first, again, last = asyncio.run(asyncio.wait_for(run(), 20))
-    assert (first, last) == (None, None)
-    assert again is not None
-    assert store.read_now(names) == {"first", "last"}
-
-
-def test_a_write_by_the_driver_shares_a_transaction(store: Store) -> None:
-    def fail(driver: Driver) -> None:
-        put_by_driver("half")(driver)
-        raise Refused
-
-    async def run() -> tuple[BaseException | None, str, BaseException | None]:
-        go = hold_writer(store)
-        commits = count_commits(store)
-        told, failed = begun(store, put_by_driver("driver")), begun(store, fail)
-        other = asyncio.create_task(store.write(put("other")))
-        await asyncio.sleep(0)
-        go.set()
-        outcomes = await told, await other, await failed
-        assert len(commits) == 2  # of the one who held the writer, and of these three
-        return outcomes
-
-    told, other, failed = asyncio.run(asyncio.wait_for(run(), 20))
-    assert (told, other) == (None, "other")
-    assert isinstance(failed, Refused)
-    assert store.read_now(names) == {"driver", "other"}
 
 
 def test_transaction_ended_by_the_database_acknowledges_nothing(store: Store) -> None:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
-
-import msgspec
-import pytest
-from sqlalchemy import func, select
 
 from palestra.episodes.board import Board
 from palestra.store import Store
-from palestra.store.databases import Driver
-from palestra.store.episodes import (
-    FEW,
-    LARGE_BYTES,
-    MANY,
-    MOST_BYTES,
-    EpisodeWriter,
-    load_all,
-    log_entry,
-    save_changes,
-)
-from palestra.store.tables import episode_log
-from palestra.types.episode_rows import Change, EpisodeRow, Gone, Key, RunRow, SavedRows
+from palestra.store.episodes import load_all, save_changes
+from palestra.types.episode_rows import Change, EpisodeRow, Gone, SavedRows
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -46,17 +29,8 @@ TASK = Task(
 claim_ids = count()
 
 
-def log_changes(driver: Driver, changes: Sequence[Change]) -> None:
-    log_entry(driver, msgspec.msgpack.encode(changes))
-
-
-Keep = Callable[[Store, Sequence[Change]], None]
-
-
-@pytest.fixture(params=[save_changes, log_changes])
-def keep(request: pytest.FixtureRequest) -> Keep:
-    """In the tables, or in the log before them."""
-    return lambda store, changes: store.write_now(lambda conn: request.param(Driver.of(conn), changes))
+def save(store: Store, changes: Sequence[Change]) -> None:
+    store.write_now(lambda conn: save_changes(conn, changes))
 
 
 def load(store: Store) -> SavedRows:
@@ -96,10 +70,10 @@ def sorted_rows(saved: SavedRows) -> list[str]:
     return sorted(repr(row) for row in [*saved.runs, *saved.groups, *saved.episodes, *saved.tombstones])
 
 
-def test_every_row_comes_back_as_it_was(tables_store: Store, keep: Keep) -> None:
+def test_every_row_comes_back_as_it_was(tables_store: Store) -> None:
     board, _, _ = make_board()
     changes = board.take_changes()
-    keep(tables_store, changes)
+    save(tables_store, changes)
     assert sorted_rows(load(tables_store)) == sorted(repr(change) for change in changes)
     assert {change.state for change in changes if isinstance(change, EpisodeRow)} == {
         EpisodeState.ENDED,
@@ -109,9 +83,9 @@ def test_every_row_comes_back_as_it_was(tables_store: Store, keep: Keep) -> None
     }
 
 
-def test_a_board_goes_on_from_what_was_saved(tables_store: Store, keep: Keep) -> None:
+def test_a_board_goes_on_from_what_was_saved(tables_store: Store) -> None:
     board, ended, leased = make_board()
-    keep(tables_store, board.take_changes())
+    save(tables_store, board.take_changes())
     again = Board.restore(load(tables_store), 1000.0)
     result = EpisodeResult(reward=0.1 + 0.2, metrics={"m": 1.0}, metadata={"text": "\0 é", "deep": [{"x": None}]})
     assert end(again, ended, result, 1001.0) is EndStatus.REPEATED
@@ -129,13 +103,13 @@ def test_a_board_goes_on_from_what_was_saved(tables_store: Store, keep: Keep) ->
     )
 
 
-def test_what_is_committed_leaves_the_tables(tables_store: Store, keep: Keep) -> None:
+def test_what_is_committed_leaves_the_tables(tables_store: Store) -> None:
     board, _, leased = make_board()
-    keep(tables_store, board.take_changes())
+    save(tables_store, board.take_changes())
     end(board, leased, EpisodeResult(reward=1.0), 7.0)
     board.cancel("alice", "r", 8.0, group_ids=["g/1"])
     board.commit("alice", "r", 2, 9.0)
-    keep(tables_store, board.take_changes())
+    save(tables_store, board.take_changes())
     saved = load(tables_store)
     assert (saved.groups, saved.episodes) == ([], [])
     assert sorted((stone.attempt, stone.owner) for stone in saved.tombstones) == [
@@ -148,113 +122,30 @@ def test_what_is_committed_leaves_the_tables(tables_store: Store, keep: Keep) ->
     assert again.run_info("alice", "r") == board.run_info("alice", "r")
     assert end(again, leased, EpisodeResult(reward=1.0), 11.0) is EndStatus.REPEATED
     again.tick(10.0 + 8 * 86_400)
-    keep(tables_store, again.take_changes())
+    save(tables_store, again.take_changes())
     assert load(tables_store).tombstones == []
 
 
-def test_of_several_changes_of_a_row_the_last_one_counts(tables_store: Store, keep: Keep) -> None:
+def test_of_several_changes_of_a_row_the_last_one_counts(tables_store: Store) -> None:
     board, ended, _ = make_board()
     early = board.take_changes()
     board.note_call("alice", LeaseRef(episode_id=board.leases()[0].ref.episode_id, attempt=1), 7.0)
     late = board.take_changes()
-    keep(tables_store, [*early, *late, Gone("EpisodeRow", ended.episode_id)])
+    save(tables_store, [*early, *late, Gone(EpisodeRow, ended.episode_id)])
     saved = load(tables_store)
     assert ended.episode_id not in {row.episode_id for row in saved.episodes}
     assert max(row.calls for row in saved.episodes) == 2
 
 
-def test_many_changes_are_one_statement_each(tables_store: Store, keep: Keep) -> None:
+def test_thousands_of_changes_are_saved_at_once(tables_store: Store) -> None:
     board = Board()
     board.put_run("alice", "r", 0.0)
     groups = [NewGroup(group_id=f"g{number}", task=TASK, size=4) for number in range(500)]
     board.register("alice", "r", groups, 1.0)
-    keep(tables_store, board.take_changes())
+    save(tables_store, board.take_changes())
     assert len(load(tables_store).episodes) == 2000
     board.cancel("alice", "r", 2.0, group_ids=[group.group_id for group in groups])
     board.commit("alice", "r", 500, 3.0)
-    keep(tables_store, board.take_changes())
+    save(tables_store, board.take_changes())
     saved = load(tables_store)
     assert (len(saved.episodes), len(saved.groups), len(saved.tombstones)) == (0, 0, 500)
-
-
-def test_few_changes_are_logged_and_after_many_all_go_into_the_tables(tables_store: Store) -> None:
-    """What is found on the way is always what was saved, whatever is where."""
-    board, ways, doubts, playing = Board(), random.Random(7), random.Random(8), list[Lease]()
-    disk: dict[tuple[str, Key], Change] = {}
-    board.put_run("alice", "r", 0.0, settings=RunSettings(max_queued=10_000, max_ready=10_000))
-    sizes = set[int]()
-
-    def play(number: int, now: float) -> None:
-        match ways.choice(["register", "register many", "claim", "end", "end", "commit"]):
-            case "register":
-                board.register("alice", "r", [NewGroup(group_id=f"g{number}", task=TASK, size=1)], now)
-            case "register many" if ways.random() < 0.05:
-                many = [NewGroup(group_id=f"g{number}/{n}", task=TASK, size=1) for n in range(2 * FEW)]
-                board.register("alice", "r", many, now)
-            case "claim":
-                playing.extend(board.claim("alice", ClaimRequest(client_id="c", claim_id=f"c{number}"), now))
-            case "end" if playing:
-                end(board, playing.pop(0), EpisodeResult(reward=1.0), now)
-            case "commit" if ways.random() < 0.05:
-                board.commit("alice", "r", board.run_info("alice", "r").delivered, now)
-
-    async def run() -> None:
-        writer, loop = EpisodeWriter(tables_store), asyncio.get_running_loop()
-        for number in range(4 * MANY):
-            play(number, float(number))
-            if changes := board.take_changes():
-                told = loop.create_future()
-                writer.begin_save(loop, changes, told.set_result)
-                assert await told is None
-                if doubts.random() < 0.02:
-                    writer.failed()  # as far as it knows, there may be more in the log, or less
-            for change in changes:
-                if isinstance(change, Gone):
-                    disk.pop((change.kind, change.key), None)
-                else:
-                    disk[type(change).__name__, change.key] = change
-            logged = await tables_store.read(lambda conn: conn.execute(select(func.count()).select_from(episode_log)))
-            sizes.add(logged.scalar_one())
-            if number % 50 == 0:
-                assert sorted_rows(await tables_store.read(load_all)) == sorted(map(repr, disk.values()))
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert sorted_rows(load(tables_store)) == sorted(map(repr, disk.values()))
-    assert 0 in sizes
-    assert MANY // 4 < max(sizes) <= MANY
-
-
-def test_what_an_earlier_server_logged_comes_before_what_is_saved_now(tables_store: Store, keep: Keep) -> None:
-    board, _, _ = make_board()
-    changes = board.take_changes()
-    tables_store.write_now(lambda conn: log_changes(Driver.of(conn), changes))
-    (run,) = [change for change in changes if isinstance(change, RunRow) and change.owner == "bob"]
-    keep(tables_store, [Gone("RunRow", run.key)])
-    assert [found.owner for found in load(tables_store).runs] == ["alice"]
-
-
-def test_large_changes_are_not_logged_and_the_log_stays_small(tables_store: Store) -> None:
-    board = Board()
-    board.put_run("alice", "r", 0.0, settings=RunSettings(max_queued=10_000))
-    sizes: list[int] = []
-
-    def register(name: str, size: int) -> list[Change]:
-        task = Task(id="t", environment="e", prompt=[{"role": "user", "content": "x" * size}])
-        board.register("alice", "r", [NewGroup(group_id=name, task=task, size=1)], 1.0)
-        return board.take_changes()
-
-    async def run() -> None:
-        writer, loop = EpisodeWriter(tables_store), asyncio.get_running_loop()
-        larges = [LARGE_BYTES * 3 // 4] * (2 * MOST_BYTES // LARGE_BYTES)
-        for number, size in enumerate((10, *larges, LARGE_BYTES, 10)):
-            told = loop.create_future()
-            writer.begin_save(loop, register(f"g{number}", size), told.set_result)
-            assert await told is None
-            entries = await tables_store.read(lambda conn: conn.execute(select(episode_log.c.entry)).scalars().all())
-            sizes.append(sum(map(len, entries)))
-        assert len(load(tables_store).groups) == len(larges) + 3
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    assert sizes[-2] == 0
-    assert MOST_BYTES - LARGE_BYTES < max(sizes) <= MOST_BYTES + LARGE_BYTES
-    assert sizes.count(0) >= 3  # the first, the large one, and where the log was full

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, MetaData, Table, select, text
 
 from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
+from palestra.store.databases import database_of
+from palestra.store.episodes import load_all
 from palestra.store.settings import get_setting, setting_once
 
 
@@ -34,6 +40,33 @@ def test_a_store_opens_again_with_its_content(database_url: str) -> None:
         with Store.open(database_url) as store:
             assert store.read_now(lambda conn: get_setting(conn, "x")) == expected
             store.write_now(lambda conn: setting_once(conn, "x", lambda: "kept"))
+
+
+def test_a_database_with_a_log_of_episodes_opens_and_has_them_in_its_tables(database_url: str) -> None:
+    """As a server of version 0007 left it."""
+    left = json.loads((Path(__file__).parent / "data" / "episode_log_0007.json").read_text())
+    engine = database_of(database_url).writer()
+    with engine.connect() as conn:
+        with conn.begin():
+            schema.migrate(conn, "0007")
+        with conn.begin():
+            for name, rows in left["tables"].items():
+                table = Table(name, MetaData(), autoload_with=conn)
+                for row in rows:
+                    conn.execute(table.insert().values({column: stored(column, row[column]) for column in row}))
+    engine.dispose()
+    with Store.open(database_url) as store:
+        saved = msgspec.to_builtins(store.read_now(load_all))
+        assert store.read_now(differences) == []
+    assert {name: sorted(map(repr, rows)) for name, rows in saved.items()} == {
+        name: sorted(map(repr, rows)) for name, rows in left["after"].items()
+    }
+
+
+def stored(column: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"])
+    return bool(value) if column.startswith("is_") else value
 
 
 def test_a_newer_database_is_refused(database_url: str) -> None:

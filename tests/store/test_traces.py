@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import msgspec
 import pytest
 
 from palestra.episodes.board import Board
 from palestra.store import Store
-from palestra.store.databases import Driver
 from palestra.store.episodes import save_changes
 from palestra.store.traces import (
     KeptAnswer,
@@ -31,10 +28,9 @@ from palestra.store.traces import (
     turns_of,
     unanswered_of,
 )
-from palestra.types.episode_rows import Change, EpisodeRow, Gone
+from palestra.types.episode_rows import EpisodeRow, Gone
 from palestra.types.episodes import NewGroup
 from palestra.types.rollouts import Task
-from tests.store.test_episodes import log_changes
 
 FACTS = TurnFacts(
     response_id="r",
@@ -160,10 +156,7 @@ def test_old_and_surplus_traces_go(store: Store, purge: Purge, left: set[str]) -
         assert bool(store.read_now(lambda c, n=name: turns_of(c, n))) == (name in left)
 
 
-@pytest.mark.parametrize("keep", [save_changes, log_changes])
-def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
-    tables_store: Store, keep: Callable[[Driver, Sequence[Change]], None]
-) -> None:
+def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(tables_store: Store) -> None:
     def put(name: str, origin: str | None, at: float) -> None:
         one = msgspec.structs.replace(trace(name, at=at), origin=origin)
         tables_store.write_now(lambda c: append_turn(c, one, turn([1], 2), [1]))
@@ -181,8 +174,8 @@ def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
     board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)
     (row,) = [one for one in board.take_changes() if isinstance(one, EpisodeRow)]
     kept = msgspec.structs.replace(row, episode_id="e-1")
-    tables_store.write_now(lambda c: keep(Driver.of(c), [kept]))
+    tables_store.write_now(lambda c: save_changes(c, [kept]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 1
     assert tables_store.read_now(lambda c: get_trace(c, "free", "o")) is None
-    tables_store.write_now(lambda c: keep(Driver.of(c), [Gone("EpisodeRow", "e-1")]))
+    tables_store.write_now(lambda c: save_changes(c, [Gone(EpisodeRow, "e-1")]))
     assert tables_store.write_now(lambda c: purge_traces(c, Purge(before=100.0, max_turns=100))) == 3

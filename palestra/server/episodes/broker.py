@@ -25,11 +25,11 @@ from palestra.server.auth import AttemptRef
 from palestra.server.episodes.clock import LOOK_S, Clock
 from palestra.server.episodes.keys import MAX_VOID, EpisodeKeys
 from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.saving import NotSaved, Report, Saving
+from palestra.server.episodes.saving import NotSaved, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.errors import Refusal
 from palestra.store import Store
-from palestra.store.episodes import EpisodeWriter, load_all
+from palestra.store.episodes import load_all, save_changes
 from palestra.types.episode_rows import EpisodeRow, SavedRows
 from palestra.types.episodes import LeaseRef
 
@@ -56,22 +56,19 @@ class Broker:
         self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
         self.on_restored: Callable[[], None] = lambda: None
         self.is_leaving = False
-        self._store, self._writer = store, EpisodeWriter(store)
+        self._store = store
         self._salt = hashlib.sha256(b"episode ids\0" + secret.encode()).digest()
         self._board: Board | None = None
         """None while it is read from the disk."""
         self._open_calls: dict[LeaseRef, int] = {}
         """Those that run meanwhile."""
         self.saving = Saving(self._write, self._on_failure)
-        self._loop: asyncio.AbstractEventLoop
-        """Known once it runs."""
         self._alarm, self._wakes_at = asyncio.Event(), 0.0
         self._reloading: asyncio.Task[None] | None = None
         observer.watch(lambda: self._board, self.clock)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        self._loop = asyncio.get_running_loop()
         self._restore(await self._store.read(load_all))
         ticking = asyncio.create_task(self._tick_often(), name="episode clock")
         try:
@@ -111,7 +108,7 @@ class Broker:
 
     def apply(self, work: Callable[[Board, float], T]) -> T:
         """Not durable yet: see `saving`."""
-        board = self._board or self.board
+        board = self.board
         try:
             return work(board, self.clock.now())
         except BoardError as error:
@@ -198,16 +195,12 @@ class Broker:
 
     # The disk
 
-    def _write(self, report: Report) -> None:
-        board = self._board or self.board
-        if changes := board.take_changes():
-            self._writer.begin_save(self._loop, changes, report)
-        else:
-            report(None)
+    async def _write(self) -> None:
+        if changes := self.board.take_changes():
+            await self._store.write(lambda connection: save_changes(connection, changes))
 
     def _on_failure(self, error: BaseException) -> None:
         log.error("episodes could not be saved; they are read from the disk again", error=str(error))
-        self._writer.failed()
         self._open_calls = self.board.open_calls()
         self._board = None
         self._reloading = asyncio.create_task(self._reload(), name="episodes reload")

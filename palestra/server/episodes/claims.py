@@ -18,6 +18,7 @@ from palestra.server.auth import AttemptRef
 from palestra.server.episodes.broker import BoardRefusal, Broker
 from palestra.server.episodes.pressure import Pressure
 from palestra.server.episodes.rates import Rates
+from palestra.server.episodes.saving import Write
 from palestra.server.episodes.tracing import traceparent_of
 from palestra.server.episodes.waiting import PassedOver, Waiter, WaitingClaims
 from palestra.server.errors import Refusal
@@ -46,7 +47,7 @@ class Claim(Struct, frozen=True):
 
 class Served(Struct, frozen=True):
     leases: list[Lease]
-    saved: asyncio.Future[None] | None = None
+    write: Write | None = None
     """They are not to be told before that. By now others may have failed to be saved, and nothing is left to wait
     for."""
 
@@ -122,8 +123,8 @@ class Claims:
         got = waiter.got.result()
         if isinstance(got, BoardError):
             raise BoardRefusal(got)
-        if got.saved is not None:
-            await asyncio.shield(got.saved)  # the same claim may wait here twice
+        if got.write is not None:
+            await got.write.saved()
         return got.leases
 
     def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
@@ -144,7 +145,7 @@ class Claims:
             if not leases:
                 return self._passed_over(broker.board, waiter.asks)
             broker.saving.touch()
-            return Served(leases, broker.saving.waiter())
+            return Served(leases, broker.saving.last)
 
         self._waiting.hand_out(take, is_concerned)
 

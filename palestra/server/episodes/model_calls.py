@@ -46,12 +46,12 @@ class EpisodeCalls:
     @asynccontextmanager
     async def _calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
         call = await self._admitted(attempt)
-        noted, run = self._broker.saving.waiter(), (attempt.owner, call.run)
+        noted, run = self._broker.saving.last, (attempt.owner, call.run)
         self.running[run] += 1
         try:
             yield call
             if noted is not None:
-                await noted
+                await noted.saved()
         except Refusal:
             self.check(attempt)  # then it was given up because of that
             raise

@@ -30,23 +30,33 @@ def test_what_comes_before_a_claim_begins_to_wait_is_not_missed(tmp_path: Path) 
     assert lease.attempt == 1
 
 
+class FullDisk:
+    def __init__(self) -> None:
+        self.began, self.is_full = asyncio.Event(), asyncio.Event()
+
+    async def fail_later(self, _work: Any) -> None:
+        self.began.set()
+        await self.is_full.wait()
+        raise OSError("full")
+
+
 def test_a_claim_that_waits_is_not_told_what_could_not_be_saved(tmp_path: Path) -> None:
     """It was served from what stands on a write that fails before the claim looks."""
 
     async def work() -> Any:
         async with opened(tmp_path) as (episodes, store):
-            broker, writes = episodes.broker, asyncio.Queue()
+            broker, writes = episodes.broker, FullDisk()
             asked = ClaimRequest(client_id="p", claim_id="c", run="r", wait_s=60)
             claim = asyncio.create_task(episodes.claims.claim(Claim("alice", asked)))
             await asyncio.sleep(0.05)
             await broker.saving.saved()
-            begin, store.begin_write = store.begin_write, lambda _loop, _work, tell, **_: writes.put_nowait(tell)
+            write, store.write = store.write, writes.fail_later
             broker.apply(lambda board, now: board.put_run("alice", "another", now))
-            tell = await writes.get()
+            await writes.began.wait()
             groups = [NewGroup(group_id="late", task=TASK, size=1)]
             broker.apply(lambda board, now: board.register("alice", "r", groups, now))
-            store.begin_write = begin
-            tell(OSError("full"))
+            store.write = write
+            writes.is_full.set()
             return await asyncio.wait_for(asyncio.gather(claim, return_exceptions=True), 20)
 
     (told,) = asyncio.run(work())

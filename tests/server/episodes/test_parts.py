@@ -19,7 +19,7 @@ from palestra.server.episodes.bodies import record_of
 from palestra.server.episodes.clock import MOST_S, Clock
 from palestra.server.episodes.deliveries import played_turns
 from palestra.server.episodes.keys import EpisodeKeys
-from palestra.server.episodes.saving import NotSaved, Report, Saving
+from palestra.server.episodes.saving import NotSaved, Saving
 from palestra.server.episodes.signals import Signals
 from palestra.server.episodes.waiting import PassedOver, Waiter, WaitingClaims
 from palestra.server.errors import Refusal
@@ -102,17 +102,12 @@ class Disk:
         self.go_on = asyncio.Event()
         self.saving = Saving(self.write, self.on_failure)
 
-    def write(self, report: Report) -> None:
+    async def write(self) -> None:
         taken, self.changes = self.changes, []
-        self.writing = asyncio.create_task(self.write_slowly(taken, report))
-
-    async def write_slowly(self, taken: list[int], report: Report) -> None:
         await self.go_on.wait()
         if self.is_full:
-            report(OSError("full"))
-        else:
-            self.kept.append(taken)
-            report(None)
+            raise OSError("full")
+        self.kept.append(taken)
 
     def on_failure(self, error: BaseException) -> None:
         self.failures += 1
