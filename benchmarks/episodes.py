@@ -56,19 +56,19 @@ class Work:
     batch: int = 1
     cycles_per_s: float | None = None
     """None: as fast as they are answered."""
-    target: float | None = None
-    """Cycles a second."""
-    cpu_ms: float | None = None
+    of_lightning: float | None = None
+    """How many times its cycles a second ours have to be: durable, beside a store in memory."""
     claim_ms: float | None = None
     """p95."""
 
 
+PACE = 200.0
 WORKS = (
-    Work("1 worker", 1, target=250, cpu_ms=1.2),
-    Work("64 workers", 64, target=600, cpu_ms=1.2, claim_ms=20),
-    Work("64 workers, paced", 64, cycles_per_s=600, claim_ms=20),
-    Work(f"1 worker, calls of {BATCH}", 1, BATCH, target=2500, cpu_ms=0.3),
-    Work(f"64 workers, calls of {BATCH}", 64, BATCH, target=2500, cpu_ms=0.3),
+    Work("1 worker", 1, of_lightning=1.0),
+    Work("64 workers", 64, of_lightning=4.0),
+    Work("64 workers, paced", 64, cycles_per_s=PACE, claim_ms=30),
+    Work(f"1 worker, calls of {BATCH}", 1, BATCH),
+    Work(f"64 workers, calls of {BATCH}", 64, BATCH),
 )
 
 
@@ -98,22 +98,18 @@ def _latencies(name: str, played: Played) -> dict[str, float]:
     return figures
 
 
-def case(work: Work, queued: str) -> Case:
+def case(work: Work, queued: str, *, is_beside_lightning: bool) -> Case:
     name = f"{work.name}, {int(queued):,} queued"
-    rate, cpu = more(name, "cycles/s", work.target, PEERS.get(queued, {}).get(work.name)), f"{name}: server CPU"
+    ratio = work.of_lightning if is_beside_lightning else None
     figures = [
-        rate,
-        less(cpu, "ms/cycle", work.cpu_ms, PEER_CPU_MS if work.batch == 1 else None),
+        Figure(name, "cycles/s", target_ratio=ratio, known=_of_all(PEERS.get(queued, {}).get(work.name))),
+        less(f"{name}: server CPU", "ms/cycle", known=PEER_CPU_MS if work.batch == 1 else None),
         less(f"{name}: client CPU", "ms/cycle"),
     ]
     for call in CALLS:
         most = work.claim_ms if call == "claim" else None
         figures += [less(f"{name}: {call} p50", "ms"), less(f"{name}: {call} p95", "ms", most)]
     return Case(name, cycles(name, work, queued), tuple(figures), shapes=("",))
-
-
-def more(what: str, unit: str, target: float | None, known: tuple[str, float] | None) -> Figure:
-    return Figure(what, unit, targets=_of_all(target), known=_of_all(known))
 
 
 def less(what: str, unit: str, target: float | None = None, known: tuple[str, float] | None = None) -> Figure:
@@ -150,7 +146,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Report, bool]:
     queued = args.queued or (QUEUED[:2] if args.quick else QUEUED)
     works = [work for work in WORKS if not (args.quick and work.cycles_per_s)]
-    notes = _notes(args)
+    notes, is_beside_lightning = _notes(args), args.lightning is not None and not args.peer_url
     with tempfile.TemporaryDirectory(prefix="palestra-bench-", dir=args.scratch) as scratch:
         settings = [f"database={args.database}"] if args.database else []
         with our_server(args.palestra, MODEL, Path(scratch), *settings) as server, _lightning(args) as lightning:
@@ -162,7 +158,9 @@ def run(args: argparse.Namespace, progress: Progress) -> tuple[Report, bool]:
             rows: list[Row] = []
             for n in queued:
                 in_it = contest if int(n) <= MOST_OF_LIGHTNING else alone
-                rows += [row for work in works for row in in_it.run(case(work, n))]
+                rows += [
+                    row for work in works for row in in_it.run(case(work, n, is_beside_lightning=is_beside_lightning))
+                ]
             rows += _with_a_queue(sites[0], server, queued[-1])
         with our_server(args.palestra, MODEL, Path(scratch), *settings) as server:
             rows.append(_row(f"start to ready, {int(queued[-1]):,} queued", "s", server.ready_s))
@@ -204,7 +202,7 @@ def _row(what: str, unit: str, value: float) -> Row:
 def _notes(args: argparse.Namespace) -> list[str]:
     notes = [
         "a cycle is an episode registered (a group of one), claimed and ended, each on disk when it is answered",
-        f"calls of {BATCH}: as many episodes in each; paced: 600 cycles/s in all, evenly",
+        f"calls of {BATCH}: as many episodes in each; paced: {PACE:g} cycles/s in all, evenly",
         "client and server share the cores; server CPU is of the process that speaks HTTP, its writer thread included",
     ]
     if args.lightning:

@@ -27,6 +27,8 @@ class Figure:
     less_is_better: bool = False
     targets: Mapping[str, float] = field(default_factory=dict)
     """For each shape."""
+    target_ratio: float | None = None
+    """To the first peer of this run, instead."""
     known: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """For each shape: a peer and its figure, from shared/peers.md."""
 
@@ -135,6 +137,7 @@ class Contest:
             figures[one.what],
             peer if value is not None else None,
             value,
+            target_ratio=one.target_ratio if peers else None,
             target_value=one.targets.get(ours.shape),
             less_is_better=one.less_is_better,
         )

@@ -6,6 +6,7 @@ Owns: how the board's rows lie in tables. Never touches: what they mean.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ def save_changes(conn: Connection, changes: Iterable[Change]) -> None:
         newest.setdefault(kind, {})[one.key] = row
     for kind, rows in newest.items():
         if kept := [_values(row) for row in rows.values() if row is not None]:
-            conn.execute(_upsert(conn, TABLES[kind]), kept)
+            conn.execute(_upsert(TABLES[kind], conn.dialect.name), kept)
         if gone := [_names(TABLES[kind], key) for key, row in rows.items() if row is None]:
             conn.execute(_delete(TABLES[kind]), gone)
 
@@ -50,14 +51,16 @@ def _values(row: Row) -> dict[str, Any]:
     return msgspec.to_builtins(row, builtin_types=(bytes,))
 
 
-def _upsert(conn: Connection, table: Table) -> Insert:
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+@cache
+def _upsert(table: Table, dialect: str) -> Insert:
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement = insert(table)
     keys = table.primary_key.columns.keys()
     others = {name: value for name, value in statement.excluded.items() if name not in keys}
     return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
 
+@cache
 def _delete(table: Table) -> Delete:
     """Names of parameters are not those of columns: SQLAlchemy keeps these for itself."""
     return delete(table).where(*(column == bindparam(f"key_{column.name}") for column in table.primary_key))

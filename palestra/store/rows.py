@@ -24,7 +24,9 @@ def fetch_one(conn: Connection, kind: type[R], query: Select[Any]) -> R | None:
 
 
 def fetch_all(conn: Connection, kind: type[R], query: Select[Any]) -> list[R]:
-    return [to_record(kind, row) for row in conn.execute(query)]
+    found = conn.execute(query)
+    names = list(map(str, found.keys()))  # quoted ones are of a type that msgspec does not take
+    return [msgspec.convert(dict(zip(names, row, strict=True)), kind) for row in found]
 
 
 def fetch_page(conn: Connection, kind: type[R], query: Select[Any], *, limit: int | None, offset: int) -> Page[R]:
