@@ -170,15 +170,20 @@ def test_a_config_that_does_not_fit_is_told_and_not_tried_again() -> None:
 
 
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("palestra.gym.brought.BROUGHT", {"absent_one": "one", "absent_two": "two", "yaml": "pyyaml"})
+    monkeypatch.setattr(
+        "palestra.gym.brought.BROUGHT",
+        {"absent_one": "one", "absent_two": "two", "absent_three": "three", "yaml": "pyyaml"},
+    )
     root = tmp_path / "resources_servers"
     files = {
-        "mine/app.py": "import yaml\nfrom helpers import x\nfrom resources_servers.other.parts import y\n",
+        "mine/app.py": "import yaml\nfrom helpers import x\nfrom resources_servers.other.parts import y\n"
+        "from nemo_gym.openai_utils import NeMoGymResponse\n",
         "mine/helpers.py": "def x():\n    import absent_one.deep\n",
         "mine/unused.py": "import absent_three",
         "other/parts.py": "from .more import y",
         "other/more.py": "from absent_two import y",
         "other/app.py": "not python",
+        "../nemo_gym/openai_utils.py": "import absent_three",
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,111 @@
+"""What the code of a server imports: by its syntax, from the entrypoint on.
+
+Owns: reading imports, following those of the server's own folder and of other servers beside it. Never touches: running
+any of that code.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STOCK_PACKAGE = "nemo_gym"
+_ABSENT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeImport:
+    module: str
+    """Absolute, with dots."""
+    name: str | None
+    """What is taken from the module; None where it is imported as a whole."""
+    file: Path
+    line: int
+    is_optional: bool
+    """The code goes on without it: it catches the ImportError."""
+
+    @property
+    def text(self) -> str:
+        return self.module if self.name is None else f"{self.module}.{self.name}"
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+
+def imports_of(entrypoint: Path) -> list[CodeImport]:
+    """All that the file imports, and the files that it reaches: of its folder, and of other servers below the same
+    root. `nemo_gym` is never followed: a checkout has it at its root, but a server gets the stand-in."""
+    roots = (entrypoint.parent, entrypoint.parent.parents[1])
+    found: list[CodeImport] = []
+    reached: set[Path] = set()
+    left = [entrypoint]
+    while left:
+        file = left.pop()
+        if file in reached:
+            continue
+        reached.add(file)
+        own = list(_read(file, roots[-1]))
+        found += own
+        left += (one for each in own if each.package != STOCK_PACKAGE for one in _files(each, roots))
+    return found
+
+
+def parsed(file: Path) -> ast.Module:
+    """Empty where it cannot be parsed: whoever runs it will say so."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _read(file: Path, root: Path) -> Iterator[CodeImport]:
+    for node, is_optional in _walked(parsed(file).body, False):
+        if isinstance(node, ast.Import):
+            yield from (CodeImport(one.name, None, file, node.lineno, is_optional) for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = _absolute(node, file, root)
+            yield from (CodeImport(module, one.name, file, node.lineno, is_optional) for one in node.names)
+
+
+def _walked(nodes: Sequence[ast.AST], is_optional: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Everything below them that may run, and whether an ImportError there would be caught."""
+    for node in nodes:
+        if isinstance(node, ast.If) and _is_for_type_checkers(node.test):
+            yield from _walked(node.orelse, is_optional)
+        elif isinstance(node, ast.Try):
+            yield from _walked(node.body, is_optional or any(map(_catches_absence, node.handlers)))
+            yield from _walked([*node.handlers, *node.orelse, *node.finalbody], is_optional)
+        else:
+            yield node, is_optional
+            yield from _walked(list(ast.iter_child_nodes(node)), is_optional)
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _catches_absence(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(ast.unparse(kind) in _ABSENT for kind in kinds)
+
+
+def _absolute(node: ast.ImportFrom, file: Path, root: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    package = file.relative_to(root).parts[: -node.level]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def _files(one: CodeImport, roots: Sequence[Path]) -> Iterator[Path]:
+    """Where it is below the roots: the module, the packages around it, and what is taken from it if that is a
+    module."""
+    parts = [*one.module.split("."), *([one.name] if one.name else [])]
+    for root in roots:
+        for length in range(1, len(parts) + 1):
+            place = root.joinpath(*parts[:length])
+            yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file())
