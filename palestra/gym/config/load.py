@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from palestra.gym.config.settings import (
 from palestra.gym.config.sources import GymSources, Merged
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
-from palestra.gym.registry import Implementation, locate
+from palestra.gym.registry import OURS, Implementation, locate
+from palestra.gym.stand_in import missing_names
 from palestra.gym.venvs import has_requirements
 
 
@@ -56,6 +57,7 @@ def load_gym(
     servers = {
         entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, tell) for entry in entries
     }
+    _check_stock_names(servers.values())
     return GymConfig(
         servers=servers,
         settings=settings,
@@ -77,6 +79,8 @@ def _find_servers(data: dict[str, Any], tell: Callable[[str], None]) -> Found:
     found = find_servers(data)
     for name in found.partial:
         tell(f"{name}: has no entrypoint, so nothing is started for it")
+    for name in found.relays:
+        tell(f"{name}: only hands on to its agent, which is called itself; nothing is started for it")
     return found
 
 
@@ -182,3 +186,19 @@ def _instance(
         folder=code.folder,
         is_stock=code.is_stock,
     )
+
+
+def _check_stock_names(servers: Iterable[ServerInstance]) -> None:
+    """Before anything is started: a server's own ImportError would come late, and in its log."""
+    folders = {one.folder: one for one in servers if one.is_stock and one.folder is not None}
+    problems: list[str] = []
+    for folder, one in folders.items():
+        missing = missing_names(folder / one.settings["entrypoint"])
+        if missing:
+            root = folder.parents[1]
+            lines = sorted({f"\n  {each.text} ({each.file.relative_to(root)}:{each.line})" for each in missing})
+            problems.append(f"{folder} imports what our stand-in for NeMo Gym does not have:{''.join(lines)}")
+            if one.implementation in OURS.get(one.kind, ()):
+                problems.append(f"  there is one of ours: take {one.implementation} out of gym.use_stock")
+    if problems:
+        raise GymConfigError("\n".join(problems))

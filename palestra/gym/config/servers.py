@@ -18,6 +18,10 @@ from palestra.gym.roots import did_you_mean
 KINDS = tuple(str(kind) for kind in ServerKind)
 _DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
 DOMAINS = _DOMAINS.split()
+ENVIRONMENT_SERVERS = "environment_servers"
+"""A kind of NeMo Gym's that stands before agents."""
+RELAY = "legacy_agent"
+"""The environment server that hands everything on to one agent: here the agent is called itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +46,20 @@ class Found:
     """Look like servers, but cannot be: their mistakes."""
     partial: list[str]
     """Say a kind but have no entrypoint: nothing starts for them."""
+    relays: list[str]
+    """Environment servers that only hand on to an agent: nothing starts for them either."""
 
 
 def find_servers(data: dict[str, Any]) -> Found:
     """By shape alone: values may still be interpolations."""
-    found = Found([], {}, [])
+    found = Found([], {}, [], [])
     for name, value in data.items():
         if name in RESERVED or not isinstance(value, dict):
             continue
         kinds = [kind for kind in KINDS if kind in value]
+        if not kinds and list(value.get(ENVIRONMENT_SERVERS) or ()) == [RELAY]:
+            found.relays.append(name)
+            continue
         if not kinds:
             if unknown := _unknown_kind(value):
                 near = did_you_mean(unknown, KINDS)

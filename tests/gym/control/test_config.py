@@ -389,7 +389,7 @@ def test_a_port_that_is_taken_or_given_twice(files: Files) -> None:
 
 def test_ours_wins_over_a_folder_of_the_same_name_unless_told(files: Files) -> None:
     files.write("responses_api_models/vllm_model/app.py", "import nemo_gym")
-    files.write("resources_servers/mcqa/app.py", "from nemo_gym.base import X")
+    files.write("resources_servers/mcqa/app.py", "from nemo_gym import Domain")
     files.write("resources_servers/mcqa/requirements.txt", "-e nemo-gym[dev] @ ../../\n")
     sources = GymSources(files=["mcqa.yaml", "model.yaml"], roots=[files.root], overrides=POLICY)
     config = load_gym(sources)
@@ -401,6 +401,19 @@ def test_ours_wins_over_a_folder_of_the_same_name_unless_told(files: Files) -> N
     )
     assert theirs.servers["policy_model"].is_stock
     assert theirs.servers["policy_model"].folder == files.root / "responses_api_models/vllm_model"
+
+
+def test_an_environment_server_that_only_hands_on_is_left_out(files: Files) -> None:
+    """As in all of NeMo Gym's configs since 0.7."""
+    reference = "agent_server: {type: responses_api_agents, name: mcqa_agent}"
+    files.write("relay.yaml", f"front: {{environment_servers: {{legacy_agent: {{entrypoint: app.py, {reference}}}}}}}")
+    files.write("other.yaml", "front: {environment_servers: {user_sim: {entrypoint: app.py}}}")
+    told: list[str] = []
+    relayed = GymSources(files=["mcqa.yaml", "model.yaml", "relay.yaml"], roots=[files.root], overrides=POLICY)
+    assert "front" not in load_gym(relayed, tell=told.append).servers
+    assert told == ["front: only hands on to its agent, which is called itself; nothing is started for it"]
+    with pytest.raises(GymConfigError, match=r"front\.environment_servers: is no kind of server"):
+        load_gym(GymSources(files=["other.yaml"], roots=[files.root]))
 
 
 def test_a_server_without_code(files: Files) -> None:
