@@ -20,6 +20,17 @@ from palestra.gym.servers.settings import COMMON
 S = TypeVar("S", bound="CommonSettings")
 T = TypeVar("T", bound="CommonSettings | CaptureSettings")
 
+STOCK_ONLY: dict[str, Any] = {
+    "endpoint_file": None,
+    "supply_prefix_token_ids": False,
+    "continue_final_assistant_message": False,
+    "propagate_context_overflow_errors": False,
+    "forward_request_chat_template_kwargs": False,
+    "forward_session_id_as_conversation_id": False,
+    "reasoning_field": "both",
+}
+"""What only NeMo Gym's own `vllm_model` can do, with the values that mean nothing."""
+
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
     """Of every model server. The limits are ours: NeMo Gym has none."""
@@ -64,6 +75,17 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     use_completions_api: bool = False
     render_chat_template: bool = False
     tokenizer: str | None = None
+    endpoint_file: str | None = None
+    endpoint_stale_grace_s: float = 300.0
+    """It and the next two go with `endpoint_file`; NeMo Gym's configs say them always."""
+    endpoint_connection_retries: int | None = 8
+    endpoint_check_interval_s: float = 10.0
+    supply_prefix_token_ids: bool = False
+    continue_final_assistant_message: bool = False
+    propagate_context_overflow_errors: bool = False
+    forward_request_chat_template_kwargs: bool = False
+    forward_session_id_as_conversation_id: bool = False
+    reasoning_field: str = "both"
 
     @property
     def urls(self) -> list[str]:
@@ -74,6 +96,9 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
         return Path(self.tokenizer or self.model)
 
     def problem(self) -> str | None:
+        for name, value in STOCK_ONLY.items():
+            if getattr(self, name) != value:
+                return f"{name}: only NeMo Gym's own vllm_model knows it; try gym.use_stock=[vllm_model]"
         if self.audio_root is not None:
             return "audio_root: audio is not supported; leave it out"
         if self.render_chat_template and not self.use_completions_api:
@@ -99,6 +124,12 @@ class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
     extra_body: dict[str, Any] = field(default_factory=dict)
     openai_default_headers: dict[str, str] = field(default_factory=dict)
     drop_input_reasoning_items: bool = False
+    max_http_attempts: int | None = None
+    """NeMo Gym's name for `max_attempts`."""
+
+    def __post_init__(self) -> None:
+        if self.max_http_attempts is not None:
+            msgspec.structs.force_setattr(self, "max_attempts", self.max_http_attempts)
 
     def problem(self) -> str | None:
         return super().problem() or _wrong_url("openai_base_url", [self.openai_base_url])

@@ -32,6 +32,9 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"is_responses_native": True, "sequential_reasoning_allowed": False}, "is_responses_native"),
         (VLLM, {"max_concurrent_requests": 0}, "at least 1"),
         (VLLM, {"request_timeout_s": 0}, "above 0"),
+        (VLLM, {"endpoint_file": "/e"}, "gym.use_stock=[vllm_model]"),
+        (VLLM, {"reasoning_field": "reasoning"}, "reasoning_field: only NeMo Gym's own vllm_model"),
+        (OPENAI, {"max_http_attempts": 0}, "max_attempts at least 1"),
         (OPENAI, {"openai_base": "x"}, "did you mean openai_base_url?"),
         (OPENAI, {"openai_base_url": "x"}, "is no URL"),
     ],
@@ -48,6 +51,12 @@ def test_text_from_the_environment_is_read_as_what_it_means() -> None:
     settings = read_settings(OpenAISettings, {**OPENAI, "drop_input_reasoning_items": "false"}, "m")
     assert settings.drop_input_reasoning_items is False
     assert read_settings(VLLMSettings, {**VLLM, "max_concurrent_requests": "8", "extra_body": None}, "m") is not None
+
+
+def test_settings_of_nemo_gyms_newest_configs_are_read() -> None:
+    always = {"endpoint_file": None, "endpoint_stale_grace_s": 300.0, "endpoint_check_interval_s": 10.0}
+    assert model(of=VLLM, **always, endpoint_connection_retries=8).settings.endpoint_file is None
+    assert model(of=OPENAI, max_http_attempts=1800).settings.max_attempts == 1800
 
 
 @pytest.mark.parametrize(
