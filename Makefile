@@ -54,12 +54,16 @@ test-gpu: .venv/.ready ## the tests that need an NVIDIA GPU
 test-e2e: .venv/.ready ## the tests that start real processes
 	$(PYTEST) -m e2e --timeout 600 $(ARGS)
 
-.nemo-gym/.ready: .venv/.ready
-	$(BIN)/python -m pip --disable-pip-version-check download -qq --no-deps --ignore-requires-python --only-binary :all: nemo-gym==0.5.1 -d .nemo-gym
-	cd .nemo-gym && $(abspath $(BIN))/python -m zipfile -e nemo_gym-0.5.1-py3-none-any.whl .
+# The newest that is published; to look for a newer one: pip index versions --python-version 3.14 nemo-gym
+NEMO_GYM := 0.7.0
+
+.nemo-gym/$(NEMO_GYM).ready: .venv/.ready
+	rm -rf .nemo-gym
+	$(BIN)/python -m pip --disable-pip-version-check download -qq --no-deps --ignore-requires-python --only-binary :all: nemo-gym==$(NEMO_GYM) -d .nemo-gym
+	cd .nemo-gym && $(abspath $(BIN))/python -m zipfile -e nemo_gym-$(NEMO_GYM)-py3-none-any.whl .
 	@touch $@
 
-nemo-gym: .nemo-gym/.ready ## NeMo Gym's own server folders, which test-e2e then plays
+nemo-gym: .nemo-gym/$(NEMO_GYM).ready ## NeMo Gym's own server folders, which test-e2e then plays
 
 test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
 	$(PIP) --editable ".[ray]"

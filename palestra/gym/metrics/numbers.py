@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+from palestra.gym.records import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
 
-_KEYS = (TASK_INDEX, ROLLOUT_INDEX)
+_KEYS = (TASK_INDEX, ROLLOUT_INDEX, MASK_SAMPLE)
 
 Columns = dict[str, list[float]]
 

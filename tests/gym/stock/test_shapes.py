@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from palestra.gym.supervisor.plan import STAND_IN
 
@@ -71,6 +72,30 @@ def test_what_has_no_form_in_chat_is_refused() -> None:
         ResponsesConverter(return_token_id_information=False).responses_to_chat_completion_create_params(params)
 
 
+def test_what_every_agents_config_has_and_what_its_class_may_say() -> None:
+    from nemo_gym import BaseResponsesAPIAgentConfig, BaseServerConfig, ServerClient, SimpleResponsesAPIAgent
+
+    class Quiet(SimpleResponsesAPIAgent):
+        ray_enabled = False
+
+        async def responses(self, body: Any) -> Any: ...
+
+        async def run(self, body: Any) -> Any: ...
+
+    config = BaseResponsesAPIAgentConfig(host="127.0.0.1", port=1, entrypoint="app.py", name="quiet")
+    assert (config.skip_verification, config.skip_verification_reward, config.tool_accesses) == (False, 0.0, [])
+
+    def path(own: bool, **capture: bool) -> str:
+        gym = OmegaConf.create({"token_id_capture": capture})
+        client = ServerClient(head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=gym)
+        agent = Quiet(config=config.model_copy(update={"token_id_capture": own}), server_client=client)
+        return agent.url_path_for_run("/v1/responses", {"_ng_task_index": 3, "_ng_rollout_index": 1})
+
+    assert path(True, enabled=False) == path(False, enabled=True) == "/v1/responses"
+    captured = "/ng-rollout/3-1/training-token-capture/v1/responses"
+    assert path(True, enabled=True) == path(False, enabled=True, all_agents=True) == captured
+
+
 def test_usage_that_one_did_not_count_nobody_counted() -> None:
     from nemo_gym.openai_utils import NeMoGymResponseUsage, accumulate_response_usage
 
@@ -119,6 +144,14 @@ class FolderProvider:
 
         return SandboxStatus.RUNNING
 
+    async def serialize_handle(self, handle: Any, *, scope: str | None = None) -> dict[str, Any]:
+        return {"id": handle.sandbox_id}
+
+    async def connect(self, descriptor: Any) -> Any:
+        from nemo_gym.sandbox import SandboxHandle
+
+        return SandboxHandle(sandbox_id=descriptor["id"], provider_name=self.name, raw=None)
+
     async def close(self, handle: Any) -> None:
         self.closed.append(handle.sandbox_id)
 
@@ -144,6 +177,30 @@ def test_a_sandbox_lives_from_start_to_stop_with_and_without_a_loop(tmp_path: Pa
             await other.start()
 
     asyncio.run(lived())
+    assert provider.closed == ["one", "provider"]
+
+
+def test_a_sandbox_is_passed_on_and_stopped_where_its_setup_fails(tmp_path: Path) -> None:
+    from nemo_gym.sandbox import AsyncSandbox, SandboxSpec
+
+    provider = FolderProvider(str(tmp_path))
+    spec = SandboxSpec(files={"note": "hello"}, workdir="/w", ports=(80,))
+
+    async def fail(_: Any) -> None:
+        raise RuntimeError("no setup")
+
+    async def passed_on() -> None:
+        owner = await AsyncSandbox(provider, spec).start()
+        descriptor = await owner.serialize()
+        assert descriptor == {"id": "one", "workdir": "/w", "ports": [80]}
+        borrower = await AsyncSandbox.connect(descriptor, provider=provider)
+        assert (await borrower.exec("note")).stdout == "hello"
+        with pytest.raises(NotImplementedError, match="'folder' knows no services"):
+            await borrower.endpoint(80)
+        with pytest.raises(RuntimeError, match="no setup"):
+            await AsyncSandbox(provider).start_with_setup(spec, fail)
+
+    asyncio.run(passed_on())
     assert provider.closed == ["one", "provider"]
 
 

@@ -67,7 +67,9 @@ def test_errors_are_told_as_nemo_gym_tells_them(ask) -> None:
 
 
 def test_what_every_resources_server_answers(ask) -> None:
-    assert ask("/", method="GET").body == {"status": "ok"}
+    assert ask("/", method="GET").body == ask("/readyz", method="GET").body == {"status": "ok"}
+    close = {"resources_session_id": "s", "episode_id": {"rollout_id": "3-1"}}
+    assert ask("/close_session", close).body == {"resources_session_id": "s"}
     assert ask("/reverify_mode", method="GET").body == "unsupported"
     assert ask("/ng-rollout/3-1/seed_session", {}).status == 200
     assert ask("/aggregate_metrics", {"verify_responses": []}).body == {

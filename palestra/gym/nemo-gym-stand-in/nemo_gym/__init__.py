@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.5.1+palestra"
+__version__ = "0.7.0+palestra"
 
 ROOT_DIR = Path(__file__).absolute().parent
 NEMO_GYM_EXTRA_ROOTS_ENV_VAR_NAME = "NEMO_GYM_EXTRA_ROOTS"

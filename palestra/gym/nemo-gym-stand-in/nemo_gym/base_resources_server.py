@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest
+from nemo_gym.episode_types import EpisodeId, EpisodeModel, TaskId
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.reward_profile import AggregateMetricsMixin, compute_aggregate_metrics
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
+from nemo_gym.sandbox.access import SandboxAccess
 from nemo_gym.server_utils import BaseRunServerInstanceConfig, BaseServer, SimpleServer
 
 NEMO_GYM_MCP_SESSION_TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 NEMO_GYM_MCP_METADATA_KEY = "mcp"
-RESERVED_MCP_TOOL_NAMES = frozenset({"verify", "seed_session", "aggregate_metrics", "mcp"})
+RESERVED_MCP_TOOL_NAMES = frozenset({"verify", "seed_session", "close_session", "aggregate_metrics", "mcp"})
+VerificationInputT = TypeVar("VerificationInputT")
 
 
 def normalize_tool_name(name: str, server_name: str | None = None) -> str:
@@ -50,7 +53,10 @@ class BaseResourcesServer(BaseServer):
 
 
 class BaseRunRequest(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
     responses_create_params: NeMoGymResponseCreateParamsNonStreaming
+    capture_rollout_id: str | None = Field(default=None, alias="_ng_rollout_id", exclude=True)
 
 
 class BaseVerifyRequest(BaseRunRequest):
@@ -59,6 +65,11 @@ class BaseVerifyRequest(BaseRunRequest):
 
 class BaseVerifyResponse(BaseVerifyRequest):
     reward: float
+    mask_sample: bool = False
+    """The reward says nothing about the policy: not to be trained on."""
+    failure_kind: str | None = None
+    """One of `nemo_gym.failure_kinds`, or `<server>:<kind>`."""
+    failure_reason: str | None = None
 
 
 class BaseMultiRewardVerifyResponse(BaseVerifyResponse):
@@ -84,6 +95,36 @@ class MCPServerMetadata(BaseModel):
     headers: dict[str, str]
 
 
+class ResourcesSeedSessionRequest(EpisodeModel):
+    """A session whose id the caller chose: said twice, it is one session."""
+
+    resources_session_id: str = Field(min_length=1)
+    episode_id: EpisodeId
+    task_id: TaskId
+    task_data: dict[str, Any]
+
+
+class ResourcesSeedSessionResponse(EpisodeModel):
+    resources_session_id: str
+    resources_tools: MCPServerMetadata | None = None
+    sandbox_access: SandboxAccess | None = None
+
+
+class ResourcesVerifyRequest(EpisodeModel, Generic[VerificationInputT]):
+    episode_id: EpisodeId
+    task_id: TaskId
+    verification_input: VerificationInputT
+
+
+class ResourcesCloseSessionRequest(EpisodeModel):
+    resources_session_id: str
+    episode_id: EpisodeId
+
+
+class ResourcesCloseSessionResponse(EpisodeModel):
+    resources_session_id: str
+
+
 class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleServer):
     config: BaseResourcesServerConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -92,6 +133,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleSe
         self.setup_session_middleware(app)
         app.add_middleware(RolloutContextMiddleware)
         app.post("/seed_session")(self.seed_session)
+        app.post("/close_session")(self.close_resources_session)
         app.post("/verify")(judge_failsafe(self.verify))
         app.post("/aggregate_metrics")(self.aggregate_metrics)
         app.get("/reverify_mode")(self.get_reverify_mode)
@@ -111,8 +153,16 @@ class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleSe
         """None: all."""
         return None
 
-    async def seed_session(self, body: BaseSeedSessionRequest) -> BaseSeedSessionResponse:
+    async def seed_session(
+        self, body: ResourcesSeedSessionRequest | BaseSeedSessionRequest
+    ) -> ResourcesSeedSessionResponse | BaseSeedSessionResponse:
+        if isinstance(body, ResourcesSeedSessionRequest):
+            return ResourcesSeedSessionResponse(resources_session_id=body.resources_session_id)
         return BaseSeedSessionResponse()
+
+    async def close_resources_session(self, body: ResourcesCloseSessionRequest) -> ResourcesCloseSessionResponse:
+        """For servers that keep something to be released."""
+        return ResourcesCloseSessionResponse(resources_session_id=body.resources_session_id)
 
     @abstractmethod
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse: ...

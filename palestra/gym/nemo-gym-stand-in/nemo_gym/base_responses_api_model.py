@@ -7,9 +7,9 @@ servers have.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Body, FastAPI
+from fastapi import Body, FastAPI, Request
 
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
@@ -20,7 +20,18 @@ from nemo_gym.openai_utils import (
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
 from nemo_gym.server_utils import BaseRunServerInstanceConfig, BaseServer, SimpleServer
 
-__all__ = ["BaseResponsesAPIModel", "BaseResponsesAPIModelConfig", "Body", "SimpleResponsesAPIModel"]
+__all__ = [
+    "BaseResponsesAPIModel",
+    "BaseResponsesAPIModelConfig",
+    "Body",
+    "SimpleResponsesAPIModel",
+    "start_model_execution",
+]
+
+
+def start_model_execution(request: Request, *, upstream_attempted: bool) -> dict[str, Any]:
+    """Where a model server notes how an answer came about: for records that are not made here."""
+    return {"upstream_attempted": upstream_attempted}
 
 
 class BaseResponsesAPIModelConfig(BaseRunServerInstanceConfig):

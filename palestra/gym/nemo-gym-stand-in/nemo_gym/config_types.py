@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 __all__ = [
     "AGENT_REF_KEY",
     "ROLLOUT_PATH_PREFIX",
+    "TOKEN_CAPTURE_PATH_SEGMENT",
     "AgentServerRef",
     "AggregateMetrics",
     "AggregateMetricsRequest",
@@ -32,6 +33,7 @@ __all__ = [
 
 AGENT_REF_KEY = "agent_ref"
 ROLLOUT_PATH_PREFIX = "ng-rollout"
+TOKEN_CAPTURE_PATH_SEGMENT = "training-token-capture"
 
 
 class ConfigError(Exception):
@@ -113,3 +115,5 @@ class AggregateMetrics(BaseModel):
     group_level_metrics: list[dict[str, Any]] = Field(default_factory=list)
     agent_metrics: dict[str, Any] = Field(default_factory=dict)
     key_metrics: dict[str, Any] = Field(default_factory=dict)
+    repeat_level_metrics: list[dict[str, Any]] = Field(default_factory=list, exclude=True)
+    """Nothing fills it: figures are per task and over all rollouts."""

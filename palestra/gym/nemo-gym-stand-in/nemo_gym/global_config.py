@@ -9,9 +9,10 @@ import os
 import random
 import socket
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict
 
 NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME = "NEMO_GYM_CONFIG_DICT"
 NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME = "NEMO_GYM_CONFIG_PATH"
@@ -30,6 +31,9 @@ DRY_RUN_KEY_NAME = "dry_run"
 VERBOSE_KEY_NAME = "verbose"
 OBSERVABILITY_ENABLED_KEY_NAME = "observability_enabled"
 MODEL_CALL_CAPTURE_DIR_KEY_NAME = "model_call_capture_dir"
+TOKEN_ID_CAPTURE_BLOCK = "token_id_capture"
+CACHE_DIR_KEY_NAME = "cache_dir"
+RESULTS_DIR_KEY_NAME = "results_dir"
 
 TASK_INDEX_KEY_NAME = "_ng_task_index"
 ROLLOUT_INDEX_KEY_NAME = "_ng_rollout_index"
@@ -55,6 +59,11 @@ def get_global_config_dict(*_: Any, **__: Any) -> DictConfig:
     return _read(os.environ.get(NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME, ""))
 
 
+def maybe_get_global_config_dict() -> DictConfig | None:
+    """None outside a gym."""
+    return get_global_config_dict() if os.environ.get(NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME) else None
+
+
 @lru_cache(maxsize=1)
 def _read(text: str) -> DictConfig:
     made = OmegaConf.create(text)
@@ -73,6 +82,19 @@ def get_first_server_config_dict(global_config_dict: Any, top_level_path: str) -
         raise KeyError(f"there is no server {top_level_path!r} in this gym")
     of_kind = next(iter(entry.values()))
     return next(iter(of_kind.values()))
+
+
+class GlobalConfigDictParserConfig(BaseModel):
+    """For tests of a server's verifier, which NeMo Gym's own commands run."""
+
+    model_config = ConfigDict(extra="allow")
+
+    NO_MODEL_GLOBAL_CONFIG_DICT: ClassVar[DictConfig] = OmegaConf.create({})
+
+
+class GlobalConfigDictParser:
+    def parse(self, parse_config: GlobalConfigDictParserConfig | None = None) -> DictConfig:
+        raise NotImplementedError("a server is given its config here; to see one: palestra gym resolve -c FILE")
 
 
 def get_hf_token() -> str | None:

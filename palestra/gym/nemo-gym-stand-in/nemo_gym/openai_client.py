@@ -27,6 +27,10 @@ class NeMoGymAsyncOpenAI(BaseModel):
     api_key: str
     internal: bool = False
     default_headers: dict[str, str] = Field(default_factory=dict)
+    max_http_attempts: int = Field(default=MAX_NUM_TRIES, ge=1)
+    """Of an upstream that answers 500; one that says it is busy has its own patience."""
+    max_connection_retries: int | None = None
+    """Nothing to us: a server that is away has `peer_reconnect_s`."""
 
     async def create_models(self) -> Any:
         return await self._call("GET", f"{self.base_url}/models")
@@ -53,7 +57,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
                 break
             is_busy = response.status in RATE_LIMIT_ERROR_CODES
             busy, failed = busy + is_busy, failed + (not is_busy)
-            if busy >= BUSY_TRIES or failed >= MAX_NUM_TRIES:
+            if busy >= BUSY_TRIES or failed >= self.max_http_attempts:
                 break
             log.warning("%s answered %d, trying again in %g s", url, response.status, pause_s)
             response.release()

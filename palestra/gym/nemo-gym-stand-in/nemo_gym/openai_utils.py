@@ -4,10 +4,15 @@ Owns: requests and answers of the Responses API, the public names. Never touches
 (`chat_types`), HTTP (`openai_client`).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nemo_gym.calls import MAX_NUM_TRIES
 from nemo_gym.chat_types import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionAssistantMessageForTrainingParam,
@@ -35,12 +40,14 @@ from nemo_gym.chat_types import (
 from nemo_gym.openai_client import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
 from nemo_gym.response_items import (
     RESPONSES_TO_TRAIN,
+    TOKEN_FIELDS,
     NeMoGymContent,
     NeMoGymEasyInputMessage,
     NeMoGymEasyInputMessageForTraining,
     NeMoGymFunctionCallOutput,
     NeMoGymMessage,
     NeMoGymMessageForTraining,
+    NeMoGymResponseFunctionCallOutput,
     NeMoGymResponseFunctionToolCall,
     NeMoGymResponseFunctionToolCallForTraining,
     NeMoGymResponseInput,
@@ -64,9 +71,12 @@ from nemo_gym.response_items import (
 )
 
 __all__ = [
+    "MAX_NUM_TRIES",
     "RATE_LIMIT_ERROR_CODES",
+    "REQUIRED_TOKEN_METADATA_FIELDS",
     "RESPONSES_TO_TRAIN",
     "RETRY_ERROR_CODES",
+    "TOKEN_METADATA_FIELDS",
     "NeMoGymAsyncOpenAI",
     "NeMoGymChatCompletion",
     "NeMoGymChatCompletionAssistantMessageForTrainingParam",
@@ -98,6 +108,7 @@ __all__ = [
     "NeMoGymMessageForTraining",
     "NeMoGymResponse",
     "NeMoGymResponseCreateParamsNonStreaming",
+    "NeMoGymResponseFunctionCallOutput",
     "NeMoGymResponseFunctionToolCall",
     "NeMoGymResponseFunctionToolCallForTraining",
     "NeMoGymResponseInput",
@@ -123,6 +134,8 @@ __all__ = [
     "accumulate_response_usage",
 ]
 
+REQUIRED_TOKEN_METADATA_FIELDS = frozenset(TOKEN_FIELDS)
+TOKEN_METADATA_FIELDS = REQUIRED_TOKEN_METADATA_FIELDS | {"routed_experts"}
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 Truncation = Literal["auto", "disabled"]
 
@@ -146,6 +159,13 @@ class NeMoGymResponseCreateParamsNonStreaming(BaseModel):
     reasoning: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
+    context_management: list[dict[str, Any]] | None = None
+    conversation: str | dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    safety_identifier: str | None = None
+    stream_options: dict[str, Any] | None = None
     temperature: float | None = None
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] = "auto"
@@ -173,6 +193,17 @@ class NeMoGymResponseUsage(Open):
     output_tokens: int | None
     output_tokens_details: NeMoGymResponseOutputTokensDetails
     total_tokens: int | None
+
+    @classmethod
+    def sum_from_list(cls, usages: Iterable[NeMoGymResponseUsage]) -> NeMoGymResponseUsage:
+        nothing = cls(
+            input_tokens=0,
+            input_tokens_details=NeMoGymResponseInputTokensDetails(cached_tokens=0),
+            output_tokens=0,
+            output_tokens_details=NeMoGymResponseOutputTokensDetails(reasoning_tokens=0),
+            total_tokens=0,
+        )
+        return reduce(_added, usages, nothing)
 
 
 class ResponseError(Open):
@@ -235,6 +266,10 @@ def accumulate_response_usage(
     if total is None or additional is None:
         found = total or additional
         return None if found is None else found.model_copy(deep=True)
+    return _added(total, additional)
+
+
+def _added(total: NeMoGymResponseUsage, additional: NeMoGymResponseUsage) -> NeMoGymResponseUsage:
     cached = _sum(total.input_tokens_details.cached_tokens, additional.input_tokens_details.cached_tokens)
     reasoned = _sum(total.output_tokens_details.reasoning_tokens, additional.output_tokens_details.reasoning_tokens)
     return NeMoGymResponseUsage(

@@ -71,6 +71,7 @@ class NeMoGymResponseReasoningItem(Open):
     summary: list[NeMoGymSummary]
     type: Literal["reasoning"] = "reasoning"
     encrypted_content: str | None = None
+    content: list[Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -121,6 +122,9 @@ class NeMoGymFunctionCallOutput(BaseModel):
     type: Literal["function_call_output"] = "function_call_output"
     id: str | None = None
     status: Status | None = None
+
+
+NeMoGymResponseFunctionCallOutput = NeMoGymFunctionCallOutput
 
 
 class NeMoGymResponseFunctionToolCall(BaseModel):

@@ -184,14 +184,18 @@ class ResponsesConverter(BaseModel):
         return items
 
     def chat_completion_to_response(
-        self, responses_create_params: NeMoGymResponseCreateParamsNonStreaming, chat_completion: NeMoGymChatCompletion
+        self,
+        responses_create_params: NeMoGymResponseCreateParamsNonStreaming,
+        chat_completion: NeMoGymChatCompletion,
+        *,
+        preserve_envelope_id: bool = False,
     ) -> NeMoGymResponse:
         choice = chat_completion.choices[0]
         reason = _UNFINISHED.get(choice.finish_reason)
         return NeMoGymResponse.model_validate(
             {
                 **{name: getattr(responses_create_params, name) for name in _ECHOED},
-                "id": f"resp_{uuid4().hex}",
+                "id": chat_completion.id if preserve_envelope_id else f"resp_{uuid4().hex}",
                 "object": "response",
                 "created_at": chat_completion.created,
                 "model": responses_create_params.model or chat_completion.model,
@@ -212,6 +216,17 @@ def split_responses_input_output_items(items: list[Any]) -> tuple[list[Any], lis
 
 VLLMConverter = ResponsesConverter
 VLLMConverterResponsesToChatCompletionsState = ResponsesConverterState
+
+
+def _usage_detail(usage: Any, detail_group: str, detail_name: str, *top_level_aliases: str) -> int | None:
+    """A count that providers keep in different places: within a group, or under another name."""
+    places = [(_field(usage, detail_group), detail_name), *((usage, name) for name in top_level_aliases)]
+    counts = (_field(place, name) for place, name in places)
+    return next((one for one in counts if isinstance(one, int) and not isinstance(one, bool)), None)
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def _text(content: Any) -> str:

@@ -28,7 +28,7 @@ __all__ = [
     "highest_k_metrics",
 ]
 
-_KEYS = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME)
+_KEYS = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, "mask_sample")
 Rollout = dict[str, Any]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nemo_gym.config_types import ROLLOUT_PATH_PREFIX
+from nemo_gym.config_types import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
 from nemo_gym.global_config import (
     ATTEMPT_INDEX_KEY_NAME,
     ROLLOUT_ID_KEY_NAME,
@@ -22,7 +22,9 @@ from nemo_gym.global_config import (
 )
 
 _CURRENT: ContextVar[str | None] = ContextVar("rollout_id", default=None)
-_PREFIXED = re.compile(rf"/{ROLLOUT_PATH_PREFIX}/(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<rest>/.*)")
+_PREFIXED = re.compile(
+    rf"/{ROLLOUT_PATH_PREFIX}/(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*)(/{TOKEN_CAPTURE_PATH_SEGMENT})?(?P<rest>/.*)"
+)
 
 
 def maybe_rollout_id_from_run_body(body: BaseModel | Mapping[str, Any] | None) -> str | None:

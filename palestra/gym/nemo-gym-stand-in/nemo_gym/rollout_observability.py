@@ -6,7 +6,7 @@ Owns: the records. Never touches: joining them with recorded model calls, which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
 
@@ -30,6 +30,22 @@ class ModelCallRef(ObservationModel):
         if not self.model_call_id and (self.model_ref is None or not self.response_id):
             raise ValueError("should have model_call_id, or model_ref and response_id")
         return self
+
+
+class TrajectoryTurn(ObservationModel):
+    """One call of the model, as the agent saw it."""
+
+    invocation_id: str
+    task_id: str
+    rollout_id: str
+    turn_no: int = Field(ge=1)
+    timestamp: float
+    question: Any = None
+    answer: Any = None
+    reasoning_content: Any = None
+    resolved: bool | None = None
+    step_count: NonNegativeInt
+    model_calls: list[ModelCallRef] = Field(default_factory=list)
 
 
 class AgentInvocation(ObservationModel):
@@ -64,6 +80,10 @@ class ToolCallObservation(ObservationModel):
         if self.started_at is not None and self.completed_at is not None and self.completed_at < self.started_at:
             raise ValueError("completed_at is before started_at")
         return self
+
+
+class TrajectoryToolCall(ToolCallObservation):
+    output: Any = None
 
 
 class SandboxObservation(ObservationModel):
@@ -128,6 +148,30 @@ class AgentObservationBundle(ObservationModel):
                     raise ValueError(f"invocation {start} is its own ancestor")
                 seen.add(above)
                 above = parents[above]
+        return self
+
+
+class TrajectoryRecord(ObservationModel):
+    """A rollout as its agent tells it."""
+
+    schema_version: Literal["1.0"] = "1.0"
+    task_id: str
+    rollout_id: str
+    invocations: list[AgentInvocation] = Field(default_factory=list)
+    turns: list[TrajectoryTurn] = Field(default_factory=list)
+    model_calls: list[dict[str, Any]] = Field(default_factory=list)
+    """Filled in by the collection, from what the model server recorded."""
+    tool_calls: list[TrajectoryToolCall] = Field(default_factory=list)
+    gaps: list[ObservationGap] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_of_one_rollout(self) -> TrajectoryRecord:
+        invocations = [one.invocation_id for one in self.invocations]
+        turns = [(one.invocation_id, one.turn_no) for one in self.turns]
+        if len({*invocations}) < len(invocations) or len({*turns}) < len(turns):
+            raise ValueError("an invocation, or a turn of one, is there twice")
+        if any((one.task_id, one.rollout_id) != (self.task_id, self.rollout_id) for one in self.turns):
+            raise ValueError("a turn is of another rollout")
         return self
 
 

@@ -10,7 +10,7 @@ import os
 import urllib.error
 import urllib.request
 from abc import abstractmethod
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from aiohttp import ClientResponse
 from aiohttp.client import _RequestOptions
@@ -29,7 +29,12 @@ from nemo_gym.calls import (
     request,
     set_global_aiohttp_client,
 )
-from nemo_gym.config_types import ROLLOUT_PATH_PREFIX, BaseRunServerInstanceConfig, BaseServerConfig
+from nemo_gym.config_types import (
+    ROLLOUT_PATH_PREFIX,
+    TOKEN_CAPTURE_PATH_SEGMENT,
+    BaseRunServerInstanceConfig,
+    BaseServerConfig,
+)
 from nemo_gym.global_config import (
     HEAD_SERVER_KEY_NAME,
     NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME,
@@ -73,13 +78,17 @@ REPEATABLE = ("/seed_session", "/verify", "/aggregate_metrics", "/reset", "/clos
 _MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 
 
-def rollout_path_prefix(rollout_id: str | None) -> str:
-    return f"/{ROLLOUT_PATH_PREFIX}/{rollout_id}" if rollout_id else ""
+def rollout_path_prefix(rollout_id: str | None, *, token_capture: bool = False) -> str:
+    """`token_capture`: the model server records the call's tokens, too."""
+    if not rollout_id:
+        return ""
+    return f"/{ROLLOUT_PATH_PREFIX}/{rollout_id}" + (f"/{TOKEN_CAPTURE_PATH_SEGMENT}" if token_capture else "")
 
 
-def apply_rollout_prefix(base_url: str, rollout_id: str | None) -> str:
+def apply_rollout_prefix(base_url: str, rollout_id: str | None, *, token_capture: bool = False) -> str:
     """For clients that are told an address once."""
-    return base_url.rstrip("/") + rollout_path_prefix(rollout_id) if rollout_id else base_url
+    prefix = rollout_path_prefix(rollout_id, token_capture=token_capture)
+    return base_url.rstrip("/") + prefix if prefix else base_url
 
 
 def get_server_url(server_name: str) -> str:
@@ -183,12 +192,18 @@ class BaseServer(BaseModel):
 
     def setup_liveness(self, app: FastAPI) -> None:
         @app.get("/", include_in_schema=False)
+        @app.get("/health", include_in_schema=False)
+        @app.get("/healthz", include_in_schema=False)
+        @app.get("/livez", include_in_schema=False)
+        @app.get("/readyz", include_in_schema=False)
         async def alive() -> dict[str, str]:
             return {"status": "ok"}
 
 
 class SimpleServer(BaseServer):
     server_client: ServerClient
+    ray_enabled: ClassVar[bool | None] = None
+    """Nothing to us: a server that uses Ray starts it."""
 
     @abstractmethod
     def setup_webserver(self) -> FastAPI: ...

@@ -3,15 +3,18 @@
 from nemo_gym.sandbox.api import AsyncSandbox, Sandbox
 from nemo_gym.sandbox.config import resolve_provider_config, resolve_provider_metadata
 from nemo_gym.sandbox.providers import (
+    ConnectableProvider,
     ExecResult,
     SandboxCreateError,
     SandboxCreateVerificationError,
+    SandboxEndpoint,
     SandboxExecResult,
     SandboxHandle,
     SandboxProvider,
     SandboxResources,
     SandboxSpec,
     SandboxStatus,
+    SupportsSandboxEndpoint,
     create_provider,
     get_provider_class,
     list_providers,
@@ -21,16 +24,19 @@ from nemo_gym.sandbox.utils import rewrite_image
 
 __all__ = [
     "AsyncSandbox",
+    "ConnectableProvider",
     "ExecResult",
     "Sandbox",
     "SandboxCreateError",
     "SandboxCreateVerificationError",
+    "SandboxEndpoint",
     "SandboxExecResult",
     "SandboxHandle",
     "SandboxProvider",
     "SandboxResources",
     "SandboxSpec",
     "SandboxStatus",
+    "SupportsSandboxEndpoint",
     "create_provider",
     "get_provider_class",
     "list_providers",

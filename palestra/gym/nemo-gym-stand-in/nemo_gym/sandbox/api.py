@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from nemo_gym.sandbox.providers import (
+    ConnectableProvider,
+    SandboxEndpoint,
     SandboxExecResult,
     SandboxHandle,
     SandboxProvider,
     SandboxSpec,
     SandboxStatus,
+    SupportsSandboxEndpoint,
     create_provider,
 )
 
@@ -49,6 +52,39 @@ class AsyncSandbox:
             await self.stop()
             raise
         return self
+
+    async def start_with_setup(
+        self, spec: SandboxSpec | None, setup: Callable[[AsyncSandbox], Awaitable[None]]
+    ) -> AsyncSandbox:
+        """Stopped again where the setup fails."""
+        await self.start(spec)
+        try:
+            await setup(self)
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def serialize(self, *, scope: str | None = None) -> dict[str, Any]:
+        """For `connect`, in this or another process."""
+        found = await _connectable(self._provider).serialize_handle(self._started(), scope=scope)
+        spec = self._spec or SandboxSpec()
+        return {"workdir": spec.workdir, **found, **({"ports": list(spec.ports)} if spec.ports else {})}
+
+    @classmethod
+    async def connect(cls, descriptor: Mapping[str, Any], *, provider: SandboxProvider) -> AsyncSandbox:
+        spec = SandboxSpec(workdir=descriptor.get("workdir"), ports=tuple(descriptor.get("ports") or ()))
+        made = cls(provider, spec)
+        made._handle = await _connectable(provider).connect(descriptor)
+        return made
+
+    async def endpoint(self, port: int) -> SandboxEndpoint:
+        """Of a service at one of the ports that the spec names."""
+        if self._spec is None or port not in self._spec.ports:
+            raise ValueError(f"port {port} is not one of the sandbox's: SandboxSpec(ports=…)")
+        if not isinstance(self._provider, SupportsSandboxEndpoint):
+            raise NotImplementedError(f"sandbox provider {self._provider.name!r} knows no services")
+        return await self._provider.endpoint(self._started(), port)
 
     async def exec(
         self,
@@ -100,6 +136,12 @@ class AsyncSandbox:
                 source.write(text)
                 source.flush()
                 await self._provider.upload_file(self._started(), Path(source.name), target)
+
+
+def _connectable(provider: Any) -> ConnectableProvider:
+    if not isinstance(provider, ConnectableProvider):
+        raise RuntimeError(f"sandboxes of {provider.name!r} cannot be reached from another process")
+    return provider
 
 
 class Sandbox:

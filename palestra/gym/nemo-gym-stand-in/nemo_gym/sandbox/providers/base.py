@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class SandboxStatus(StrEnum):
@@ -61,8 +61,11 @@ class SandboxSpec:
     resources: SandboxResources | Mapping[str, Any] = field(default_factory=SandboxResources)
     entrypoint: list[str] | None = None
     provider_options: dict[str, Any] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    """Of services in the sandbox, to be reached from outside."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ports", tuple(int(port) for port in self.ports))
         if not isinstance(self.resources, SandboxResources):
             object.__setattr__(self, "resources", SandboxResources.from_mapping(self.resources))
 
@@ -85,6 +88,14 @@ class SandboxExecResult:
 
 
 ExecResult = SandboxExecResult
+
+
+@dataclass(frozen=True)
+class SandboxEndpoint:
+    """Where a service in a sandbox is reached."""
+
+    endpoint: str
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class SandboxProvider(Protocol):
@@ -112,3 +123,19 @@ class SandboxProvider(Protocol):
     async def close(self, handle: SandboxHandle) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class SupportsSandboxEndpoint(Protocol):
+    """A provider whose sandboxes may have services."""
+
+    async def endpoint(self, handle: SandboxHandle, port: int) -> SandboxEndpoint: ...
+
+
+@runtime_checkable
+class ConnectableProvider(Protocol):
+    """A provider whose sandboxes can be reached from another process."""
+
+    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]: ...
+
+    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle: ...
