@@ -34,6 +34,7 @@ COMMANDS = [
     LazyCommand("collect", "palestra.cli.gym_collect:collect", "Play the rows of a file through a gym's agents."),
     LazyCommand("compare", "palestra.cli.gym_results:compare", "What got better or worse between two collections."),
     LazyCommand("datasets", "palestra.cli.gym_results:datasets", "Check and join the datasets that configs name."),
+    LazyCommand("list", "palestra.cli.gym_list:list_", "Servers, environments and benchmarks that can be run."),
     LazyCommand("new", "palestra.cli.gym_new:new", "Make a resources server: code, config, rows, tests."),
     LazyCommand("profile", "palestra.cli.gym_results:profile", "How hard each task of a collection is."),
     LazyCommand("reverify", "palestra.cli.gym_results:reverify", "Grade stored rollouts again, without a model."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import rich_click as click
@@ -26,6 +27,9 @@ OPTIONS = {
 }
 FLAGS = {"num_repeats_add_seed": "--seeds", "resume_from_cache": "--resume", "disable_aggregation": "--no-metrics"}
 PARAMS = "responses_create_params"
+HEAD = "head_server"
+RUNNING = "--head"
+"""Our option for the address of a gym that runs."""
 IGNORED = ("upload_rollouts_to_wandb",)
 
 
@@ -39,23 +43,49 @@ def ng_collect_rollouts() -> None:
     main(["gym", "collect", *collect_arguments(sys.argv[1:])], prog_name="palestra")
 
 
-def collect_arguments(overrides: list[str]) -> list[str]:
-    """Theirs as ours. Options of ours pass. As with theirs, an output that is there is lost unless it is resumed."""
+def collect_arguments(overrides: list[str], *, is_started: bool = False) -> list[str]:
+    """Theirs as ours; options of ours pass, `--name=value`. As with theirs, an output that is there is lost unless it
+    is resumed. `is_started`: the gym is started for this, so that other settings are its own."""
     with needs_extra("gym"):
         from palestra.gym.config.values import GymOverride
         from palestra.gym.errors import GymConfigError
     made: list[str] = []
     params: dict[str, Any] = {}
+    head: dict[str, Any] = {}
     with one_line_errors(GymConfigError, click.UsageError):
-        for text in overrides:
+        texts = iter(overrides)
+        for text in texts:
+            if text == "--head":
+                made.append(f"{RUNNING}={next(texts, '')}")
+                continue
             if text.startswith("-"):
-                made.append(text)
+                made.append(text.replace("--head=", f"{RUNNING}="))
                 continue
             one = GymOverride.parse(text)
-            made += _option(one.key, one.value, params)
+            if is_started and not _is_of_collection(one.key):
+                made.append(text)
+            elif one.key.partition(".")[0] == HEAD:
+                _put(head, one.key.split("."), one.value)
+            else:
+                made += _option(one.key, one.value, params)
+        made += head_arguments(head)
     if params:
         made += ["--params", json.dumps(params)]
     return made if "--resume" in made else [*made, "--overwrite"]
+
+
+def head_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """The gym that runs, as `head_server.port` and `head_server.host` say; nothing where they are not said."""
+    found = settings.get(HEAD)
+    if not found:
+        return []
+    if not isinstance(found, dict) or not found.keys() <= {"host", "port"}:
+        raise click.UsageError(f"{HEAD}: has host and port, is {found!r}")
+    return [f"{RUNNING}=http://{found.get('host') or '127.0.0.1'}:{found.get('port') or 11000}"]
+
+
+def _is_of_collection(key: str) -> bool:
+    return key in OPTIONS or key in FLAGS or key in IGNORED or key.partition(".")[0] == PARAMS
 
 
 def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:

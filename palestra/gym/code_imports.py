@@ -7,7 +7,7 @@ any of that code.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +70,11 @@ def _read(file: Path, root: Path) -> Iterator[CodeImport]:
             yield from (CodeImport(module, one.name, file, node.lineno, is_optional) for one in node.names)
 
 
-def _walked(nodes: Sequence[ast.AST], is_optional: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Everything below them that may run, and whether an ImportError there would be caught."""
+def _walked(nodes: Iterable[ast.AST], is_optional: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """Every statement below them that may run, and whether an ImportError there would be caught."""
     for node in nodes:
+        if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            continue
         if isinstance(node, ast.If) and _is_for_type_checkers(node.test):
             yield from _walked(node.orelse, is_optional)
         elif isinstance(node, ast.Try):
@@ -80,7 +82,7 @@ def _walked(nodes: Sequence[ast.AST], is_optional: bool) -> Iterator[tuple[ast.A
             yield from _walked([*node.handlers, *node.orelse, *node.finalbody], is_optional)
         else:
             yield node, is_optional
-            yield from _walked(list(ast.iter_child_nodes(node)), is_optional)
+            yield from _walked(ast.iter_child_nodes(node), is_optional)
 
 
 def _is_for_type_checkers(test: ast.expr) -> bool:

@@ -114,10 +114,13 @@ def test_a_rollout_in_a_world_of_nemo_gyms(original: StockGym, tmp_path: Path, w
     assert (standing.done, result["reward"]) == (1, 1.0)
 
 
-def test_nothing_is_installed_for_worlds_that_need_nothing(original: StockGym) -> None:
-    """Though `nemo_gym` itself, which imports pandas, ray and wandb, lies beside them, as in a checkout."""
-    assert (ORIGINAL / "nemo_gym/rollout_collection.py").is_file()
-    assert [line for line in original.lines if "building an environment" in line] == []
+def test_nothing_is_installed_for_a_world_that_needs_nothing(tmp_path: Path) -> None:
+    """Though `nemo_gym` itself, which imports pandas, ray and wandb, lies beside it, as in a checkout."""
+    assert "from pandas import" in (ORIGINAL / "nemo_gym/reward_profile.py").read_text()
+    gym = started(["example_single_tool_call"], uv_venv_dir=str(tmp_path / "venvs"))
+    gym.close()
+    assert [line for line in gym.lines if "building an environment" in line] == []
+    assert not (tmp_path / "venvs").exists()
 
 
 @pytest.mark.parametrize("ours", [["simple_agent"], ["vllm_model"], ["simple_agent", "vllm_model"]], ids="+".join)

@@ -1,0 +1,104 @@
+"""The commands: `gym GROUP COMMAND`, and each by its old name.
+
+Owns: groups, help, old names, what is said of commands that have no counterpart. Never touches: what commands do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+import palestra
+from palestra.cli import main
+from palestra.cli.output import fail, one_line_errors
+from palestra.gym.errors import GymConfigError
+from palestra_nemo_gym_cli.faces import ABSENT, FACES, OLD_NAMES, Face
+from palestra_nemo_gym_cli.options import Option
+from palestra_nemo_gym_cli.translating import arguments_of, collection_of, parameter_name
+
+GROUPS = {
+    "env": "Develop and run environments.",
+    "eval": "Run evaluations.",
+    "dataset": "Manage datasets.",
+    "list": "What there is to be run.",
+    "dev": "For contributors.",
+}
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def gym() -> None:
+    """The entry point of `gym` and `ng`."""
+    root()(prog_name=Path(sys.argv[0]).name)
+
+
+def by_old_name() -> None:
+    """The entry point of every `ng_*` and `nemo_gym_*`."""
+    name = Path(sys.argv[0]).name.removeprefix("nemo_gym_").removeprefix("ng_")
+    root()([*OLD_NAMES[name].split(), *sys.argv[1:]], prog_name="gym")
+
+
+def root() -> click.Group:
+    made = click.RichGroup(
+        "gym", help="NeMo Gym's commands, for Palestra's gym. Each is a face of a `palestra gym` command."
+    )
+    click.version_option(palestra.__version__, prog_name="palestra, with NeMo Gym's commands")(made)
+    for name, about in GROUPS.items():
+        made.add_command(click.RichGroup(name, help=about))
+    for name, face in FACES.items():
+        _add(made, name, _face_command(name, face))
+    for name, nearest in ABSENT.items():
+        _add(made, name, _absent_command(name, nearest))
+    return made
+
+
+def _add(made: click.Group, name: str, command: click.Command) -> None:
+    group = made.commands[name.split()[0]] if " " in name else made
+    assert isinstance(group, click.Group)
+    group.add_command(command)
+
+
+def _face_command(name: str, face: Face) -> click.Command:
+    options = [_parameter(option) for option in face.options]
+    options.append(click.Option(["--verbose", "-v"], is_flag=True, expose_value=False, help="Nothing more is said."))
+    run: Callable[..., None] = _run_evaluation if name == "eval run" else _run_face
+    if name == "eval run":
+        options.append(click.Option(["--no-serve"], is_flag=True, help="Of a gym that runs."))
+        options.append(click.Option(["--split"], help="Play this dataset of the configs, instead of --input."))
+
+    def called(rest: tuple[str, ...], **typed: Any) -> None:
+        run(face, typed, rest)
+
+    arguments = click.Argument(["rest"], nargs=-1, metavar="[NAME] [KEY=VALUE]..." if face.names else "[KEY=VALUE]...")
+    about = f"{face.about}\n\nIt is `palestra {' '.join(face.ours)}`."
+    return click.RichCommand(name.split()[-1], params=[*options, arguments], callback=called, help=about)
+
+
+def _parameter(option: Option) -> click.Option:
+    names = [parameter_name(option), *option.names]
+    return click.Option(names, is_flag=option.is_flag, multiple=option.is_multiple, help=option.about)
+
+
+def _run_face(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+    with one_line_errors(GymConfigError):
+        arguments = arguments_of(face, typed, rest)
+    main([*face.ours, *arguments], prog_name="palestra")
+
+
+def _run_evaluation(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+    with one_line_errors(GymConfigError):
+        datasets, collect = collection_of(face, typed, rest)
+    if datasets:
+        main(["gym", "datasets", *datasets], prog_name="palestra", standalone_mode=False)
+    main(["gym", "collect", *collect], prog_name="palestra")
+
+
+def _absent_command(name: str, nearest: str) -> click.Command:
+    def refuse() -> None:
+        raise fail(f"`gym {name}` has no counterpart in Palestra; the nearest: {nearest}")
+
+    about = f"Not here; the nearest: {nearest}."
+    return click.RichCommand(name.split()[-1], callback=refuse, context_settings=ANYTHING, help=about)

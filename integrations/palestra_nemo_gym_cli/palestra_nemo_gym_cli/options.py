@@ -1,0 +1,109 @@
+"""An option of a command of NeMo Gym's, and what it is called here.
+
+Owns: the options that several commands share. Never touches: commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich_click as click
+
+from palestra.cli.ng import RUNNING
+from palestra.gym.catalog import CatalogKind
+from palestra.gym.collect.files import OutputFiles
+
+Arguments = Callable[[str], list[str]]
+"""What its value becomes on our command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    names: tuple[str, ...]
+    ours: Arguments
+    about: str = ""
+    key: str | None = None
+    """The setting that says the same: `+agent_name=…` for `--agent`."""
+    is_flag: bool = False
+    is_multiple: bool = False
+    selects: CatalogKind | None = None
+    """Its value names a config of this kind."""
+
+
+def same(option: str) -> Arguments:
+    return lambda value: [f"{option}={value}"]
+
+
+def flag(option: str) -> Arguments:
+    return lambda value: [option] if value.lower() == "true" else []
+
+
+def nothing(_: str) -> list[str]:
+    """It asks for what is so here anyway."""
+    return []
+
+
+def absent(name: str, nearest: str, *, is_flag: bool = False) -> Option:
+    """An option that has no counterpart; to use it is a mistake that names the nearest."""
+
+    def refuse(_: str) -> list[str]:
+        raise click.UsageError(f"{name} has no counterpart in Palestra; the nearest: {nearest}")
+
+    return Option((name,), refuse, f"Not here: {nearest}.", is_flag=is_flag)
+
+
+def server_name(value: str) -> list[str]:
+    return [value.removeprefix("resources_servers/")]
+
+
+def each_glob(value: str) -> list[str]:
+    return [f"--input={one.strip()}" for one in value.split(",")]
+
+
+def metrics_file(value: str) -> list[str]:
+    """Theirs names the merged rollouts, and puts the metrics beside them."""
+    return [f"--output={OutputFiles(Path(value)).metrics}"]
+
+
+def split_of_mode(value: str) -> list[str]:
+    return ["--split=example"] if value == "example_validation" else []
+
+
+def selector(name: str, kind: CatalogKind) -> Option:
+    about = "Take the config of that name; NAME/FLAVOUR for another of the same folder."
+    return Option((name,), same("--config"), about, is_multiple=True, selects=kind)
+
+
+CONFIG = Option(("--config",), same("--config"), "Config file; may repeat.", is_multiple=True)
+SEARCH_DIR = Option(("--search-dir",), same("--search-dir"), "Look here first; may repeat.", is_multiple=True)
+RESOURCES_SERVER = selector("--resources-server", CatalogKind.RESOURCES_SERVERS)
+MODEL_TYPE = selector("--model-type", CatalogKind.MODELS)
+ALLOW_PAIRING = Option(("--allow-unsupported-pairing",), nothing, "Nothing is refused here.", is_flag=True)
+SOURCES = (
+    CONFIG,
+    selector("--benchmark", CatalogKind.BENCHMARKS),
+    selector("--environment", CatalogKind.ENVIRONMENTS),
+    RESOURCES_SERVER,
+    MODEL_TYPE,
+    selector("--agent-type", CatalogKind.AGENTS),
+    ALLOW_PAIRING,
+    SEARCH_DIR,
+    Option(("--model", "-m"), same("--model"), "The policy's name."),
+    Option(("--model-url",), same("--model-url"), "Where it is served."),
+    Option(("--model-api-key",), same("--model-api-key"), "Its key."),
+)
+HEAD = Option(("--head",), same(RUNNING), "Of a gym that runs; ++head_server.port=N says the same.")
+JSON = Option(("--json",), flag("--json"), "Print JSON.", key="json", is_flag=True)
+OUTPUT = Option(("--output", "-o"), same("--output"), "Output file.", key="output_jsonl_fpath")
+CONCURRENCY = Option(("--concurrency",), same("--concurrency"), "Rollouts at a time.", key="num_samples_in_parallel")
+LIMIT = Option(("--limit",), same("--limit"), "Only the first rows.", key="limit")
+RESUME = Option(("--resume",), flag("--resume"), "Go on with an output.", key="resume_from_cache", is_flag=True)
+INPUTS = Option(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
+ROLLOUTS = Option(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")
+NO_HEALTH_CHECK = (
+    Option(("--no-health-check",), nothing, "There is none here.", key="disable_health_check", is_flag=True),
+    Option(("--health-check-workers",), nothing, "There is no health check.", key="health_check_workers"),
+    Option(("--health-check-ignore",), nothing, "There is no health check.", key="health_check_ignored_checks"),
+)

@@ -1,0 +1,80 @@
+"""What there is to be run below the search folders: servers of each kind, environments and benchmarks.
+
+Owns: finding them, and the config that a name stands for. Never touches: what a config says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from palestra.gym.errors import GymConfigError
+from palestra.gym.roots import did_you_mean
+
+
+class CatalogKind(StrEnum):
+    """In the words of the command line; `folder` is where they lie."""
+
+    RESOURCES_SERVERS = "resources-servers"
+    AGENTS = "agents"
+    MODELS = "models"
+    ENVIRONMENTS = "environments"
+    BENCHMARKS = "benchmarks"
+
+    @property
+    def folder(self) -> str:
+        return {"agents": "responses_api_agents", "models": "responses_api_models"}.get(self, self.replace("-", "_"))
+
+    @property
+    def is_server(self) -> bool:
+        return self not in (CatalogKind.ENVIRONMENTS, CatalogKind.BENCHMARKS)
+
+
+class CatalogEntry(Struct, frozen=True):
+    kind: CatalogKind
+    name: str
+    configs: list[str]
+    """Below its root, as `-c` takes them."""
+    root: str
+
+
+def catalog(kinds: Sequence[CatalogKind], roots: Sequence[Path]) -> list[CatalogEntry]:
+    """By kind and name. Of one name the first root's counts, as when it is run."""
+    found: dict[tuple[CatalogKind, str], CatalogEntry] = {}
+    for kind in kinds:
+        for root in roots:
+            for entry in _entries(kind, root):
+                found.setdefault((kind, entry.name), entry)
+    return sorted(found.values(), key=lambda one: (kinds.index(one.kind), one.name))
+
+
+def config_named(kind: CatalogKind, name: str, roots: Sequence[Path]) -> str:
+    """The file that `NAME` or `NAME/FLAVOUR` stands for. Raises GymConfigError with the nearest name."""
+    plain, _, flavour = name.partition("/")
+    if kind.is_server:
+        candidates = [f"{kind.folder}/{plain}/configs/{flavour or plain}.yaml"]
+    else:
+        candidates = [f"{kind.folder}/{name}/config.yaml", f"{kind.folder}/{plain}/{flavour or 'config'}.yaml"]
+    for candidate in candidates:
+        if any((root / candidate).is_file() for root in roots):
+            return candidate
+    entries = catalog([kind], roots)
+    flavours = [f"{plain}/{Path(one).stem}" for entry in entries if entry.name == plain for one in entry.configs]
+    hint = did_you_mean(name, flavours or [entry.name for entry in entries])
+    places = "".join(f"\n  not at {root / candidates[0]}" for root in roots)
+    raise GymConfigError(f"{kind}: there is no config of {name!r}{places}{hint}")
+
+
+def _entries(kind: CatalogKind, root: Path) -> Iterator[CatalogEntry]:
+    folder = root / kind.folder
+    if kind.is_server:
+        for one in sorted(folder.glob("*/")):
+            configs = [str(file.relative_to(root)) for file in sorted(one.glob("configs/*.yaml"))]
+            if configs or any(one.glob("*.py")):
+                yield CatalogEntry(kind, one.name, configs, str(root))
+        return
+    for file in sorted(folder.glob("**/config.yaml")):
+        yield CatalogEntry(kind, str(file.parent.relative_to(folder)), [str(file.relative_to(root))], str(root))
