@@ -79,9 +79,10 @@ def head_arguments(settings: Mapping[str, Any]) -> list[str]:
     found = settings.get(HEAD)
     if not found:
         return []
-    if not isinstance(found, dict) or not found.keys() <= {"host", "port"}:
-        raise click.UsageError(f"{HEAD}: has host and port, is {found!r}")
-    return [f"{RUNNING}=http://{found.get('host') or '127.0.0.1'}:{found.get('port') or 11000}"]
+    port = found.get("port", 11000) if isinstance(found, dict) and found.keys() <= {"host", "port"} else None
+    if not isinstance(port, int):
+        raise click.UsageError(f"{HEAD}: has a host and a port, as in ++{HEAD}.port=9500; is {found!r}")
+    return [f"{RUNNING}=http://{found.get('host') or '127.0.0.1'}:{port}"]
 
 
 def _is_of_collection(key: str) -> bool:
