@@ -2,7 +2,8 @@
 
 The levels: 0a list what there is, 0b copy a number into a call, 0c choose the tool by the verb, 0d two calls. A model
 that never saw these tools scores 0 and has no reward to learn from. So it first imitates solutions that the platform
-knows (SFT), then learns from its own successes and failures (GRPO). Each level is evaluated on tasks of neither.
+knows, then learns from its own successes and failures: `palestra train keys` does both. Each level is evaluated on
+tasks of neither; the untrained model is, too.
 Ends with 1 if it did not get there. Interrupted, it goes on where it was: the same command again.
 """
 
@@ -14,7 +15,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,20 +25,15 @@ from palestra.cli.board import open_display, sparkline
 from palestra.cli.machine import best_device
 from palestra.config import ConfigError
 from palestra.config.bundled import find_config_file
-from palestra.config.train import RunConfig, load_train_config
-from palestra.environments.fleet.gold import write_gold
-from palestra.environments.fleet.prompts import PromptStyle
-from palestra.training.launch import RUN_ERRORS, model_folder, tokenizer_folder, train
-from palestra.training.own_server import own_server
+from palestra.config.train import GrpoConfig, load_train_config
+from palestra.training.launch import RUN_ERRORS, check, tokenizer_folder, train
 from palestra.training.run_reader import RunReader, RunStatus
 from palestra.training.runs import RunFolder
-from palestra.training.state import Checkpoints
 
 LEVELS = ("0a", "0b", "0c", "0d")
 WANTED = {"0a": 0.9, "0b": 0.9, "0c": 0.9}
 """At the end. Of 0d it must have become clearly more than by imitation: by two standard errors of the difference."""
 SIGMAS = 2.0
-HARDEST_SHARE = 0.02  # of what is imitated: two calls it has only just seen, the rest it learns from rewards
 
 
 class Measured(NamedTuple):
@@ -48,57 +44,36 @@ class Measured(NamedTuple):
 
 
 class Ladder:
-    """Three runs at one server, in a folder: an evaluation of the untrained model, SFT, GRPO."""
+    """Two runs of the bundled config `keys` in a folder: an evaluation of the untrained model, then all of it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.folder: Path = args.folder.absolute()
         self._args = args
-        self._display = "none" if args.json else "auto"
-        self._gold = self.folder / "gold.jsonl"
-        self.config = self._load("grpo")
-        self._load("sft")  # what is wrong with it is said before anything is made
+        self.config = self._load("keys")
 
-    async def run(self) -> None:
+    def run(self) -> None:
         """What was done before is not done again."""
-        self._write_gold()
-        model, state, log = self.config.model, self.folder / "engine", self.folder / "server.log"
-        async with own_server(str(model_folder(model)), model.name, state, log, device=best_device()) as url:
-            # A run that is content with any success at all evaluates, and ends.
-            await self._play(self._load("untrained", "steps=1", "early_stop.at_least=0"), url)
-            await self._play(self._load("sft"), url)
-            await self._play(self._load("grpo", f"model.start_from={self._weights('sft')}"), url)
+        # A run that is content with any success at all evaluates, and ends.
+        self._play(self._load("untrained", "imitation=null", "steps=1", "early_stop.at_least=0"))
+        self._play(self.config)
 
     def measured(self) -> list[Measured]:
         """The untrained model, then the one that has imitated, then as it goes on."""
         untrained, *_ = self._evaluations("untrained")
-        warmed, *later = self._evaluations("grpo")
+        imitated, *later = self._evaluations("keys")
         return [
             Measured("untrained", untrained[1]),
-            Measured("SFT", warmed[1]),
+            Measured("imitation", imitated[1]),
             *(Measured(f"GRPO {step}", levels) for step, levels in later),
         ]
 
-    def _load(self, name: str, *overrides: str) -> Any:
+    def _load(self, name: str, *overrides: str) -> GrpoConfig:
         own = [f"seed={self._args.seed}", f"runs={self.folder}", f"name={name}", "alias=null"]
-        if name == "sft":
-            return load_train_config([find_config_file("keys-sft")], [*own, f"data={self._gold}", *self._args.sft])
-        return load_train_config([find_config_file("keys")], [*own, *self._args.grpo, *overrides])
+        config = load_train_config([find_config_file("keys")], [*own, *self._args.settings, *overrides])
+        assert isinstance(config, GrpoConfig)
+        return config
 
-    def _write_gold(self) -> None:
-        if self._gold.exists():
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / "gold.part"
-        few = max(1, round(self._args.gold * HARDEST_SHARE))
-        lines = ""
-        for levels, count in ((LEVELS[:-1], self._args.gold - few), (LEVELS[-1:], few)):
-            write_gold(f"platform:keys?difficulty={','.join(levels)}&count={count}", part, PromptStyle.COMPACT)
-            lines += part.read_text()
-        part.write_text(lines)
-        part.rename(self._gold)  # all of it, or none
-
-    async def _play(self, config: RunConfig, url: str) -> None:
-        config = config.model_copy(update={"server": url})
+    def _play(self, config: GrpoConfig) -> None:
         path = config.runs / str(config.name)
         if (path / "config.json").exists():
             summary = RunReader(path).read_summary()
@@ -106,14 +81,11 @@ class Ladder:
                 return
             run = RunFolder.open(path)
         else:
+            check(config)
             run = RunFolder.create(config.runs, config.name, config, {"tokenizer": str(tokenizer_folder(config))})
-        with run, open_display(self._display, run.name, config) as listener:
-            await train(config, run, listener, device=best_device())
-
-    def _weights(self, name: str) -> str:
-        newest = Checkpoints(self.folder / name / "checkpoints", keep=1).newest()
-        assert newest is not None  # those of the last step are always kept
-        return newest.address
+        display = "none" if self._args.json else "auto"
+        with run, open_display(display, run.name, config) as listener:
+            asyncio.run(train(config, run, listener, device=best_device()))
 
     def _evaluations(self, name: str) -> list[tuple[int, dict[str, float]]]:
         rows = RunReader(self.folder / name).read_metrics()
@@ -129,7 +101,7 @@ def main() -> int:
     console = Console(highlight=False, stderr=args.json)
     try:
         ladder = Ladder(args)
-        asyncio.run(ladder.run())
+        ladder.run()
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from here")
         return 130
@@ -146,7 +118,7 @@ def main() -> int:
         console.print(f"{each} tasks of each level, drawn at temperature {ladder.config.eval.temperature:g}.")
         console.print("[bold]It is up.[/bold]" if is_there else "[bold]It has not got there.[/bold]")
         console.print(
-            f"Everything is in {ladder.folder}; to look: palestra run show {ladder.folder / 'grpo'}", soft_wrap=True
+            f"Everything is in {ladder.folder}; to look: palestra run show {ladder.folder / 'keys'}", soft_wrap=True
         )
     return 0 if is_there else 1
 
@@ -156,10 +128,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/ladder"), help="where everything goes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--gold", type=int, default=2000, help="solutions to imitate; one in fifty is of the last level"
+        "settings", nargs="*", metavar="KEY=VALUE", help="a setting of the config, as for palestra train"
     )
-    parser.add_argument("--sft", action="append", default=[], metavar="KEY=VALUE", help="a setting of SFT; may repeat")
-    parser.add_argument("--grpo", action="append", default=[], metavar="KEY=VALUE", help="of GRPO and the evaluations")
     parser.add_argument("--json", action="store_true", help="the curve as one object, and nothing else")
     return parser.parse_args()
 

@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
 
-    CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic.
+    CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic, keys.
     Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` has them all.
     """
     from palestra.config import ConfigError, dump_config

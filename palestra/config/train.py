@@ -9,9 +9,17 @@ import difflib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE
@@ -20,6 +28,11 @@ from palestra.config.gym_entries import check_gyms
 from palestra.config.load import Layers, merge_layers, validate
 
 TokenLimit = PositiveInt
+PLATFORM = "platform:"
+
+
+def _conversations(source: str) -> str:
+    return source if source.startswith(PLATFORM) else str(Path(source).expanduser().absolute())
 
 
 class AdvantageKind(StrEnum):
@@ -219,9 +232,23 @@ class RunConfig(Config):
     trackers: list[TrackerConfig] = Field(default=[])
 
 
+class ImitationConfig(Config):
+    """For a model that solves none of its tasks: it learns from solutions first. docs/training.md has more."""
+
+    data: list[Annotated[str, AfterValidator(_conversations)]] = Field(min_length=1)
+    """Files of conversations, as `kind: sft` has them; or `platform:…`, for the platform's own solutions of these
+    tasks."""
+    steps: PositiveInt = 100
+    """Optimizer steps, before the first step of GRPO."""
+    batch_size: PositiveInt = 32
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
 class GrpoConfig(RunConfig):
     kind: Literal["grpo"] = "grpo"
     environments: list[EnvironmentEntry] = Field(min_length=1)
+    imitation: ImitationConfig | None = None
+    """What to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
     data: DataConfig = DataConfig()
     penalty: PenaltyConfig = PenaltyConfig()

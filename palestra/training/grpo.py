@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from palestra.config.train import EarlyStop, GrpoConfig
+from palestra.training.advice import advise, teaches_nothing
 from palestra.training.batches import Batch, build_batch, to_sequence, trainable_rows
 from palestra.training.collecting import Collector, TrainingError
 from palestra.training.evaluation import Evaluator
@@ -21,6 +22,7 @@ from palestra.training.listener import Stage, StageClock
 from palestra.training.policy import PolicyError, Sampler, SamplingError, Update
 from palestra.training.requests import RequestMaker
 from palestra.training.run_reader import RunStatus
+from palestra.training.runs import EventKind
 from palestra.training.schedule import adam_at, learning_rate
 from palestra.training.session import Session
 from palestra.training.sources import Ledger, RolloutSource
@@ -57,6 +59,8 @@ class GrpoLoop:
         self._config, self._session, self._parts = config, session, parts
         self._policy, self._state, self._listener = session.policy, session.state, session.listener
         self._base: Sampler | None = None
+        self._is_warned = False
+        """That there is nothing to learn."""
 
     async def run(self) -> RunStatus:
         async with AsyncExitStack() as stack:
@@ -103,6 +107,8 @@ class GrpoLoop:
         if self._parts.ledger is not None:
             metrics |= self._parts.ledger.take_metrics()
         await self._record(groups, batch, metrics)
+        if teaches_nothing(groups, batch):
+            self._warn(advise(groups, batch, self._config))
         return sampler
 
     async def _collect(self, collector: GroupCollector, sampler: Sampler) -> list[Group]:
@@ -148,9 +154,6 @@ class GrpoLoop:
         for minibatch in batch.minibatches:
             updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
             self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
-        if not updates:
-            reason = max(batch.dropped, key=lambda one: batch.dropped[one], default="nothing was played")
-            self._listener.note(f"nothing to learn in this step: {reason} of {sum(batch.dropped.values())} rollouts")
         return updates
 
     async def _record(self, groups: list[Group], batch: Batch, metrics: dict[str, float]) -> None:
@@ -162,6 +165,16 @@ class GrpoLoop:
         if self._is_due(self._config.checkpoint.every):
             await self._save()
         self._listener.step(done, metrics)
+
+    def _warn(self, advice: str) -> None:
+        """In full the first time, since a run that learns nothing may go on saying so for all its steps."""
+        done, run = self._state.step, self._session.run
+        text = f"nothing to learn in step {done}"
+        if not self._is_warned:
+            text += f": {advice}. Its rollouts: palestra rollout list {run.path} --step {done}"
+            run.event(EventKind.WARNING, step=done, message=text)
+            self._is_warned = True
+        self._listener.note(text)
 
     async def _save(self) -> None:
         """The cursor is in the checkpoint before the server may forget what is up to it."""

@@ -23,6 +23,13 @@ from palestra.training.conversations import DataError
 from palestra.training.dpo import check_dpo, run_dpo
 from palestra.training.grpo_run import open_environments, run_grpo
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
+from palestra.training.imitation import (
+    IMITATION,
+    ImitationNotes,
+    check_imitation,
+    sft_config,
+    write_conversations,
+)
 from palestra.training.listener import Listener
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, SamplingError, Start
@@ -67,6 +74,8 @@ def check(config: RunConfig) -> None:
             with open_environments(config) as environments:
                 environments.tasks("train")
                 environments.tasks("eval")
+            if config.imitation is not None:
+                check_imitation(config, config.imitation, tokenizer)
         case SftConfig():
             check_sft(config, tokenizer)
         case DpoConfig():
@@ -113,8 +122,10 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
         wanted = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
-        start = Start(**wanted, address=config.model.start_from, with_optimizer=False)
-        if state is not None:
+        if state is None:
+            address = await first_weights(config, run, listener, url, device=device)
+            start = Start(**wanted, address=address, with_optimizer=False)
+        else:
             start = Start(**wanted, address=state.address)
             listener.note(f"going on after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
@@ -122,6 +133,24 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
         run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
         trackers = stack.enter_context(told_the_end(open_trackers(config.trackers, run)))
         yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+
+
+async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, url: str, *, device: str) -> str | None:
+    """What the config names, or what has been learned by imitation: an SFT run in the run's folder, at the same server,
+    which goes on where it was if it was interrupted."""
+    if not isinstance(config, GrpoConfig) or config.imitation is None:
+        return config.model.start_from
+    imitation, path = config.imitation, run.path / IMITATION
+    listener.note(f"imitation first, {imitation.steps} steps; its run is in {path}")
+    await asyncio.to_thread(write_conversations, config, imitation, path / "data.jsonl")
+    sft = sft_config(config, imitation, path / "data.jsonl", url)
+    is_begun = (path / "config.json").exists()
+    with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
+        await train(sft, within, ImitationNotes(listener, sft.steps), device=device)
+    newest = Checkpoints(path / "checkpoints", keep=1).newest()
+    assert newest is not None  # the last step is kept in any case
+    run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
+    return newest.address
 
 
 @contextmanager

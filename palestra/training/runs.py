@@ -32,6 +32,8 @@ class EventKind(StrEnum):
     RESUME = "resume"
     CONFIG = "config"
     """It was changed."""
+    IMITATED = "imitated"
+    """Solutions, before the first step; says where the weights are."""
     CHECKPOINT = "checkpoint"
     WARNING = "warning"
     ERROR = "error"

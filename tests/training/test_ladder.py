@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 LADDER = Path(__file__).parents[2] / "examples" / "ladder.py"
-TINY = ("--gold", "16", "--sft", "steps=2", "--sft", "batch_size=4", "--grpo", "steps=1", "--grpo", "eval.tasks=4")
-TINY += ("--grpo", "rollout.group_size=2", "--grpo", "rollout.groups_per_step=2", "--grpo", "rollout.max_tokens=8")
+TINY = ("imitation.data=['platform:keys?difficulty=0a,0d&count=16']", "imitation.steps=2", "imitation.batch_size=4")
+TINY += ("steps=1", "eval.tasks=4", "rollout.group_size=2", "rollout.groups_per_step=2", "rollout.max_tokens=8")
 LEVELS = ["0a", "0b", "0c", "0d"]
 
 
@@ -37,30 +37,27 @@ def test_each_phase_runs_once_and_the_curve_is_told(tmp_path):
     code, said, wrong = run_ladder(tmp_path, *TINY)
     assert code == 1, wrong  # nobody climbs in one step
     assert "It has not got there" in said
-    assert all(word in said for word in (*LEVELS, "untrained", "SFT", "GRPO 1", "1 tasks of each level"))
-    assert len((tmp_path / "climbed" / "gold.jsonl").read_text().splitlines()) == 16
-    written = {run: metrics(tmp_path, run) for run in ("untrained", "sft", "grpo")}
+    assert all(word in said for word in (*LEVELS, "untrained", "imitation", "GRPO 1", "1 tasks of each level"))
+    assert len((tmp_path / "climbed" / "keys" / "imitation" / "data.jsonl").read_text().splitlines()) == 16
+    written = {run: metrics(tmp_path, run) for run in ("untrained", "keys/imitation", "keys")}
     assert [row["step"] for row in written["untrained"]] == [0]
-    assert [row["step"] for row in written["sft"]] == [1, 2]
-    assert [row["step"] for row in written["grpo"]] == [0, 1, 1]
-    assert (
-        "tinker://" in json.loads((tmp_path / "climbed/grpo/config.json").read_text())["config"]["model"]["start_from"]
-    )
+    assert [row["step"] for row in written["keys/imitation"]] == [1, 2]
+    assert [row["step"] for row in written["keys"]] == [0, 1, 1]
 
     code, said, wrong = run_ladder(tmp_path, *TINY, "--json")
     assert code == 1, wrong
     found = json.loads(said)
-    assert [one["when"] for one in found["curve"]] == ["untrained", "SFT", "GRPO 1"]
+    assert [one["when"] for one in found["curve"]] == ["untrained", "imitation", "GRPO 1"]
     assert all(list(one["levels"]) == LEVELS for one in found["curve"])
     assert {run: metrics(tmp_path, run) for run in written} == written  # all of it was there already
 
 
 @pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_with_the_same_command(tmp_path):
-    longer = [*TINY, "--sft", "steps=40", "--sft", "checkpoint.every=1", "--json"]
+    longer = [*TINY, "imitation.steps=40", "checkpoint.every=1", "--json"]
     process = subprocess.Popen(command(*longer), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while len(metrics(tmp_path, "sft")) < 2:
+        while len(metrics(tmp_path, "keys/imitation")) < 2:
             assert process.poll() is None
             time.sleep(0.05)
     finally:
@@ -69,14 +66,14 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_command(tmp_path):
     code, said, wrong = run_ladder(tmp_path, *longer)
     assert code == 1, wrong
     assert len(json.loads(said)["curve"]) == 3
-    first, *_, last = (row["step"] for row in metrics(tmp_path, "sft") if row["attempt"] == 2)
+    first, *_, last = (row["step"] for row in metrics(tmp_path, "keys/imitation") if row["attempt"] == 2)
     assert (first > 1, last) == (True, 40)
     assert {row["attempt"] for row in metrics(tmp_path, "untrained")} == {1}
 
 
 @pytest.mark.slow
 def test_a_setting_that_does_not_exist_is_named_before_anything_is_made(tmp_path):
-    code, said, wrong = run_ladder(tmp_path, "--grpo", "rollout.groupsize=2")
+    code, said, wrong = run_ladder(tmp_path, "rollout.groupsize=2")
     assert code == 1
     assert "did you mean rollout.group_size" in " ".join((said + wrong).split())
     assert not (tmp_path / "climbed").exists()

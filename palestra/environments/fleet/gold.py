@@ -22,12 +22,10 @@ from palestra.environments.platform import Call, TaskKey
 MAX_TURNS = 100  # of a solution: none is cut
 
 
-def write_gold(tasks_file: str, file: Path, style: PromptStyle = PromptStyle.FULL) -> int:
-    """A line of `messages` for each task of a `platform:…`; how many there are."""
+def gold_lines(tasks_file: str, style: PromptStyle = PromptStyle.FULL) -> list[str]:
+    """A line of `messages` for each task of a `platform:…`."""
     found = run_sync(_conversations(PlatformTasks.named(tasks_file).keys("train"), style))
-    lines = (json.dumps({"messages": messages}, ensure_ascii=False) for messages in found)
-    file.write_text("".join(f"{line}\n" for line in lines))
-    return len(found)
+    return [json.dumps({"messages": messages}, ensure_ascii=False) for messages in found]
 
 
 async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL) -> list[dict[str, str]]:
@@ -68,7 +66,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--compact", action="store_true", help="with the short system message")
     given = parser.parse_args()
-    write_gold(given.tasks, given.file, PromptStyle.COMPACT if given.compact else PromptStyle.FULL)
+    lines = gold_lines(given.tasks, PromptStyle.COMPACT if given.compact else PromptStyle.FULL)
+    given.file.write_text("".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from palestra.config.train import EnvironmentEntry
 from palestra.environments import EnvironmentSet, TaskFileError, spec
 from palestra.environments.fleet import fleet_row
-from palestra.environments.fleet.gold import write_gold
+from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
@@ -187,9 +187,9 @@ def test_a_context_that_was_tended_is_what_the_policy_sees():
 
 
 def test_gold_conversations_are_files_to_train_on(tmp_path: Path):
-    count = write_gold("platform:keys?count=12", tmp_path / "gold.jsonl", PromptStyle.COMPACT)
-    rows = Rows(tmp_path / "gold.jsonl", conversation_of)
-    assert count == len(rows) == 12
+    (file := tmp_path / "gold.jsonl").write_text("\n".join(gold_lines("platform:keys?count=12", PromptStyle.COMPACT)))
+    rows = Rows(file, conversation_of)
+    assert len(rows) == 12
     for row in (rows[n] for n in range(12)):
         assert [message["role"] for message in row.messages[:3]] == ["system", "user", "assistant"]
         assert row.messages[-1]["role"] == "assistant"

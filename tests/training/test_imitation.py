@@ -1,0 +1,168 @@
+"""A GRPO run that imitates solutions first, and one whose groups teach nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palestra.config import ConfigError
+from palestra.config.train import load_train_config
+from palestra.training.advice import advise, teaches_nothing
+from palestra.training.batches import build_batch
+from palestra.training.launch import check
+from palestra.training.listener import Silence
+from palestra.training.run_reader import RunReader, RunStatus
+from palestra.types.rollouts import Group
+from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
+from tests.training.trainers import finish, kill, start, wait_for_steps
+
+SOLUTIONS = "platform:keys?difficulty=0a&count=8"
+KEYS = {"name": "fleet_task", "config": {"tasks_file": "platform:keys?difficulty=0a", "prompt_style": "compact"}}
+SCRIPTED = "tests.training.scripted:ScriptedEnv"
+
+
+class Notes(Silence):
+    """Remembers what a person would have read."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def settings(**imitation: Any) -> dict[str, Any]:
+    """Of a run that imitates for a few steps."""
+    imitation = {"data": [SOLUTIONS], "steps": 2, "batch_size": 4, "optimizer": {"lr": 5e-3}} | imitation
+    rollout = {"group_size": 2, "groups_per_step": 2, "max_tokens": 8}
+    data = {"zero_variance": "keep", "overlong": "keep"}
+    return {"environments": [KEYS], "imitation": imitation, "rollout": rollout, "data": data, "steps": 1}
+
+
+def test_a_run_learns_from_solutions_before_its_first_step(run_training, tmp_path: Path):
+    (own := tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2?", "completion": "4"}\n')
+    listener = Notes()
+    run = run_training("warm", listener, **settings(data=[SOLUTIONS, str(own)]))
+    within = RunReader(run.path / "imitation")
+    assert within.status() is RunStatus.DONE
+    assert [row["step"] for row in within.read_metrics()] == [1, 2]
+    lines = (within.path / "data.jsonl").read_text().splitlines()
+    assert [len(json.loads(line).get("messages", [])) for line in lines] == [5] * 8 + [0]
+    assert [note[: note.index("  ")] for note in listener.notes if note.startswith("imitation step")] == [
+        "imitation step 1/2",
+        "imitation step 2/2",
+    ]
+    (event,) = [event for event in run.read_events() if event["event"] == "imitated"]
+    assert (event["steps"], event["address"][:9]) == (2, "tinker://")
+    (row,) = run.read_metrics()  # its own first step, by weights that are the base model's no more
+    assert row["step"] == 1
+    assert abs(row["kl/base"]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": ["platform:kyes"]}, "kyes"),
+        ({"data": ["no-such.jsonl"]}, "no-such.jsonl"),
+        ({"data": ["bad.jsonl"]}, "bad.jsonl, line 2: .*unknown role 'asistant'; did you mean 'assistant'"),
+        ({"environments": [{"name": "arithmetic"}]}, "in the words of the environment fleet_task"),
+    ],
+)
+def test_what_cannot_be_imitated_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [[{"role": "user", "content": "?"}, {"role": role, "content": "!"}] for role in ("assistant", "asistant")]
+    Path("bad.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    saved = settings()
+    saved["imitation"] |= {key: value for key, value in changes.items() if key == "data"}
+    saved |= {key: value for key, value in changes.items() if key != "data"}
+    with pytest.raises(ValueError, match=said):
+        check(load_train_config([], [], saved))
+
+
+def test_a_setting_of_imitation_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match=r"imitation.batchsize.*did you mean imitation.batch_size"):
+        load_train_config([], [], settings(batchsize=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["imitation", "grpo"])
+def test_killed_in_either_stage_it_resumes_on_the_undisturbed_curve(tmp_path: Path, stage: str):
+    """Trainer and server both die: what was imitated is on the disk."""
+    saved = settings(steps=6) | {"steps": 4, "eval": {"every": 0}, "checkpoint": {"every": 2}}
+    (tmp_path / "run.json").write_text(json.dumps(saved | {"data": {"zero_variance": "keep", "overlong": "keep"}}))
+    finish(start(tmp_path, "run.json", "--name", "whole"))
+    process = start(tmp_path, "run.json", "--name", "cut")
+    wait_for_steps(tmp_path, "cut/imitation" if stage == "imitation" else "cut", 3, process)
+    kill(process)
+    said = finish(start(tmp_path, "--resume", "cut"))
+    assert ("imitation: going on after step 2" in said) == (stage == "imitation")
+    assert ("\ngoing on after step 2" in said) == (stage == "grpo")
+    for part in ("imitation", "."):
+        whole, cut = (RunReader(tmp_path / "runs" / name / part).read_metrics() for name in ("whole", "cut"))
+        names = ("step", "loss/mean", "loss/sum", "reward/mean", "optim/grad_norm", "length/mean")
+        assert [[row.get(name) for name in names] for row in cut] == [
+            [row.get(name) for name in names] for row in whole
+        ]
+
+
+# Groups that teach nothing
+
+
+def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tmp_path: Path):
+    task = {"prompt": [{"role": "user", "content": "?"}], "steps": [{"reward": 0.0, "done": True}]}
+    (tasks := tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    listener = Notes()
+    run = run_training(
+        "barren",
+        listener,
+        environments=[{"name": SCRIPTED, "tasks": str(tasks)}],
+        rollout={"group_size": 2, "groups_per_step": 2, "max_tokens": 4},
+        data={"zero_variance": "drop", "overlong": "keep"},
+        steps=2,
+    )
+    first, second = [note for note in listener.notes if note.startswith("nothing to learn")]
+    assert first.startswith("nothing to learn in step 1: all 4 rollouts have the same reward (0); take easier tasks")
+    assert f"palestra rollout list {run.path} --step 1" in first
+    assert second == "nothing to learn in step 2"  # the advice is given once
+    assert [event["message"] for event in run.read_events() if event["event"] == "warning"] == [first]
+
+
+CUT = group_of("g", [make_rollout(f"g-{i}", float(i), [make_turn(cut=True)]) for i in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("groups", "data", "said"),
+    [
+        (
+            [make_group("g", [0.0, 0.0])],
+            {},
+            r"the same reward \(0\); take easier tasks or larger groups .*group_size, now 8",
+        ),
+        ([make_group("g", [0.0, 0.0])], {"zero_variance": "keep"}, r"the same reward \(0\); take easier tasks"),
+        ([make_group("g", [1.0, 1.0])], {}, "all 2 rollouts solve their tasks .* take harder tasks"),
+        (
+            [make_group("g", [0.0, 0.0]), make_group("h", [1.0, 1.0])],
+            {},
+            r"each of the 2 groups .*\(0 to 1\); take easier",
+        ),
+        ([CUT], {}, "2 of 2 rollouts are left out, since their last turn was cut; raise rollout.max_tokens"),
+        ([make_group("g", [0.0, 1.0], prompt=[1] * 9)], {"max_sequence_length": 8}, "fills data.max_sequence_length"),
+        ([make_group("g", [None, None])], {}, r"left out \(failed\); read what is wrong"),
+    ],
+)
+def test_the_advice_is_about_what_is_wrong(groups: list[Group], data: dict[str, Any], said: str):
+    config = make_config(data=data)
+    batch = build_batch(groups, config)
+    assert teaches_nothing(groups, batch)
+    assert re.search(said, advise(groups, batch, config))
+
+
+def test_one_group_that_teaches_is_enough():
+    groups = [make_group("g", [0.0, 0.0]), make_group("h", [0.0, 1.0])]
+    assert not teaches_nothing(groups, build_batch(groups, make_config()))
