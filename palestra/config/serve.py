@@ -78,6 +78,8 @@ class VllmConfig(Config):
     """Requests at each server; more wait here."""
     start_s: PositiveFloat = 600.0
     """How long a server may take until it answers."""
+    trial_s: PositiveFloat = 120.0
+    """How long it may take over each of the first samples, by which it is tried; then it is given up."""
     wait_s: PositiveFloat = 300.0
     """How long a sample waits while no server answers, or all of them are busy; then it fails."""
     request_s: PositiveFloat = 3600.0

@@ -19,7 +19,7 @@ from palestra.server.vllm.adapters import Adapter
 from palestra.server.vllm.affinity import Affinity
 from palestra.server.vllm.client import Client
 from palestra.server.vllm.errors import Lost, VllmError
-from palestra.server.vllm.probe import Abilities, look_over, write_trials
+from palestra.server.vllm.probe import Abilities, Awaited, look_over, write_trials
 from palestra.server.vllm.process import VllmProcess
 from palestra.server.vllm.replica import Replica
 from palestra.server.workers import WorkerError
@@ -53,8 +53,8 @@ class Fleet:
 
         self._plain = await asyncio.to_thread(Adapter.read, trials.plain)
 
-        async def look(client: Client, name: str) -> Abilities:
-            return await look_over(client, name, self._vllm, trials)
+        async def look(client: Client, name: str, awaited: Awaited) -> Abilities:
+            return await look_over(client, name, self._vllm, trials, awaited)
 
         name = self._model.name[0]
         for number, place in enumerate(self._places()):

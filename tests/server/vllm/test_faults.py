@@ -14,7 +14,7 @@ import pytest
 import tinker
 from tinker import types
 
-from tests.server.vllm.conftest import MODEL, START_S, Served, Vllm
+from tests.server.vllm.conftest import COMPILED, MODEL, START_S, Served, Vllm
 from tests.server.vllm.wires import Wire
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -98,6 +98,17 @@ def processes(server: Served) -> list[psutil.Process]:
     children = psutil.Process(server.pid).children()
     (first,) = [c for c in children if "vllm.entrypoints.openai.api_server" in c.cmdline()]
     return [first, *first.children(recursive=True)]
+
+
+def test_the_first_samples_of_a_cpu_build_compile_nothing(own: Served):
+    """On x86_64 that took longer than vLLM waits for a sample."""
+    training = own.client().create_lora_training_client(base_model=MODEL, rank=4, train_unembed=False)
+    for sampler in (
+        training.save_weights_and_get_sampling_client(),
+        own.client().create_sampling_client(base_model=MODEL),
+    ):
+        assert len(begin(sampler, 5).result().sequences[0].tokens) == 5
+    assert [file for file in (own.state / COMPILED).rglob("*") if file.is_file()] == []
 
 
 def test_a_killed_vllm_is_started_again_and_the_sample_comes(own: Served):
