@@ -63,6 +63,11 @@ class Rows(Generic[T]):
         except DataError as error:
             raise DataError(f"{self.where(index)}: {error}") from None
 
+    @property
+    def lines(self) -> list[bytes]:
+        """As they are in the file."""
+        return [line for _, line in self._lines]
+
     def where(self, index: int) -> str:
         """For messages."""
         return f"{self._file}, line {self._lines[index][0]}"

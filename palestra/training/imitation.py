@@ -14,7 +14,7 @@ from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.training.conversations import DataError
+from palestra.training.conversations import DataError, Rows, conversation_of
 from palestra.training.listener import Listener, Silence
 from palestra.training.record_files import replacing
 from palestra.training.sft import check_sft
@@ -58,10 +58,10 @@ def write_conversations(config: GrpoConfig, imitation: ImitationConfig, file: Pa
     with replacing(file) as stream:
         for source in imitation.data:
             if source.startswith(PLATFORM):
-                lines = gold_lines(source, _prompt_style(config, source))
+                lines = [line.encode() for line in gold_lines(source, _prompt_style(config, source))]
             else:
-                lines = Path(source).read_text().splitlines()
-            stream.writelines(f"{line}\n".encode() for line in lines if line.strip())
+                lines = Rows(Path(source), conversation_of).lines
+            stream.writelines(line + b"\n" for line in lines)
 
 
 def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:

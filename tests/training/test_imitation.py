@@ -37,20 +37,21 @@ class Notes(Silence):
 
 def settings(**imitation: Any) -> dict[str, Any]:
     """Of a run that imitates for a few steps."""
-    imitation = {"data": [SOLUTIONS], "steps": 2, "batch_size": 4, "optimizer": {"lr": 5e-3}} | imitation
-    rollout = {"group_size": 2, "groups_per_step": 2, "max_tokens": 8}
+    imitation = {"data": [SOLUTIONS], "steps": 2, "batch_size": 1, "optimizer": {"lr": 5e-3}} | imitation
+    rollout = {"group_size": 2, "groups_per_step": 1, "max_tokens": 8}
     data = {"zero_variance": "keep", "overlong": "keep"}
     return {"environments": [KEYS], "imitation": imitation, "rollout": rollout, "data": data, "steps": 1}
 
 
 def test_a_run_learns_from_solutions_before_its_first_step(run_training, tmp_path: Path):
-    (own := tmp_path / "own.jsonl").write_text('{"prompt": "2 + 2?", "completion": "4"}\n')
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "2 + 2?\u2028", "completion": "4"}\n\n', encoding="utf-8-sig")  # one line of JSONL
     listener = Notes()
     run = run_training("warm", listener, **settings(data=[SOLUTIONS, str(own)]))
     within = RunReader(run.path / "imitation")
     assert within.status() is RunStatus.DONE
     assert [row["step"] for row in within.read_metrics()] == [1, 2]
-    lines = (within.path / "data.jsonl").read_text().splitlines()
+    lines = (within.path / "data.jsonl").read_bytes().splitlines()
     assert [len(json.loads(line).get("messages", [])) for line in lines] == [5] * 8 + [0]
     assert [note[: note.index("  ")] for note in listener.notes if note.startswith("imitation step")] == [
         "imitation step 1/2",
@@ -95,7 +96,7 @@ def test_a_setting_of_imitation_that_does_not_exist_is_named():
 def test_killed_in_either_stage_it_resumes_on_the_undisturbed_curve(tmp_path: Path, stage: str):
     """Trainer and server both die: what was imitated is on the disk."""
     saved = settings(steps=6) | {"steps": 4, "eval": {"every": 0}, "checkpoint": {"every": 2}}
-    (tmp_path / "run.json").write_text(json.dumps(saved | {"data": {"zero_variance": "keep", "overlong": "keep"}}))
+    (tmp_path / "run.json").write_text(json.dumps(saved))
     finish(start(tmp_path, "run.json", "--name", "whole"))
     process = start(tmp_path, "run.json", "--name", "cut")
     wait_for_steps(tmp_path, "cut/imitation" if stage == "imitation" else "cut", 3, process)
@@ -122,12 +123,12 @@ def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tm
         "barren",
         listener,
         environments=[{"name": SCRIPTED, "tasks": str(tasks)}],
-        rollout={"group_size": 2, "groups_per_step": 2, "max_tokens": 4},
+        rollout={"group_size": 2, "groups_per_step": 1, "max_tokens": 4},
         data={"zero_variance": "drop", "overlong": "keep"},
         steps=2,
     )
     first, second = [note for note in listener.notes if note.startswith("nothing to learn")]
-    assert first.startswith("nothing to learn in step 1: all 4 rollouts have the same reward (0); take easier tasks")
+    assert first.startswith("nothing to learn in step 1: all 2 rollouts have the same reward (0); take easier tasks")
     assert f"palestra rollout list {run.path} --step 1" in first
     assert second == "nothing to learn in step 2"  # the advice is given once
     assert [event["message"] for event in run.read_events() if event["event"] == "warning"] == [first]
