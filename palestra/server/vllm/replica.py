@@ -29,7 +29,7 @@ COME_S = 0.25  # between looks at one that is on its way
 BACK_OFF_S = (0.5, 15.0)
 """Before the next try: the first time and at most."""
 
-TELL_S = 10.0  # between words about one that is waited for
+TELL_S = 10.0  # between words about one that is waited for, at first
 MIN_TELLS = 4  # before it is given up, however soon that is
 
 LookOver = Callable[[Client, str, Awaited], Awaitable[Abilities]]
@@ -138,13 +138,17 @@ class Replica:
         self._on_change(self)
 
     async def _tell(self, awaited: Awaited, patience: asyncio.Timeout) -> None:
-        """That it is waited for; ends the waiting where it takes too long."""
-        while awaited.seconds < (limit_s := self._limit_s(awaited)):
+        """That it is waited for, less often as it takes longer; ends the waiting where it takes too long."""
+        while awaited.seconds < self._limit_s(awaited):
             self.trouble = f"vLLM at {self.url}: waiting for {awaited.what}"
             log.info("waiting for vLLM", url=self.url, what=awaited.what, seconds=round(awaited.seconds))
-            while await awaited.changes_within(min(TELL_S, limit_s / MIN_TELLS)):
-                limit_s = self._limit_s(awaited)  # what goes quickly is not told
+            while await awaited.changes_within(self._pause_s(awaited)):
+                pass  # what goes quickly is not told
         patience.reschedule(asyncio.get_running_loop().time())
+
+    def _pause_s(self, awaited: Awaited) -> float:
+        limit_s, seconds = self._limit_s(awaited), awaited.seconds
+        return min(max(TELL_S, seconds / 2), limit_s / MIN_TELLS, limit_s - seconds)
 
     def _limit_s(self, awaited: Awaited) -> float:
         return getattr(self._vllm, awaited.limit)
