@@ -19,6 +19,10 @@ from palestra.model.spec import ModelSpec
 from palestra.types import Datum, ImageChunk, TensorData
 
 MAX_CELLS = 1 << 28  # of a sparse tensor once it is dense: 1 GiB of float32
+IGNORED = -100
+"""The target id by which torch and others say that a position is not learned."""
+COUNTING = ("weights", "advantages", "sequence_ratio_mask")
+"""Loss inputs by which a position counts; where all of a loss's own are 0, its target may be IGNORED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,6 @@ def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
         raise DataError("loss input 'target_tokens' is missing")
     targets = decode(given.pop("target_tokens"), "target_tokens", integer=True)
     _check_shape("target_tokens", targets, len(tokens), any_width=loss.gate == "weights")
-    _check_range("target_tokens", targets, spec.vocab_size)
     inputs = {name: decode(data, name) for name, data in given.items()}
     _check_names(inputs, loss)
     if loss.gate == "weights" and "weights" not in inputs:
@@ -70,6 +73,8 @@ def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
             )
         if not np.isfinite(array).all():
             raise DataError(f"loss input {name!r} holds NaN or infinity")
+    targets = _without_ignored(targets, inputs)
+    _check_range("target_tokens", targets, spec.vocab_size)
     rows = len(tokens)
     return Prepared(
         item.adapter,
@@ -133,6 +138,22 @@ def _tokens(datum: Datum, spec: ModelSpec) -> NDArray[np.int64]:
         raise DataError(f"the datum has {len(tokens)} tokens, the model's context is {spec.max_positions}")
     _check_range("model_input", tokens, spec.vocab_size)
     return tokens
+
+
+def _without_ignored(targets: NDArray, inputs: Mapping[str, NDArray]) -> NDArray:
+    """With id 0 in place of IGNORED: what does not count may be any token, and nothing may index by -100."""
+    ignored = targets == IGNORED
+    if not ignored.any():
+        return targets
+    for name in COUNTING:
+        counting = np.argwhere(ignored & (inputs[name] != 0)) if name in inputs else []
+        if len(counting):
+            place = "".join(f"[{index}]" for index in counting[0])
+            raise DataError(
+                f"target_tokens{place} is {IGNORED}, which says that it does not count, but {name}{place} is "
+                f"{inputs[name][tuple(counting[0])]:g}; send 0 there, or the id of a token"
+            )
+    return np.where(ignored, 0, targets)
 
 
 def _check_range(name: str, tokens: NDArray, vocab_size: int) -> None:

@@ -262,6 +262,82 @@ def test_malformed_input_is_named_with_what_it_must_be(bench, inputs, message):
         run(bench, **inputs)
 
 
+# Targets that do not count, as other libraries mark them
+
+
+def ignoring_case(bench, loss, target):
+    """`target` where weight or advantage is 0, at the first, the last and some positions between."""
+    rng = np.random.default_rng(3)
+    gate = "weights" if loss == "cross_entropy" else "advantages"
+    tokens, targets = rng.integers(1, bench.vocab, (2, 12))
+    inputs = {gate: rng.normal(size=12)}
+    off = np.isin(np.arange(12), (0, 1, 5, 11))
+    targets[off], inputs[gate][off] = target, 0.0
+    if loss != "cross_entropy":
+        inputs["logprobs"] = -rng.gamma(2.0, 1.0, 12)
+    if loss == "gspo":
+        inputs["sequence_ratio_mask"] = (~off).astype(float)
+    tensors = {name: encode(value) for name, value in {"target_tokens": targets, **inputs}.items()}
+    return Datum.of_tokens(tokens.tolist(), **tensors)
+
+
+@pytest.mark.parametrize("loss", LossName)
+def test_minus_100_where_nothing_counts_is_any_other_token(bench, loss):
+    found = []
+    for target in (-100, 7):
+        adapter = bench.adapter(seed=1)
+        (result,) = bench.trainer.forward_backward([TrainItem(adapter, ignoring_case(bench, loss, target), loss)])
+        found.append((result, bench.gradient(adapter)))
+    (ignored, gradient), (dummy, expected) = found
+    assert ignored.loss == dummy.loss != 0
+    assert ignored.metrics == dummy.metrics
+    assert np.isfinite(ignored.logprobs).all()
+    assert all(torch.equal(gradient[name], expected[name]) for name in expected)
+    assert any(one.any() for one in expected.values())
+
+
+@pytest.mark.parametrize("form", [encode, csr], ids=["dense", "sparse"])
+def test_minus_100_may_stand_in_single_cells_of_wide_targets(bench, form):
+    tokens, targets, weights = wide_case(bench)
+    results, gradients = [], []
+    for target in (-100, 5):
+        adapter = bench.adapter(seed=1)
+        cells = np.where(weights == 0, target, targets)
+        datum = Datum.of_tokens(tokens, target_tokens=form(cells), weights=form(weights))
+        results += bench.trainer.forward_backward([TrainItem(adapter, datum)])
+        gradients.append(bench.gradient(adapter))
+    assert results[0].loss == results[1].loss != 0
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+ZEROS = encode(np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "inputs", "message"),
+    [
+        ("cross_entropy", {"weights": encode(np.array([1, 0.5, 1]))}, r"target_tokens\[1\] is -100.*weights\[1\] is 0.5"),
+        ("cross_entropy", {}, r"target_tokens\[1\] is -100.*weights\[1\] is 1; send 0"),
+        ("ppo", {"logprobs": ZEROS, "advantages": encode(np.array([0, -2.0, 0]))}, r"advantages\[1\] is -2"),
+        (
+            "gspo",
+            {"logprobs": ZEROS, "advantages": ZEROS, "sequence_ratio_mask": encode(np.ones(3))},
+            r"sequence_ratio_mask\[1\] is 1",
+        ),
+    ],
+    ids=["weight", "no weights", "advantage", "ratio mask"],
+)
+def test_minus_100_that_counts_is_named_with_its_place(bench, loss, inputs, message):
+    with pytest.raises(DataError, match=message):
+        run(bench, loss, target_tokens=encode(np.array([1, -100, 2])), **inputs)
+
+
+@pytest.mark.parametrize("target", [-1, -99, -101, -(2**62)])
+def test_no_other_negative_target_is_taken(bench, target):
+    with pytest.raises(DataError, match=f"token id {target} is outside the vocabulary"):
+        run(bench, target_tokens=encode(np.array([1, target, 2])), weights=encode(np.array([1, 0, 1])))
+
+
 def test_wide_targets_are_for_cross_entropy_alone(bench):
     wide = encode(np.zeros((3, 2)))
     with pytest.raises(DataError, match=r"target_tokens has shape \[3, 2\].*must be \[3\]$"):

@@ -234,6 +234,18 @@ def test_dro(create):
     assert result.metrics["loss:sum"] == pytest.approx(-(lp * a - 0.5 * 0.05 * (lp - q) ** 2).sum(), rel=1e-4)
 
 
+def test_minus_100_at_weight_0_trains_as_any_token_there(create):
+    tokens, weights = tokens_of(9), np.array([0, 0, 1, 1, 0, 1, 1, 0])
+    trained = []
+    for target in (-100, 3):
+        labels = np.where(weights == 0, target, tokens[1:])
+        trained.append(client := create())
+        step(client, datum(tokens=tokens, target_tokens=labels, weights=weights))
+    after = [logprobs(client, DATUM)[0] for client in (*trained, create())]
+    assert np.array_equal(after[0], after[1])
+    assert not np.array_equal(after[0], after[2])
+
+
 def test_forward_backward_custom_is_the_loss_it_computes(create):
     custom, plain = create(), create()
 
@@ -339,6 +351,8 @@ def test_a_model_made_by_loading_weights(flagged, create):
     [
         ([DATUM], "cross_entropi", "cross_entropy"),
         ([datum(tokens=[1, 2, 10_000, 3])], "cross_entropy", "10000"),
+        ([datum(4, target_tokens=np.full(4, -100), weights=[0, 0, 1, 0])], "cross_entropy", r"weights\[2\] is 1"),
+        ([datum(4, target_tokens=np.full(4, -1), weights=np.zeros(4))], "cross_entropy", "-1"),
         ([datum(4, weights=np.ones(3))], "cross_entropy", "weights"),
         ([datum(4, weights=[1, 1, np.nan, 1])], "cross_entropy", "weights"),
         ([datum(4, weights=np.ones(4))], "ppo", "logprobs"),

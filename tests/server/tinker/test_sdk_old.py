@@ -79,6 +79,21 @@ def test_a_json_client_trains_saves_and_loads(old: OldClient) -> None:
     assert sum(output["logprobs"]["data"]) == pytest.approx(-loaded["metrics"]["loss:sum"], rel=1e-5)
 
 
+def test_a_json_client_may_say_minus_100_at_weight_0(old: OldClient) -> None:
+    def loss_with(first: int, weight: float) -> dict[str, Any]:
+        inputs = {
+            "target_tokens": {"data": [first, *TOKENS[2:]], "dtype": "int64", "shape": [N]},
+            "weights": {"data": [weight, *[1.0] * (N - 1)], "dtype": "float32", "shape": [N]},
+        }
+        data = {"data": [{**DATUM, "loss_fn_inputs": inputs}], "loss_fn": "cross_entropy"}
+        return old.train("forward_backward", forward_backward_input=data, type="forward_backward")
+
+    assert loss_with(-100, 0.0)["metrics"] == loss_with(TOKENS[1], 0.0)["metrics"]
+    refused = loss_with(-100, 1.0)
+    assert refused["category"] == "user"
+    assert "target_tokens[0] is -100" in refused["error"]
+
+
 @pytest.mark.parametrize("route", ["sample", "asample"])
 def test_a_json_client_samples(old: OldClient, server: Server, route: str) -> None:
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
