@@ -5,11 +5,8 @@ Owns: arguments, which environments are played, printing. Never touches: claimin
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -20,8 +17,6 @@ from palestra.cli.output import fail, needs_extra, one_line_errors
 if TYPE_CHECKING:
     from palestra.config.train import GrpoConfig
     from palestra.episodes import PlayCounts
-
-LOOK_EVERY_S = 2.0
 
 
 @click.command()
@@ -34,6 +29,15 @@ LOOK_EVERY_S = 2.0
 @click.option("--max-episodes", type=click.IntRange(1), help="Stop after so many.")
 @click.option(
     "--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when there is nothing to play."
+)
+@click.option(
+    "--wait",
+    "run_wait_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    default=600.0,
+    show_default=True,
+    help="For a run that nobody has made yet.",
 )
 @server_options
 def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | None, **options: Any) -> None:
@@ -70,28 +74,10 @@ def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | N
         player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave)
         with EpisodeClient(url, key) as client:
             click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {url}")
-            counts = until_stopped(lambda: play_episodes(client, player, on_progress=tell, **options), options["run"])
+            counts = play_episodes(client, player, on_progress=tell, **options)
     if unknown:
         raise fail(f"{unknown[0]}; name it with --env, or give the run's CONFIG")
     click.echo(f"{counts}; stopped ({counts.reason})")
-
-
-def until_stopped(play_some: Callable[[], PlayCounts], run: str | None) -> PlayCounts:
-    """Players may be there before their trainer."""
-    from palestra.episodes import EpisodeApiError
-
-    logging.getLogger("palestra.episodes.client.pool").setLevel(logging.CRITICAL)  # it is told here, or raised
-    has_said = False
-    while True:
-        try:
-            return play_some()
-        except EpisodeApiError as error:
-            if error.status != 404 or not error.detail.startswith("no run"):
-                raise
-        if not has_said:
-            click.echo(f"waiting for run {run!r}")
-            has_said = True
-        time.sleep(LOOK_EVERY_S)
 
 
 def load(config_file: str | None, names: tuple[str, ...]) -> GrpoConfig:

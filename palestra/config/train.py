@@ -26,6 +26,7 @@ from palestra.config.bundled import EPHEBE
 from palestra.config.errors import ConfigError
 from palestra.config.gym_entries import check_gyms
 from palestra.config.load import Layers, merge_layers, validate
+from palestra.types import MAX_TEMPERATURE
 
 TokenLimit = PositiveInt
 PLATFORM = "platform:"
@@ -87,7 +88,7 @@ class RolloutConfig(Config):
     """Of one turn."""
     max_context: TokenLimit = 4096
     """Of prompt and turns together; a rollout without room for another turn ends."""
-    temperature: PositiveFloat = 1.0
+    temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     timeout_s: PositiveFloat = 600.0
@@ -157,7 +158,7 @@ class EvalConfig(Config):
     """At most so many of each environment."""
     samples: PositiveInt = 1
     """For each task; pass@k is reported up to it."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
     success: float = 1.0
     """A rollout with at least this reward counts as a success."""
 

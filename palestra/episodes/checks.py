@@ -13,6 +13,7 @@ import msgspec
 
 from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
+from palestra.types import MAX_TEMPERATURE
 from palestra.types.episodes import ClaimRequest, EpisodeResult, NewGroup, RunSettings, SamplingBounds
 
 ID = re.compile(r"[A-Za-z0-9._:#/-]{1,128}")
@@ -84,8 +85,8 @@ def _check_weights(weights: dict[str, float]) -> None:
 
 def _check_bounds(bounds: SamplingBounds) -> None:
     least, most = bounds.min_temperature, bounds.max_temperature
-    is_least = math.isfinite(least) and least >= 0
-    _check(is_least, f"sampling.min_temperature: 0 or more is allowed, found {least}")
+    is_least = 0 <= least <= MAX_TEMPERATURE
+    _check(is_least, f"sampling.min_temperature: 0 to {MAX_TEMPERATURE:g} is allowed, found {least}")
     is_most = most is None or (math.isfinite(most) and most >= least)
     _check(is_most, f"sampling.max_temperature: min_temperature ({least:g}) or more is allowed, found {most}")
     _check(0 <= bounds.min_top_p <= 1, f"sampling.min_top_p: 0 to 1 is allowed, found {bounds.min_top_p}")

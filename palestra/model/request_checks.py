@@ -7,7 +7,7 @@ from math import inf, isfinite
 from palestra.model.errors import DataError
 from palestra.model.prompt_scores import TargetCells
 from palestra.model.spec import ModelSpec
-from palestra.types import MAX_GRAMMAR, Grammar, SampleRequest, SamplingParams
+from palestra.types import MAX_GRAMMAR, MAX_TEMPERATURE, Grammar, SampleRequest, SamplingParams
 
 MAX_ALTERNATIVES = 1 << 22  # of one request: 64 bytes each while they are gathered
 
@@ -29,7 +29,11 @@ def check_request(request: SampleRequest, spec: ModelSpec, *, has_tokenizer: boo
     checks: list[tuple[bool, str, object]] = [
         (request.num_samples >= 1, "num_samples is {}; ask for at least 1", request.num_samples),
         (p.max_tokens is None or p.max_tokens >= 1, "max_tokens is {}; ask for at least 1", p.max_tokens),
-        (0.0 <= p.temperature < inf, "temperature is {}; it must be 0 or more", p.temperature),
+        (
+            0.0 <= p.temperature <= MAX_TEMPERATURE,
+            f"temperature is {{}}; it must be from 0 to {MAX_TEMPERATURE:g}",
+            p.temperature,
+        ),
         (0.0 < p.top_p <= 1.0, "top_p is {}; it must be above 0 and at most 1", p.top_p),
         (0.0 <= p.min_p <= 1.0, "min_p is {}; it must be between 0 and 1", p.min_p),
         (p.top_k >= -1, "top_k is {}; it must be -1 (off) or a count", p.top_k),

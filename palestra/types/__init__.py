@@ -2,6 +2,7 @@
 
 from palestra.types.sampling import (
     MAX_GRAMMAR,
+    MAX_TEMPERATURE,
     Grammar,
     GrammarKind,
     SampledSequence,
@@ -23,6 +24,7 @@ from palestra.types.training import (
 
 __all__ = [
     "MAX_GRAMMAR",
+    "MAX_TEMPERATURE",
     "AdamParams",
     "Datum",
     "Grammar",

@@ -353,6 +353,7 @@ def test_sampler_tells_how_busy_it_is(bench):
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": 1e308}, "temperature is 1e.308; it must be from 0 to 100"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"min_p": -0.1}, "min_p is -0.1"),

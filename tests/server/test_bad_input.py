@@ -586,6 +586,7 @@ BAD_SAMPLES: dict[str, tuple[int, dict[str, Any]]] = {
     "stop is a number": (400, {"sampling_params": {"stop": 1}}),
     "no tokens wanted": (400, {"sampling_params": {"max_tokens": 0}}),
     "temperature": (400, {"sampling_params": {"temperature": -1.0}}),
+    "temperature beyond all measure": (400, {"sampling_params": {"temperature": 1e308}}),
     "top_p": (400, {"sampling_params": {"top_p": 0.0}}),
     "top_k": (400, {"sampling_params": {"top_k": -2}}),
     "seed": (400, {"sampling_params": {"seed": 2**64}}),

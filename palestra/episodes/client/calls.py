@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 300.0  # a server that is restarted, model and all, is back by then
+REACH_S = 4.0  # a wrong address is told within 5 s
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 3.0
 LONGEST_RETRY_AFTER_S = 60.0
 COME_BACK = (429, 502, 503, 504)
@@ -64,6 +65,17 @@ class Calls:
             if isinstance(got, HttpAnswer):
                 return self._read(got, call)
             self.closed.wait(patience.next_delay(got))
+
+    def reach(self) -> None:
+        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
+        patience = Patience(self.transport.url, self._away, min(REACH_S, self.retry_s))
+        while True:
+            self._check_open()
+            try:
+                with self._trusted():
+                    return self.transport.connect()
+            except BROKEN as error:
+                self.closed.wait(patience.next_delay(Waiting(str(error) or type(error).__name__)))
 
     def lines(self, call: Call[T]) -> Iterator[T]:
         """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
@@ -131,16 +143,23 @@ class Calls:
     def _try(self, request: Request) -> HttpAnswer | Waiting:
         headers = self._headers if request.body is None else {**self._headers, "Content-Type": "application/json"}
         try:
-            got = self.transport.exchange(request, headers)
-        except ssl.SSLCertVerificationError as error:
-            hint = "tls=ssl.create_default_context(cafile=…) trusts another certificate"
-            raise ServerSilent(f"{self.transport.url} is not trusted: {error.verify_message}; {hint}") from error
+            with self._trusted():
+                got = self.transport.exchange(request, headers)
         except BROKEN as error:
             return Waiting(str(error) or type(error).__name__)
         if got.status not in COME_BACK:
             self._away.clear()
             return got
         return Waiting(f"{got.status} {_words(got)}", _retry_after_s(got))
+
+    @contextmanager
+    def _trusted(self) -> Iterator[None]:
+        """Around what may open a connection: to try again does not change a certificate."""
+        try:
+            yield
+        except ssl.SSLCertVerificationError as error:
+            hint = "tls=ssl.create_default_context(cafile=…) trusts another certificate"
+            raise ServerSilent(f"{self.transport.url} is not trusted: {error.verify_message}; {hint}") from error
 
     def _read(self, got: HttpAnswer, call: Call[T]) -> T:
         what = f"{call.method} {call.path}"

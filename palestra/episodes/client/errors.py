@@ -14,6 +14,11 @@ class EpisodeApiError(EpisodeClientError):
         super().__init__(f"{what}: {detail} (HTTP {status})")
         self.status, self.detail = status, detail
 
+    @property
+    def is_run_missing(self) -> bool:
+        """Nobody has made the run yet; other 404s are of routes and episodes that will never be there."""
+        return self.status == 404 and self.detail.startswith("no run ")
+
 
 class ServerSilent(EpisodeClientError):
     """It could not be reached, or asked to come back later, for as long as this client was told to try."""

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 
 from palestra.episodes.client.client import EpisodeClient
 from palestra.episodes.client.episode import GOODBYE_S, Episode
-from palestra.episodes.client.errors import EpisodeClientError
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
 from palestra.episodes.client.players import STOPPED, Played, Players
 from palestra.types.episodes import EpisodeKind, LeaseRef
 
 log = logging.getLogger(__name__)
 
 CLAIM_S = 5.0
+RUN_WAIT_S = 600.0  # its trainer may be loading a model
+LOOK_EVERY_S = 2.0
 DRAIN_S = 60.0
 REPORT_S = 10.0
 TICK_S = 0.25
@@ -76,6 +78,8 @@ class PoolOptions:
     """Stop after so many."""
     idle_s: float | None = None
     """Stop when there was nothing to play for so long."""
+    run_wait_s: float = RUN_WAIT_S
+    """How long to wait for a run that nobody has made yet."""
     claim_s: float = CLAIM_S
     """How long a claim waits at the server; a stop waits for it."""
     drain_s: float = DRAIN_S
@@ -115,6 +119,8 @@ class Pool:
         self._counts = PlayCounts()
         self._playing: dict[LeaseRef, Episode] = {}
         self._is_claiming = False
+        self._next_claim_at = 0.0
+        self._run_missing_since: float | None = None
         self._stopped_at: float | None = None
         self._drain_until = math.inf
         self._failure: Exception | None = None
@@ -125,7 +131,8 @@ class Pool:
         self._mail.put(Stop(reason))
 
     def run(self) -> PlayCounts:
-        """In one thread, once."""
+        """In one thread, once. A server that is not there is not waited for; one that goes away later is."""
+        self._client.calls.reach()
         try:
             while not self._is_over():
                 self._claim_if_room()
@@ -143,7 +150,7 @@ class Pool:
 
     def _is_over(self) -> bool:
         now = time.monotonic()
-        if self._playing:
+        if self._playing or self._run_missing_since is not None:
             self._busy_at = now
         elif self._options.idle_s is not None and now - self._busy_at >= self._options.idle_s:
             self._begin_stop("idle")
@@ -158,7 +165,8 @@ class Pool:
         room = min(chosen.concurrency - len(self._playing), MAX_CLAIM)
         if chosen.max_episodes is not None:
             room = min(room, chosen.max_episodes - self._counts.claimed)
-        if room > 0 and not self._is_claiming and self._stopped_at is None:
+        can_claim = not self._is_claiming and time.monotonic() >= self._next_claim_at
+        if room > 0 and can_claim and self._stopped_at is None:
             self._is_claiming = True
             threading.Thread(target=self._claim, args=(room,), name="episode-claim", daemon=True).start()
 
@@ -185,12 +193,12 @@ class Pool:
             return
         match mail:
             case Claimed(episodes):
-                self._is_claiming = False
+                self._is_claiming, self._run_missing_since = False, None
                 self._begin(episodes)
             case ClaimFailed(error):
-                self._is_claiming, self._failure = False, error
-                log.error("nothing more is claimed: %s", error)
-                self._begin_stop("claims fail")
+                self._is_claiming = False
+                if not self._waits_for_run(error):
+                    self._fail(error)
             case Played():
                 if self._playing.pop(mail.ref, None) is not None:
                     self._counts.add(mail)
@@ -198,6 +206,26 @@ class Pool:
                 is_second = self._drain_until < math.inf
                 self._begin_stop(reason)
                 self._drain_until = time.monotonic() + (0.0 if is_second else self._options.drain_s)
+
+    def _waits_for_run(self, error: Exception) -> bool:
+        """Players may be there before their trainer."""
+        if not isinstance(error, EpisodeApiError) or not error.is_run_missing:
+            return False
+        now, chosen, since = time.monotonic(), self._options, self._run_missing_since
+        if now - (since or now) >= chosen.run_wait_s:
+            return False
+        if since is None:
+            self._run_missing_since = now
+            said = "%s: waiting for run %r, which nobody has made yet, for up to %.0f s"
+            log.warning(said, self._client.url, chosen.run, chosen.run_wait_s)
+        self._next_claim_at = now + LOOK_EVERY_S
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        if self._playing:  # else it is raised at once
+            log.error("nothing more is claimed: %s", error)
+        self._begin_stop("claims fail")
 
     def _begin(self, episodes: list[Episode]) -> None:
         self._counts.claimed += len(episodes)

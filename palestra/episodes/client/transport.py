@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-CONNECT_S = 10.0
+CONNECT_S = 4.0  # an address where nobody is should be told within 5 s
 MAX_IDLE = 64
 """Connections kept for later; as many as are needed at once are opened."""
 PART_BYTES = 1 << 16
@@ -57,6 +57,12 @@ class Transport:
         self._lock = threading.Lock()  # of the two below
         self._idle: list[HTTPConnection] = []
         self._is_closed = False
+
+    def connect(self) -> None:
+        """Opens a connection for the next exchange. Raises one of BROKEN where nobody listens."""
+        connection = self._open()
+        connection.connect()
+        self._keep(connection)
 
     def exchange(self, request: Request, headers: Mapping[str, str]) -> HttpAnswer:
         """Raises one of BROKEN. A kept connection that the server has closed meanwhile is replaced: requests here may

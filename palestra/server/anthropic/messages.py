@@ -10,7 +10,7 @@ from typing import Any
 
 from palestra.server.anthropic.errors import wrong
 from palestra.server.openai.errors import ApiError
-from palestra.server.openai.messages import MAX_MESSAGES
+from palestra.server.openai.messages import MAX_MESSAGES, CallsSoFar
 from palestra.server.tinker.errors import shown
 
 Block = Mapping[str, Any]
@@ -29,8 +29,10 @@ def read_conversation(system: str | list[dict[str, Any]] | None, given: Sequence
         raise wrong("messages", f"{len(given)} of them; at most {MAX_MESSAGES} are read")
     if system:
         messages.append({"role": "system", "content": _joined(_blocks(system, "system"), "system")})
+    calls = CallsSoFar()
     for i, message in enumerate(given):
         for one in _read(message, f"messages[{i}]"):
+            calls.take(one, f"messages[{i}]")
             if messages and one["role"] == messages[-1]["role"] and one["role"] in ("user", "assistant"):
                 messages[-1] = _as_one(messages[-1], one)
             else:

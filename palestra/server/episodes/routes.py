@@ -19,6 +19,7 @@ from palestra.server.episodes.deliveries import Reading
 from palestra.server.episodes.service import Episodes
 from palestra.server.errors import Refusal
 from palestra.server.openai.connection import while_connected
+from palestra.server.openai.errors import ApiError
 from palestra.server.openapi import answer_of, body_of
 from palestra.types.episodes import RunInfo
 
@@ -46,6 +47,8 @@ async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller:
     body = await read_record(request, w.PutRun)
     if body.settings is not None:
         episodes.listeners.check(body.settings.push_to)
+    if body.model is not None:
+        await _check_model(request, caller, run, body.model)
     response = await _changed(
         "run put",
         episodes,
@@ -55,6 +58,17 @@ async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller:
     )
     episodes.pushes.wake((caller.owner, run))
     return response
+
+
+async def _check_model(request: Request, caller: Caller, run: str, model: str) -> None:
+    """That its players will be answered. Weights that a run has already may be gone: they come back with its trainer,
+    and a call that is sent again means the same."""
+    try:
+        await request.app.state.openai.models.find(caller, model)
+    except ApiError as error:
+        found = await request.app.state.hub.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
+        if not any(info.run == run and info.model == model for info in found):
+            raise Refusal(400, f"model: {error.detail}; or make the run without one, and publish weights") from error
 
 
 @router.delete(RUN, responses=answer_of(w.Deleted))

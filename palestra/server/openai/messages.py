@@ -20,6 +20,7 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 """Kinds of content parts, and the key their text is under."""
 MAX_MESSAGES = 16384  # each is looked at several times, whatever it says
 MAX_NAME = 128
+MAX_IDS_SHOWN = 8
 PROMPT_IDS, SAMPLED_IDS, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
 """What NeMo Gym's agents carry along on answers."""
@@ -30,11 +31,38 @@ def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         raise invalid("messages", "messages: it is empty; send at least one")
     if len(given) > MAX_MESSAGES:
         raise invalid("messages", f"messages: {len(given)} of them; at most {MAX_MESSAGES} are read")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+    calls = CallsSoFar()
+    for i, message in enumerate(messages):
+        calls.take(message, f"messages[{i}]")
+    return messages
 
 
 def read_tools(given: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)] if given else None
+
+
+class CallsSoFar:
+    """The calls of a conversation, message by message: a tool's result must be of one of them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+        self._has_answered = False
+
+    def take(self, message: dict[str, Any], where: str) -> None:
+        if message["role"] == "assistant":
+            self._has_answered = True
+            self._ids.update((call["id"], None) for call in message.get("tool_calls", ()) if "id" in call)
+        elif message["role"] == "tool":
+            self._check(message.get("tool_call_id"), where)
+
+    def _check(self, call_id: str | None, where: str) -> None:
+        """Without an id, as text environments tell results, it is of whatever the assistant said before."""
+        if call_id is None and not self._has_answered:
+            raise _wrong(where, "a tool's result, but the assistant has not called any tool yet")
+        if call_id is not None and call_id not in self._ids:
+            known = ", ".join(map(shown, list(self._ids)[-MAX_IDS_SHOWN:])) or "none"
+            raise _wrong(where, f"no call before it has the id {shown(call_id)}; ids of calls so far: {known}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from palestra.server.openai.errors import invalid
 from palestra.server.tinker.errors import shown
+from palestra.types import MAX_TEMPERATURE
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -101,7 +102,7 @@ class Sampling(Wire):
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from palestra.server.tinker.schemas import INT32, INT64, Finite, Id, Name, Seq, Text, TrainSeq, WireModel
+from palestra.types import MAX_TEMPERATURE
 
 MAX_SAMPLES = 4096
 MAX_TOKENS = 1 << 20  # of a chunk: more than any context, and little enough to turn into numbers at once
@@ -70,7 +71,7 @@ class SamplingParams(WireModel):
     max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = None
     seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
     stop: Annotated[str, StringConstraints(min_length=1)] | Stops | Tokens | None = None
-    temperature: Annotated[Finite, Field(ge=0)] = 1.0
+    temperature: Annotated[Finite, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32)] = -1
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,8 +17,19 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.episodes import AsyncEpisodeClient, Episode, EpisodeApiError, EpisodeClient, play, play_async
+from palestra.episodes import (
+    AsyncEpisodeClient,
+    Episode,
+    EpisodeApiError,
+    EpisodeClient,
+    ServerSilent,
+    play,
+    play_async,
+)
+from palestra.episodes.client import pool
+from palestra.episodes.client.calls import FIRST_DELAY_S, REACH_S
 from palestra.episodes.client.playing import _is_async
+from palestra.episodes.client.transport import CONNECT_S
 from palestra.types.episodes import EpisodeResult
 from tests.episodes.client.conftest import group
 
@@ -147,10 +159,40 @@ def test_a_player_that_says_nothing_gives_its_episode_back(client, make_run):
 
 
 def test_a_pool_that_may_not_claim_says_why(client):
-    with pytest.raises(EpisodeApiError, match="no run 'nowhere'"):
-        play(client, lambda _: 1.0, run="nowhere")
+    with EpisodeClient(client.url, "tml-unknown") as stranger, pytest.raises(EpisodeApiError, match="401"):
+        play(stranger, lambda _: 1.0)
     with pytest.raises(ValueError, match="concurrency=0"):
         play(client, lambda _: 1.0, concurrency=0)
+
+
+def test_a_pool_may_be_there_before_its_run_and_says_so_once(client, make_run, caplog, monkeypatch):
+    monkeypatch.setattr(pool, "LOOK_EVERY_S", 0.05)
+    name = "test_a_pool_may_be_there_before_its_run_and_says_so_once"
+    with ThreadPoolExecutor() as threads:
+        playing = threads.submit(play, client, lambda _: 1.0, run=name, max_episodes=1, handle_signals=False)
+        while not caplog.messages:
+            assert not playing.done(), playing.exception()
+            time.sleep(0.01)
+        assert make_run().name == name
+        assert playing.result(timeout=60).ended == 1
+    said = f"{client.url}: waiting for run '{name}', which nobody has made yet, for up to 600 s"
+    assert caplog.messages == [said]
+
+
+def test_a_run_that_never_comes_is_waited_for_in_bounds(client, monkeypatch):
+    monkeypatch.setattr(pool, "LOOK_EVERY_S", 0.05)
+    with pytest.raises(EpisodeApiError, match="no run 'nowhere'"):
+        play(client, lambda _: 1.0, run="nowhere", run_wait_s=0.2)
+
+
+def test_a_pool_does_not_wait_for_a_server_that_was_never_there(caplog, monkeypatch):
+    """Other calls of this client would be repeated for 5 minutes."""
+    assert REACH_S + FIRST_DELAY_S < 5 >= CONNECT_S
+    monkeypatch.setattr("palestra.episodes.client.calls.REACH_S", 0.3)
+    with EpisodeClient("http://127.0.0.1:1") as client, pytest.raises(ServerSilent, match="127.0.0.1:1 does not answer"):
+        play(client, lambda _: 1.0, run="nowhere")
+    assert len(caplog.messages) == 1
+    assert "refused; trying again" in caplog.messages[0]
 
 
 def test_a_signal_lets_episodes_finish(arena, make_run):

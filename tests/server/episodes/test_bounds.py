@@ -99,7 +99,8 @@ def test_too_many_tokens_are_cut_in_every_dialect(alice: Api) -> None:
 def test_bounds_that_make_no_sense_are_refused(alice: Api) -> None:
     for bounds, words in (
         ({"min_temperature": 1.0, "max_temperature": 0.5}, "max_temperature: min_temperature (1) or more"),
-        ({"min_temperature": -1.0}, "min_temperature: 0 or more"),
+        ({"min_temperature": -1.0}, "min_temperature: 0 to 100"),
+        ({"min_temperature": 101.0, "outside": "clamp"}, "min_temperature: 0 to 100"),
         ({"min_top_p": 1.5}, "min_top_p: 0 to 1"),
         ({"max_tokens": 0}, "max_tokens: 1 or more"),
         ({"max_n": 0}, "max_n: 1 or more"),

@@ -21,6 +21,27 @@ def delete(api: Api, run: str = "") -> Any:
     return api.send("DELETE", f"runs/{run or api.run}").json()
 
 
+# Making
+
+
+def test_a_run_with_an_unknown_model_is_not_made(alice: Api, bob: Api) -> None:
+    name = f"{alice.run}-new"
+    refused = alice.send("PUT", f"runs/{name}", {"model": "gpt-9"})
+    assert refused.status_code == 400
+    assert "model: the model 'gpt-9' does not exist" in refused.json()["detail"]
+    assert "ephebe" in refused.json()["detail"]
+    assert alice.send("GET", f"runs/{name}").status_code == 404
+    assert alice.send("PUT", f"runs/{alice.run}", {"model": "gpt-9"}).status_code == 400
+    assert alice.info()["model"] is None
+    http = alice.server.http(key=alice.key)
+    http.put("/v1/aliases/mine", json={"model": "ephebe"}).raise_for_status()
+    assert bob.send("PUT", f"runs/{name}", {"model": "mine"}).status_code == 400  # it is alice's
+    assert alice.send("PUT", f"runs/{name}", {"model": "mine"}).json()["model"] == "mine"
+    http.delete("/v1/aliases/mine").raise_for_status()
+    assert alice.send("PUT", f"runs/{name}", {"model": "mine"}).status_code == 200, "the same call means the same"
+    assert alice.send("PUT", f"runs/{name}-too", {"model": "mine"}).status_code == 400
+
+
 # Deleting
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -11,6 +12,13 @@ from tests.server.openai.conftest import MODEL, Ephebe
 
 HI = [{"role": "user", "content": "Hi"}]
 IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def result_of(call_id: str | None) -> dict[str, Any]:
+    return {"role": "tool", "content": "12"} | ({} if call_id is None else {"tool_call_id": call_id})
+
 
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "empty"),
@@ -21,6 +29,10 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "text parts"),
     ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0]", "text only"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]", "function"),
+    ({"messages": [*HI, CALLED, result_of("c2")]}, "messages[2]", "the id 'c2'; ids of calls so far: 'c1'"),
+    ({"messages": [*HI, result_of("c1"), CALLED]}, "messages[1]", "the id 'c1'; ids of calls so far: none"),
+    ({"messages": [*HI, CALLED, result_of("c1"), result_of("")]}, "messages[3]", "the id ''"),
+    ({"messages": [*HI, result_of(None)]}, "messages[1]", "has not called any tool"),
     ({"tools": [{"type": "retrieval"}]}, "tools[0]", "function"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]", "name"),
     ({"stream": "yes"}, "stream", "boolean"),
@@ -34,6 +46,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": "2"}, "n", "integer"),
     ({"temperature": -1}, "temperature", "greater"),
+    ({"temperature": 1e308}, "temperature", "less than or equal to 100"),
     ({"top_p": 0}, "top_p", "greater"),
     ({"stop": [""]}, "stop", "empty"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
@@ -98,6 +111,59 @@ def test_whatever_arrives_gets_an_envelope(ephebe: Ephebe, path: str, body: byte
     answer = http.get(path) if body is None else http.post(path, content=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
+
+
+DIALECTS: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]], str]] = {
+    "chat": ("chat/completions", {"messages": HI, "max_tokens": 1}, [CALLED, result_of("other")], "messages[2]"),
+    "responses": (
+        "responses",
+        {"input": HI, "max_output_tokens": 16},
+        [
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "other", "output": "12"},
+        ],
+        "input[2]",
+    ),
+    "messages": (
+        "messages",
+        {"messages": HI, "max_tokens": 1},
+        [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "other", "content": "12"}]},
+        ],
+        "messages[2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_result_of_no_call_is_refused_where_it_stands_in_each_dialect(ephebe: Ephebe, dialect: str) -> None:
+    path, body, wrong, place = DIALECTS[dialect]
+    key = "input" if "input" in body else "messages"
+    right = json.loads(json.dumps(wrong).replace("other", "c1"))
+    answers = [
+        ephebe.http().post(f"/v1/{path}", json={"model": MODEL, **body, key: [*HI, *said]}) for said in (right, wrong)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 400], answers[0].text
+    assert f"{place}: no call before it has the id 'other'" in answers[1].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(("temperature", "status"), [(100, 200), (100.5, 400), (1e308, 400), (-0.5, 400)])
+def test_a_temperature_is_bounded_in_each_dialect(
+    ephebe: Ephebe, dialect: str, temperature: float, status: int
+) -> None:
+    path, body, *_ = DIALECTS[dialect]
+    answer = ephebe.http().post(f"/v1/{path}", json={"model": MODEL, **body, "temperature": temperature})
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert "temperature" in answer.json()["error"]["message"]
+
+
+def test_results_without_ids_are_of_what_the_assistant_said(client: openai.OpenAI) -> None:
+    """As text environments tell them, whose models write calls as text."""
+    said: Any = [*HI, {"role": "assistant", "content": "<call>look</call>"}, result_of(None)]
+    assert client.chat.completions.create(model=MODEL, messages=said, max_tokens=1).usage
 
 
 def test_values_that_ask_for_nothing_pass(client: openai.OpenAI) -> None:
