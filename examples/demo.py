@@ -17,7 +17,6 @@ from rich.panel import Panel
 from rich.text import Text
 
 from palestra.cli.board import open_display
-from palestra.cli.machine import best_device
 from palestra.cli.run_common import safe_text
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
@@ -44,7 +43,7 @@ def main() -> int:
     with RunFolder.create(config.runs, config.name, config, {"tokenizer": str(tokenizer_folder(config))}) as run:
         try:
             with open_display("auto", run.name, config) as listener:
-                asyncio.run(train(config, run, listener, device=best_device()))
+                asyncio.run(train(config, run, listener))
         except KeyboardInterrupt:
             console.print(f"stopped; to go on: palestra train --resume {run.path}")
             return 130

@@ -14,15 +14,18 @@ import asyncio
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+if __name__ == "__main__":  # what is imported next takes seconds
+    print("loading Palestra", file=sys.stderr if "--json" in sys.argv else sys.stdout, flush=True)
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from palestra.cli.board import open_display, sparkline
-from palestra.cli.machine import best_device
 from palestra.config import ConfigError
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
@@ -49,6 +52,8 @@ class Ladder:
     def __init__(self, args: argparse.Namespace) -> None:
         self.folder: Path = args.folder.absolute()
         self._args = args
+        self._display = "none" if args.json else "auto"
+        self._note = partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
         self.config = self._load("keys")
 
     def run(self) -> None:
@@ -83,9 +88,9 @@ class Ladder:
         else:
             check(config)
             run = RunFolder.create(config.runs, config.name, config, {"tokenizer": str(tokenizer_folder(config))})
-        display = "none" if self._args.json else "auto"
-        with run, open_display(display, run.name, config) as listener:
-            asyncio.run(train(config, run, listener, device=best_device()))
+        self._note(f"{run.name}: up to {config.steps} steps")
+        with run, open_display(self._display, run.name, config) as listener:
+            asyncio.run(train(config, run, listener))
 
     def _evaluations(self, name: str) -> list[tuple[int, dict[str, float]]]:
         rows = RunReader(self.folder / name).read_metrics()

@@ -25,6 +25,8 @@ from palestra.training.listener import Listener, Silence, Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
+QUIET_S = 5.0
+"""Lines say how far a stage is when nothing else was said for so long."""
 SHOWN = {
     "reward/mean": "reward",
     "eval/success": "eval",
@@ -53,18 +55,27 @@ def open_display(kind: str, name: str, config: RunConfig) -> Iterator[Listener]:
 
 
 class Lines(Silence):
-    """One line for each step."""
+    """One line for each step, for the first beginning of each stage, and from time to time where a stage takes long."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
+        self._begun: set[Stage] = set()
+        self._said_at = time.monotonic()
+
+    def stage(self, stage: Stage, done: int, total: int) -> None:
+        is_first = done == 0 and stage not in self._begun
+        if is_first or time.monotonic() - self._said_at >= QUIET_S:
+            self._begun.add(stage)
+            self.note(f"{stage}: {done} of {total}")
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
-        click.echo(f"step {step}/{self._steps}  {figures(metrics)}")
+        self.note(f"step {step}/{self._steps}  {figures(metrics)}")
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        click.echo(f"eval after step {step}  {figures(metrics)}")
+        self.note(f"eval after step {step}  {figures(metrics)}")
 
     def note(self, text: str) -> None:
+        self._said_at = time.monotonic()
         click.echo(text)
 
 
@@ -89,7 +100,7 @@ class Board:
         self._evals: list[tuple[int, float]] = []
         self._metrics: dict[str, float] = {}
         self._step, self._first = 0, None
-        self._note = "starting the server"
+        self._note = ""
 
     def stage(self, stage: Stage, done: int, total: int) -> None:
         self._stages[stage] = (done, total)

@@ -37,9 +37,14 @@ def config() -> None:
 def show(command: str, files: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """Print the config COMMAND would run with, as JSON; secrets are blacked out."""
     from palestra.config import ConfigError, dump_config, load_config
+    from palestra.config.serve import load_serve_config
 
     with one_line_errors(ConfigError):
-        click.echo(dump_config(load_config(find_config(command), files, overrides)))
+        if command == "serve":
+            config = load_serve_config(files, overrides)
+        else:
+            config = load_config(find_config(command), files, overrides)
+        click.echo(dump_config(config))
 
 
 @config.command()

@@ -129,14 +129,6 @@ def look_at_torch() -> Torch | str | None:
     )
 
 
-def best_device() -> str:
-    """torch is only asked where there may be something to find: importing it takes seconds."""
-    if shutil.which("nvidia-smi") is None:
-        return "cpu"
-    torch = look_at_torch()
-    return "cuda" if isinstance(torch, Torch) and torch.gpus else "cpu"
-
-
 def look_at_extras() -> list[Extra]:
     """The extras as the installed package declares them, so this list cannot fall behind pyproject.toml."""
     distribution = metadata.metadata("palestra")

@@ -183,7 +183,7 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
 
     if out is not None and out.suffix not in SUFFIXES:
         raise click.UsageError(f"{out}: pictures are {' or '.join(SUFFIXES)}")
-    with run_errors(), needs_extra("plot"):
+    with run_errors(), needs_extra("train"):
         found = find(which, root)
         file = out or found.path / "plot.png"
         panels = draw(found, file)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from palestra.cli.output import fail
+from palestra.cli.output import needs_extra
 
 if TYPE_CHECKING:
     from palestra.training.run_reader import RunReader
@@ -35,17 +35,11 @@ def export_rows(run: RunReader, what: str, form: str, out: Path | None) -> int:
         with opened(out) as stream:
             write_csv(stream, columns, table)
     else:
-        arrow, parquet = load_pyarrow()
+        with needs_extra("train"):
+            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         with opened(out) as stream:
             parquet.write_table(arrow.table({name: [row.get(name) for row in table] for name in columns}), stream)
     return len(table)
-
-
-def load_pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise fail("parquet needs pyarrow; to install it: pip install pyarrow") from error
 
 
 def read_rows(run: RunReader, what: str) -> Iterable[Row]:

@@ -36,7 +36,7 @@ class ServeCommand(click.RichCommand):
 @click.option("--state", metavar="DIR", help="Where everything is kept.  [.palestra]")
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
 @click.option("--checkpoints", metavar="DIR", help="Where checkpoints go.  [in the state folder]")
-@click.option("--device", help="cpu, cuda, cuda:1 …, for every model.  [cpu]")
+@click.option("--device", help="cpu, cuda, cuda:1 …, for every model.  [auto: a GPU if there is one]")
 @click.option("--tinkerscript", is_flag=True, help="Also listen at port 10086, where AgentJet's clients look.")
 @click.option(
     "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
@@ -60,9 +60,8 @@ def serve(
     Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
     `palestra config schema serve` has them all.
     """
-    from palestra.config import ConfigError, Override, load_config
-    from palestra.config.bundled import EPHEBE
-    from palestra.config.serve import ServeConfig
+    from palestra.config import ConfigError, Override
+    from palestra.config.serve import load_serve_config
 
     for text in overrides:
         if "=" not in text:
@@ -75,10 +74,7 @@ def serve(
             last.append(Override("models.*.device", device, "--device"))
         if tinkerscript:
             last.append(Override("tinkerscript.enabled", True, "--tinkerscript"))
-        config = load_config(ServeConfig, files, [*given, *overrides, *last])
-        if not config.models:
-            given = [Override("models", [{"path": EPHEBE}], "the bundled model")]
-            config = load_config(ServeConfig, files, [*given, *overrides, *last])
+        config = load_serve_config(files, [*given, *overrides, *last])
     for one in config.models:
         check_folder(one)
     if config.otlp_endpoint is not None:

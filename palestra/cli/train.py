@@ -47,9 +47,6 @@ def train(
     CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic, keys.
     Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` has them all.
     """
-    from palestra.config import ConfigError, dump_config
-    from palestra.training.run_reader import RunError
-
     given = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
     overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
@@ -59,8 +56,19 @@ def train(
         raise fail(
             "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run"
         )
+    is_server_new = resume is None or any(text.startswith("server=") for text in overrides)
+    if display != "none" and not dry_run:  # what comes now takes seconds
+        click.echo(f"reading {resume or given[0]}", err=display == "json")
+    from palestra.config import ConfigError, dump_config
+    from palestra.training.guard import check_server
+    from palestra.training.policy import PolicyError
+    from palestra.training.run_reader import RunError
+
     with one_line_errors(ConfigError, RunError, FileNotFoundError):
         config = load(given, files, overrides, resume)
+    if config.server is not None and is_server_new and not dry_run:
+        with one_line_errors(PolicyError, ValueError):
+            check_server(config.server)
     with needs_extra("train"):
         from palestra.training.launch import SetupError, check
     with one_line_errors(SetupError, RunError, ValueError):
@@ -103,14 +111,12 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
 
 def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
     from palestra.cli.board import open_display
-    from palestra.cli.machine import best_device
     from palestra.training.launch import RUN_ERRORS, train
 
-    device = best_device() if config.model.device == "auto" else config.model.device
     again = f"to go on: palestra train --resume {short_name(folder)}"
     try:
         with open_display(display, folder.name, config) as listener:
-            summary = asyncio.run(until_told(train(config, folder, listener, device=device), with_parent))
+            summary = asyncio.run(until_told(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED

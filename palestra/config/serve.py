@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,9 @@ from pydantic import (
 )
 
 from palestra.config.base import Config, File, Folder
-from palestra.config.bundled import bundled_model
+from palestra.config.bundled import EPHEBE, bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
+from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
 
@@ -101,7 +103,8 @@ class ModelConfig(Config):
     """The model's folder; or a Hugging Face id, for its folder in the local cache; or the bundled `ephebe`."""
     name: Names = Field(default_factory=lambda data: [data["path"].name])
     """What clients may call it, the first one being its own name. Default: the folder's name, or the id."""
-    device: str = "cpu"
+    device: str = "auto"
+    """cpu, cuda, cuda:1 …; auto: a GPU if there is one."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: as stored, where the device computes in it."""
     threads: PositiveInt | None = None
@@ -296,6 +299,13 @@ class ServeConfig(Config):
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"two models are served as {twice[0]!r}; give one of them another name (models[].name)")
         return self
+
+
+def load_serve_config(files: Iterable[str | Path], overrides: Iterable[str | Override]) -> ServeConfig:
+    """What comes later wins; where nothing names a model, the bundled one is served. Raises ConfigError."""
+    layers = Layers()
+    layers.merge({"models": [{"path": EPHEBE}]}, "the bundled model")
+    return validate(ServeConfig, merge_layers(layers, files, overrides))
 
 
 BEATS_IN_SILENCE = 6  # a few may be late

@@ -30,7 +30,8 @@ class Model:
 def load_model(
     folder: str | Path, *, dtype: str | None = None, device: str = "cpu", numerics: Numerics = "exact"
 ) -> Model:
-    """dtype None: as stored, where that is supported, else float32. `numerics` is for GPUs: see `set_numerics`."""
+    """dtype None: as stored, where that is supported, else float32. device `auto`: a GPU if there is one. `numerics` is
+    for GPUs: see `set_numerics`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder; make a small one with: palestra model random {folder}")
@@ -38,6 +39,8 @@ def load_model(
     name = dtype or (spec.dtype if spec.dtype in DTYPES else "float32")
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as e:

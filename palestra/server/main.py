@@ -13,7 +13,7 @@ import time
 import structlog
 
 from palestra.chat.errors import ChatError
-from palestra.config.serve import ServeConfig
+from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.bounded_http import HttpBounds
 from palestra.net.serving import HttpServer
 from palestra.server.app import create_app
@@ -97,7 +97,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         for listener in listeners:
             listener.listen(BACKLOG)
         serving = asyncio.create_task(server.serve(listeners))
-        _announce(config, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
+        _announce(hub, [_url(listener) for listener in listeners], first_key, time.monotonic() - started)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
@@ -135,13 +135,19 @@ async def _first_key(config: ServeConfig, store: Store) -> str | None:
     return new.text
 
 
-def _announce(config: ServeConfig, urls: list[str], first_key: str | None, seconds: float) -> None:
+def _announce(hub: Hub, urls: list[str], first_key: str | None, seconds: float) -> None:
     """`urls`: its own, and TinkerScript's where there is one."""
-    names = ", ".join(name for model in config.models for name in model.name)
+    names = ", ".join(_served(hub, model) for model in hub.config.models)
     besides = "".join(f"; TinkerScript at {url}" for url in urls[1:])
     if first_key is not None:
         print(f"admin key (shown this once): {first_key}", flush=True)  # noqa: T201
     print(f"Palestra is ready at {urls[0]} after {seconds:.1f} s, serving {names}{besides}", flush=True)  # noqa: T201
+
+
+def _served(hub: Hub, model: ModelConfig) -> str:
+    card = hub.workers[model.name[0]].card
+    where = "" if card is None else f" ({card.device}, {card.dtype})"
+    return ", ".join(model.name) + where
 
 
 def _loop_factory():

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import httpx
 
+from palestra.episodes.client.transport import CONNECT_S
+
 TIMEOUT_S = 10.0  # a step waits for it
 LOCAL_KEY = "tml-local"
 """On loopback any key will do; elsewhere TINKER_API_KEY is the user's."""
@@ -42,7 +44,8 @@ class AliasClient:
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[AliasClient]:
         headers = {"x-api-key": api_key()}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S) as http:
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout) as http:
             yield cls(http, url)
 
     async def list(self) -> list[dict[str, Any]]:

@@ -52,6 +52,7 @@ class Collector:
     async def _play(self, count: int, step: int, sampler: Sampler, wanted: int) -> list[Group]:
         requests = [self._requests.next(step) for _ in range(count)]
         groups: dict[str, Group] = {}
+        self._listener.stage(Stage.COLLECT, wanted - count, wanted)
         async for group in self._source.play(requests, sampler):
             groups[group.id] = group
             self._listener.stage(Stage.COLLECT, wanted - count + len(groups), wanted)

@@ -33,6 +33,7 @@ class Evaluator:
     async def evaluate(self, step: int, sampler: Sampler) -> tuple[list[Group], dict[str, float]]:
         requests = [self._request(task, step) for task in self._tasks]
         groups: dict[str, Group] = {}
+        self._listener.stage(Stage.EVAL, 0, len(requests))
         async for group in self._source.play(requests, sampler):
             groups[group.id] = group
             self._listener.stage(Stage.EVAL, len(groups), len(requests))

@@ -6,11 +6,14 @@ Owns: watching beside the work, ending it with a reason. Never touches: the work
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from palestra.episodes import EpisodeApiError, EpisodeClient, EpisodeClientError
+from palestra.episodes.client import api
+from palestra.episodes.client.calls import REACH_S
 from palestra.training.policy import PolicyError
 
 LOOK_EVERY_S = 5.0
@@ -50,13 +53,30 @@ async def until_unreachable(url: str, patience_s: float) -> str:
     return f"{url} has not answered for {patience_s:.0f} s; see to the server"
 
 
-async def wait_reachable(url: str, patience_s: float) -> None:
+def check_server(url: str) -> None:
+    """That a Tinker API answers there. A wrong address is told in seconds: nobody waits for a server that may never
+    come. Raises PolicyError, or ValueError where it is no address."""
+    try:
+        with EpisodeClient(url) as client:
+            client.calls.do(api.health(REACH_S), retry_s=REACH_S)
+    except EpisodeApiError as error:
+        if error.status not in (401, 403):
+            raise PolicyError(f"{url} answers, but not as a server of the Tinker API: {error}") from None
+    except EpisodeClientError as error:
+        raise PolicyError(f"{error}; is the server running, and is that its address (--server)?") from None
+
+
+async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None]) -> None:
     """The SDK would try for ever, and block the loop meanwhile."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
+    deadline, has_said = loop.time() + patience_s, False
+    note(f"looking for {url}")
     while not await _is_reachable(url):
         if loop.time() > deadline:
             raise PolicyError(f"{url} cannot be reached; is the server running, and is that its address?")
+        if not has_said:
+            note(f"{url} does not answer; waiting for it, for up to {patience_s:.0f} s")
+            has_said = True
         await asyncio.sleep(min(1.0, patience_s / 2))
 
 

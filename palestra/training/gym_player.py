@@ -185,7 +185,7 @@ async def open_gym_players(config: GrpoConfig, session: Session) -> AsyncIterato
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with (
         httpx.AsyncClient(timeout=None, limits=limits) as http,  # rollout.timeout_s is around each call
-        open_gyms(config.environments, policy, session.run.path / "logs", http) as gyms,
+        open_gyms(config.environments, policy, session.run.path / "logs", http, session.listener.note) as gyms,
     ):
         yield {
             entry.name: GymPlayer(gyms[entry.name], gym_entry(entry), entry.extras, policy, session.tokenizer, http)

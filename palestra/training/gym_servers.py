@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -72,7 +72,11 @@ class Gym:
 
 @asynccontextmanager
 async def open_gyms(
-    entries: Iterable[EnvironmentEntry], policy: PolicyAddress, logs: Path, http: httpx.AsyncClient
+    entries: Iterable[EnvironmentEntry],
+    policy: PolicyAddress,
+    logs: Path,
+    http: httpx.AsyncClient,
+    note: Callable[[str], None],
 ) -> AsyncIterator[dict[str, Gym]]:
     """By the entry's name. Raises PolicyError where one cannot be started, TrainingError where none answers."""
     started: dict[GymStart, str] = {}
@@ -84,20 +88,20 @@ async def open_gyms(
             known = gym_entry(entry)
             if known.head is None and known.start not in started:
                 log = logs / f"gym-{len(started)}.log"
-                started[known.start] = await stack.enter_async_context(own_gym(known.start, policy, log))
+                started[known.start] = await stack.enter_async_context(own_gym(known.start, policy, log, note))
             gyms[entry.name] = await _reached(known, Gym(http, known.head or started[known.start]))
         yield gyms
 
 
 @asynccontextmanager
-async def own_gym(start: GymStart, policy: PolicyAddress, log: Path) -> AsyncIterator[str]:
+async def own_gym(start: GymStart, policy: PolicyAddress, log: Path, note: Callable[[str], None]) -> AsyncIterator[str]:
     """The address of its head."""
     command = [sys.executable, "-m", "palestra.cli", "gym", "run", "--with-parent"]
     command += [word for folder in start.search_dirs for word in ("--search-dir", str(folder))]
     command += [word for file in start.files for word in ("-c", file)]
     command += ["--model", policy.alias or policy.base_model, "--model-url", policy.api, "head_server.port=0"]
     command += ["--", *start.overrides] if start.overrides else []
-    async with own_process(command, READY, log, "the gym of this run", {KEY_VARIABLE: api_key()}) as head:
+    async with own_process(command, READY, log, "the gym of this run", note, {KEY_VARIABLE: api_key()}) as head:
         yield head
 
 

@@ -50,11 +50,11 @@ RUN_ERRORS = (SetupError, ChatError, DataError, PolicyError, SamplingError, Stat
 """What a run may end with that is not a bug of ours."""
 
 
-async def train(config: RunConfig, run: RunFolder, listener: Listener, *, device: str) -> dict[str, Any]:
+async def train(config: RunConfig, run: RunFolder, listener: Listener) -> dict[str, Any]:
     """From the newest checkpoint in the run's folder, or from the beginning; returns the summary. What ends the run
     before its time is recorded, then raised."""
     try:
-        async with open_session(config, run, listener, device=device) as session:
+        async with open_session(config, run, listener) as session:
             status = await loop_of(config, session)
     except BaseException as error:
         stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -108,22 +108,22 @@ def loop_of(config: RunConfig, session: Session) -> Coroutine[Any, Any, RunStatu
 
 
 @asynccontextmanager
-async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *, device: str) -> AsyncIterator[Session]:
+async def open_session(config: RunConfig, run: RunFolder, listener: Listener) -> AsyncIterator[Session]:
     tokenizer = ChatTokenizer.load(tokenizer_folder(config))
     async with AsyncExitStack() as stack:
         url, name = config.server, config.model.name
         if url is None:
             folder, log = str(model_folder(config.model)), run.path / "logs" / "server.log"
-            url = await stack.enter_async_context(own_server(folder, name, run.path / "engine", log, device=device))
+            server = own_server(folder, name, run.path / "engine", log, listener.note, device=config.model.device)
+            url = await stack.enter_async_context(server)
         else:
-            listener.note(f"looking for {url}")
-            await wait_reachable(url, config.server_patience_s)
+            await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s)))
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
         wanted = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
         if state is None:
-            address = await first_weights(config, run, listener, url, device=device)
+            address = await first_weights(config, run, listener, url)
             start = Start(**wanted, address=address, with_optimizer=False)
         else:
             start = Start(**wanted, address=state.address)
@@ -135,7 +135,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener, *,
         yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
 
 
-async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, url: str, *, device: str) -> str | None:
+async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, url: str) -> str | None:
     """What the config names, or what has been learned by imitation: an SFT run in the run's folder, at the same server,
     which goes on where it was if it was interrupted."""
     if not isinstance(config, GrpoConfig) or config.imitation is None:
@@ -146,7 +146,7 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, u
     sft = sft_config(config, imitation, path / "data.jsonl", url)
     is_begun = (path / "config.json").exists()
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
-        await train(sft, within, ImitationNotes(listener, sft.steps), device=device)
+        await train(sft, within, ImitationNotes(listener, sft.steps))
     newest = Checkpoints(path / "checkpoints", keep=1).newest()
     assert newest is not None  # the last step is kept in any case
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)

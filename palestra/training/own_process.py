@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from pathlib import Path
 
 from palestra.training.guard import guarded
 from palestra.training.policy import PolicyError
 
 STOP_S = 20.0
+NOTE_EVERY_S = 5
 ERROR_LINES = 12  # of its last words
 
 
 @asynccontextmanager
 async def own_process(
-    command: Sequence[str], ready: str, log: Path, name: str, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    ready: str,
+    log: Path,
+    name: str,
+    note: Callable[[str], None],
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """What it prints after `ready`, its address. Raises PolicyError with its own words when it cannot start, and in the
-    middle of whatever is being done when it ends."""
+    middle of whatever is being done when it ends. `note` gets a line every few seconds until it is ready."""
+    note(f"starting {name}; its log is {log}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         began_at = out.tell()
@@ -36,11 +44,28 @@ async def own_process(
             start_new_session=True,  # ctrl-c is the run's, which says goodbye to it
         )
     try:
-        address = await _wait_ready(process, ready, name, log, began_at)
+        with _noting(f"{name} is starting", note):
+            said = await _wait_ready(process, ready, name, log, began_at)
+        note(said)
+        address = said.partition(ready)[2].split()[0]
         with guarded(_until_ended(process, name, log)):
             yield address
     finally:
         await _stop(process)
+
+
+@contextmanager
+def _noting(what: str, note: Callable[[str], None]) -> Iterator[None]:
+    async def tell() -> None:
+        for seconds in count(NOTE_EVERY_S, NOTE_EVERY_S):
+            await asyncio.sleep(NOTE_EVERY_S)
+            note(f"{what}, {seconds} s so far")
+
+    telling = asyncio.create_task(tell(), name=what)
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 async def _until_ended(process: asyncio.subprocess.Process, name: str, log: Path) -> str:
@@ -53,7 +78,7 @@ async def _wait_ready(process: asyncio.subprocess.Process, ready: str, name: str
     async for line in process.stdout:
         text = line.decode(errors="replace")
         if ready in text:
-            return text.partition(ready)[2].split()[0]
+            return text.strip()
     await process.wait()
     reason = _last_error(log, began_at) or f"exit code {process.returncode}; see {log}"
     raise PolicyError(f"{name} did not start: {reason}")

@@ -6,7 +6,7 @@ Owns: its command. Never touches: what is asked of it, its life (`own_process`).
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,13 +17,16 @@ READY = "Palestra is ready at "
 
 
 @asynccontextmanager
-async def own_server(model: str, name: str, state: Path, log: Path, *, device: str) -> AsyncIterator[str]:
+async def own_server(
+    model: str, name: str, state: Path, log: Path, note: Callable[[str], None], *, device: str
+) -> AsyncIterator[str]:
     """Its address. `model`: a folder. Raises PolicyError when it cannot start, and when it ends."""
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", "0"]
     command += ["--state", str(state), "--device", device, "--with-parent"]
-    if device == "cpu":
+    if not device.startswith("cuda"):
         # One core is left to the trainer and its environments. On two cores the demo takes as long with one thread as
         # with two, and on a busy machine a fraction of it: two threads wait for each other at every product.
         command.append(f"models.0.threads={max(1, usable_cores() - 1)}")
-    async with own_process(command, READY, log, "the server for this run") as url:
+    note(f"loading {name}")
+    async with own_process(command, READY, log, "the server for this run", note) as url:
         yield url

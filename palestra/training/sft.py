@@ -114,6 +114,7 @@ class LossEvaluation:
         logprobs: list[list[float]] = []
         clock, total = StageClock(), len(self._sequences)
         with clock.of(Stage.EVAL):
+            self._listener.stage(Stage.EVAL, 0, total)
             while (done := len(logprobs)) < total:
                 logprobs += (await self._policy.forward(self._sequences[done : done + self._size])).logprobs
                 self._listener.stage(Stage.EVAL, len(logprobs), total)

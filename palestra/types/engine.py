@@ -312,7 +312,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Folder."""
     state: str
     """Folder for snapshots and spilled samplers: this worker's alone."""
-    device: str = "cpu"
+    device: str = "auto"
+    """`auto`: a GPU if there is one."""
     dtype: str | None = None
     threads: int | None = None
     max_rank: int = 256

@@ -32,7 +32,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         state, log = Path(scratch, "state"), Path(scratch, "log")
         async with (
-            own_server(str(folder), EPHEBE, state, log, device="cpu") as url,
+            own_server(str(folder), EPHEBE, state, log, print, device="cpu") as url,
             TinkerPolicy.open(url, EPHEBE, Start(rank=1, seed=0)) as policy,
         ):
             for name in ("stockroom", "arithmetic"):

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from palestra.cli import board
 from palestra.cli.board import Board, open_display, sparkline
 from palestra.config.train import GrpoConfig
 from palestra.training.listener import Stage
@@ -47,6 +48,16 @@ def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
     board = Board("mine", CONFIG)
     board.step(9, STEP)
     assert "about 0:02 left" in shown(board)
+
+
+def test_lines_tell_the_first_beginning_of_a_stage_and_then_what_takes_long(capsys, monkeypatch):
+    with open_display("lines", "mine", CONFIG) as listener:
+        for _ in range(2):
+            listener.stage(Stage.EVAL, 0, 8)
+            listener.stage(Stage.EVAL, 1, 8)
+        monkeypatch.setattr(board, "QUIET_S", 0.0)
+        listener.stage(Stage.EVAL, 2, 8)
+    assert capsys.readouterr().out.splitlines() == ["eval: 0 of 8", "eval: 2 of 8"]
 
 
 def test_lines_and_json_where_there_is_no_terminal(capsys):

@@ -41,9 +41,7 @@ def test_help_lists_every_command_with_its_summary():
 
 
 def test_module_and_version_agree():
-    shown = subprocess.run(
-        [sys.executable, "-m", "palestra.cli", "--version"], capture_output=True, text=True, check=True
-    )
+    shown = subprocess.run([sys.executable, "-m", "palestra", "--version"], capture_output=True, text=True, check=True)
     assert __version__ in shown.stdout
 
 

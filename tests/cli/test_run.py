@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,21 +124,37 @@ def test_metrics_and_rollouts_are_exported():
     assert tokens[0]["prompt"] == [1, 2]
 
 
-def test_parquet_needs_a_file_and_pyarrow():
+def test_parquet_needs_a_file():
     assert call("export", "fast", "--to", "parquet").exit_code == 2
     result = call("export", "fast", "--to", "parquet", "--out", "m.parquet")
-    if importlib.util.find_spec("pyarrow") is None:
-        assert result.exit_code == 1
-        assert "pip install pyarrow" in result.stderr
-        assert not Path("m.parquet").exists()
-    else:
-        assert result.exit_code == 0, result.output
-        assert Path("m.parquet").read_bytes()[:4] == b"PAR1"
+    assert result.exit_code == 0, result.output
+    assert Path("m.parquet").read_bytes()[:4] == b"PAR1"
+
+
+def test_what_the_readme_installs_is_enough_to_plot_and_export():
+    """Both ways to install that it names."""
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for file in ("README.md", "Makefile"):
+        (named,) = re.findall(r"""\.\[(server,engine|engine,server)([a-z,]*)\]""", (root / file).read_text())
+        needs = {re.split(r"\W", need)[0] for name in "".join(named).split(",") for need in extras[name]}
+        assert {"matplotlib", "pyarrow"} <= needs, file
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("matplotlib.figure", ["plot"]), ("pyarrow", ["export", "--to", "parquet", "--out", "m.parquet"])],
+)
+def test_a_core_install_says_what_to_install(monkeypatch, package, command):
+    monkeypatch.setitem(sys.modules, package, None)
+    result = call(command[0], "fast", *command[1:])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: this command needs {package}; to install it: pip install 'palestra[train]'\n"
+    assert not Path("m.parquet").exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_run_is_drawn(suffix):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     told = answer("plot", "fast", "--out", f"x.{suffix}")
     assert told["panels"] == ["reward", "evaluation", "seconds of a step"]
     begin = Path(f"x.{suffix}").read_bytes()[:20]
@@ -146,18 +163,8 @@ def test_a_run_is_drawn(suffix):
     assert "no metrics to draw yet" in call("plot", "new").stderr
 
 
-def test_drawing_without_matplotlib_says_what_to_install():
-    if importlib.util.find_spec("matplotlib") is not None:
-        pytest.skip("matplotlib is installed")
-    result = call("plot", "fast")
-    assert result.exit_code == 1
-    assert result.stderr == "error: this command needs matplotlib; to install it: pip install 'palestra[plot]'\n"
-
-
 @pytest.mark.parametrize("command", ["show", "compare", "export", "plot"])
 def test_a_mistyped_run_gets_the_nearest_name_and_exit_code_3(command):
-    if command == "plot":
-        pytest.importorskip("palestra.cli.plots")
     result = call(command, "fats")
     assert result.exit_code == 3
     assert "no run 'fats' in runs (did you mean 'fast'?); to see all: palestra run list" in result.stderr

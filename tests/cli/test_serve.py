@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,20 @@ def test_without_a_model_the_bundled_one_is_served(serve):
     assert model.name == ["ephebe"]
     assert (model.path / "model.safetensors").is_file()
     assert model.device == "cuda"
+
+
+def test_the_example_in_the_help_works_without_a_model(serve):
+    examples = re.findall(r"[a-z_0-9.]+=[0-9]+", palestra("serve", "--help").output)
+    assert len(examples) == 2
+    config = serve(*examples)
+    assert [(model.name, model.threads, model.device) for model in config.models] == [(["ephebe"], 2, "auto")]
+    assert config.limits.max_models == 64
+
+
+def test_a_file_or_an_override_that_names_models_is_all_that_is_served(serve):
+    Path("a.yaml").write_text("models: [{path: tiny}]\n")
+    assert [model.path.name for model in serve("-c", "a.yaml", "models.0.threads=1").models] == ["tiny"]
+    assert [model.path.name for model in serve("models=[{path: other}]").models] == ["other"]
 
 
 def test_flags_reach_the_server(serve, tmp_path):
@@ -166,6 +181,7 @@ def test_config_show_and_schema(tmp_path):
     shown = palestra("config", "show", "serve", "port=3", "database=postgresql://me:hunter2@db/x")
     config = ServeConfig.model_validate_json(shown.stdout)
     assert (config.port, config.state) == (3, tmp_path / ".palestra")
+    assert [(model.name, model.device) for model in config.models] == [(["ephebe"], "auto")]  # what would be served
     assert "hunter2" not in shown.output
     schema = palestra("config", "schema", "serve").stdout
     assert '"max_pending_samples"' in schema

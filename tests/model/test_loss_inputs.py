@@ -316,7 +316,11 @@ ZEROS = encode(np.zeros(3))
 @pytest.mark.parametrize(
     ("loss", "inputs", "message"),
     [
-        ("cross_entropy", {"weights": encode(np.array([1, 0.5, 1]))}, r"target_tokens\[1\] is -100.*weights\[1\] is 0.5"),
+        (
+            "cross_entropy",
+            {"weights": encode(np.array([1, 0.5, 1]))},
+            r"target_tokens\[1\] is -100.*weights\[1\] is 0.5",
+        ),
         ("cross_entropy", {}, r"target_tokens\[1\] is -100.*weights\[1\] is 1; send 0"),
         ("ppo", {"logprobs": ZEROS, "advantages": encode(np.array([0, -2.0, 0]))}, r"advantages\[1\] is -2"),
         (

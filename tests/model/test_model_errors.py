@@ -223,6 +223,11 @@ def test_unusable_device_is_named(micro_model, device):
         load_model(micro_model, device=device)
 
 
+def test_auto_is_the_gpu_if_there_is_one(micro_model):
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert load_model(micro_model, device="auto").decoder.device.type == expected
+
+
 def test_image_chunk_says_that_text_is_supported(bench):
     targets = {"target_tokens": encode(np.array([1, 2, 3]))}
     datum = Datum(chunks=(TextChunk((1, 2)), ImageChunk(b"...", "png"), TextChunk((3,))), loss_inputs=targets)

@@ -78,7 +78,7 @@ class Server:
     def launch(self) -> None:
         """Does not wait. The first start takes a free port, later ones the same again."""
         assert self.process is None or self.process.poll() is not None, "it runs already"
-        args = ["serve", "--model", str(self.model), "--name", self.name, "--port", str(self.port)]
+        args = ["serve", "--model", str(self.model), "--name", self.name, "--port", str(self.port), "--device", "cpu"]
         with self.log.open("ab") as out:
             self._log_start = out.tell()
             self.process = subprocess.Popen(

@@ -25,7 +25,18 @@ READY = "Palestra is ready at "
 @pytest.fixture(scope="session")
 def ephebe_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("ephebe")
-    command = [sys.executable, "-m", "palestra.cli", "serve", "--port", "0", "--state", str(folder / "state")]
+    command = [
+        sys.executable,
+        "-m",
+        "palestra.cli",
+        "serve",
+        "--port",
+        "0",
+        "--state",
+        str(folder / "state"),
+        "--device",
+        "cpu",
+    ]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--with-parent"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
@@ -48,7 +59,7 @@ def run_training(ephebe_url: str, tmp_path: Path) -> Callable[..., RunFolder]:
         saved = merged(SMALL, {"server": ephebe_url, "runs": str(tmp_path / "runs"), "name": name, **settings})
         config = load_train_config([], [], saved)
         with RunFolder.create(config.runs, name, config) as folder:
-            asyncio.run(train(config, folder, listener or Silence(), device="cpu"))
+            asyncio.run(train(config, folder, listener or Silence()))
         return folder
 
     return run

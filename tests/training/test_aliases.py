@@ -88,7 +88,7 @@ def test_an_agent_samples_the_newest_weights_during_the_run_and_after_it(ephebe_
     assert version == 5  # before the first step, after each of three, at the end
     config = load_train_config([], ["steps=4"], run.read_about()["config"])
     with RunFolder.open(run.path) as folder:
-        asyncio.run(train(config, folder, agent, device="cpu"))
+        asyncio.run(train(config, folder, agent))
     assert agent.get("/aliases/mine")["version"] == version + 3
     assert len({turn["weights"] for turn in agent.turns}) == 5
 

@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
+from palestra.training import guard
 from palestra.training.run_reader import RunReader, RunStatus
+from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
 from tests.training.trainers import SMALL, kill, merged, start, wait_for_steps
 
 ENVIRONMENTS = """
@@ -218,10 +220,57 @@ def test_two_trainers_cannot_write_one_run(folder, ephebe_url, tmp_path):
     assert "is being written by process" in said
 
 
-def test_a_server_that_was_never_there_is_told_in_time(folder):
-    code, said = train("arithmetic", "--name", "none", "--server", "http://127.0.0.1:1", "server_patience_s=1")
+def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, caplog):
+    assert guard.REACH_S < 5
+    monkeypatch.setattr(guard, "REACH_S", 0.3)
+    code, said = train("arithmetic", "--name", "none", "--server", "http://127.0.0.1:1")
     assert code == 1
-    assert "http://127.0.0.1:1 cannot be reached" in said
+    assert said.startswith("reading arithmetic\n")
+    assert ["refused; trying again" in line for line in caplog.messages] == [True]  # after the first refusal
+    assert "error: http://127.0.0.1:1 does not answer" in said
+    assert "is that its address (--server)?" in said
+    assert "--resume" not in said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Answer(404, b"<html>not here</html>"), "answers, but not as a server of the Tinker API"),
+        (Answer(200, b"<html>welcome</html>"), "answers, but not as a server of the Tinker API"),
+        (Garbage(), "does not answer"),
+        (Hang(), "does not answer: timed out"),
+    ],
+    ids=["404", "html", "garbage", "silence"],
+)
+def test_a_server_of_something_else_is_no_server(folder, monkeypatch, answer, message):
+    monkeypatch.setattr(guard, "REACH_S", 0.3)
+    with FaultServer(answer) as server:
+        code, said = train("arithmetic", "--name", "none", "--server", server.url)
+    assert code == 1
+    assert message in said
+    assert "--resume" not in said
+    assert not Path("runs").exists()
+
+
+def test_what_is_no_address_is_told_with_what_one_looks_like(folder):
+    code, said = train("arithmetic", "--server", "localhost:8000")
+    assert code == 1
+    assert "'localhost:8000' is not the URL of a server; it looks like http://127.0.0.1:8000" in said
+    assert not Path("runs").exists()
+
+
+def test_lines_tell_from_the_beginning_what_a_run_is_at(folder, ephebe_url):
+    config = write(server=ephebe_url, eval={"every": 1, "tasks": 2}, early_stop={"at_least": 0}, steps=1)
+    code, said = train(config, "--name", "told")
+    assert code == 0, said
+    told = [line.split("  ")[0] for line in said.splitlines()]
+    places = [
+        told.index(line)
+        for line in ("reading run.json", f"looking for {ephebe_url}", "eval: 0 of 2", "eval after step 0")
+    ]
+    assert places == sorted(places)
+    assert places[0] == 0
 
 
 def test_a_metric_that_no_evaluation_has_is_named(folder, ephebe_url):
@@ -263,11 +312,13 @@ def test_slow_tasks_are_trained_on_as_often_as_fast_ones_in_async_mode(folder, e
     assert len({record["task"] for record in records}) == 20  # each task once in 20 groups
 
 
-def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url):
+def test_a_resume_that_fails_leaves_the_saved_config(folder, ephebe_url, monkeypatch):
+    monkeypatch.setattr(guard, "REACH_S", 0.3)
     config = write(server=ephebe_url, environments=[{"name": "arithmetic"}], steps=2)
     assert train(config, "--name", "kept", "--display", "none")[0] == 0
-    code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "server_patience_s=1", "steps=3")
+    code, said = train("--resume", "kept", "server=http://127.0.0.1:1", "steps=3")
     assert code == 1, said
+    assert "http://127.0.0.1:1 does not answer" in said
     code, said = train("--resume", "kept", "model.rank=4", "steps=3")
     assert "has rank 16" in said
     code, said = train("--resume", "kept", "steps=3", "--display", "none")

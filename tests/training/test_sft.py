@@ -50,7 +50,7 @@ def load(name: str, *overrides: str, **paths: Path) -> RunConfig:
 
 def run(config: RunConfig, folder: RunFolder, listener: Silence | None = None) -> dict[str, Any]:
     with folder:
-        return asyncio.run(train(config, folder, listener or Told(), device="cpu"))
+        return asyncio.run(train(config, folder, listener or Told()))
 
 
 def start(config: RunConfig, tmp_path: Path, listener: Silence | None = None) -> tuple[RunFolder, dict[str, Any]]:

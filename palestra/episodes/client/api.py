@@ -51,6 +51,10 @@ class Call(Generic[T]):
     timeout_s: float = TIMEOUT_S
 
 
+class Health(Struct, frozen=True, kw_only=True):
+    status: str
+
+
 class Claimed(Struct, frozen=True, kw_only=True):
     leases: list[Lease]
     retry_after_s: float | None = None
@@ -95,6 +99,11 @@ class RequeueCount(Struct, frozen=True, kw_only=True):
 
 
 make_ready(__name__)
+
+
+def health(timeout_s: float) -> Call[Health]:
+    """Any server of the Tinker API has it."""
+    return Call("GET", "/api/v1/healthz", Health, timeout_s=timeout_s)
 
 
 # For players

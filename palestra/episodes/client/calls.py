@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 300.0  # a server that is restarted, model and all, is back by then
-REACH_S = 4.0  # a wrong address is told within 5 s
+REACH_S = 3.0  # a wrong address is told within 5 s, the start of a program included
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 3.0
 LONGEST_RETRY_AFTER_S = 60.0
 COME_BACK = (429, 502, 503, 504)

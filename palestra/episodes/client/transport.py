@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-CONNECT_S = 4.0  # an address where nobody is should be told within 5 s
+CONNECT_S = 3.0  # an address where nobody is, is told within 5 s
 MAX_IDLE = 64
 """Connections kept for later; as many as are needed at once are opened."""
 PART_BYTES = 1 << 16

@@ -77,7 +77,7 @@ def test_neighbours_of_one_role_are_one_turn() -> None:
 )
 def test_a_failed_tool_says_so_once(content: Any, said: str) -> None:
     is_error = content is not None
-    (message,) = read_conversation(None, [user(result(content, is_error=is_error))])
+    _, message = read_conversation(None, [assistant(USE), user(result(content, is_error=is_error))])
     assert message["content"] == said
 
 

@@ -90,6 +90,11 @@ def reference_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
 # Service
 
 
+def test_the_ready_line_names_device_and_dtype(server):
+    (ready,) = (line for line in server.said().splitlines() if line.startswith("Palestra is ready at "))
+    assert ready.endswith(f"serving {server.name} (cpu, float32)")
+
+
 def test_get_server_capabilities(service, server):
     (model,) = service.get_server_capabilities().supported_models
     assert model.model_name == server.name

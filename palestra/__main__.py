@@ -1,0 +1,3 @@
+from palestra.cli import main
+
+main()
