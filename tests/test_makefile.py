@@ -21,8 +21,10 @@ def test_what_takes_long_tells_what_it_is_at_and_why_it_failed(tmp_path):
     command = SLOW.format(file=tmp_path / "go").replace("$", "$$")
     with make("--eval", f"slow: ; @$(PROGRESS) sh -c '{command}'", "slow") as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
-        (tmp_path / "go").touch()
+        try:
+            lines = [process.stdout.readline() for _ in range(2)]
+        finally:
+            (tmp_path / "go").touch()
         _, wrong = process.communicate(timeout=60)
     assert all(line.endswith(" s  Downloading torch\n") for line in lines)
     assert process.returncode == 2

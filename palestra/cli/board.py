@@ -64,7 +64,7 @@ class Lines(Silence):
 
     def stage(self, stage: Stage, done: int, total: int) -> None:
         is_first = done == 0 and stage not in self._begun
-        if is_first or time.monotonic() - self._said_at >= QUIET_S:
+        if done < total and (is_first or time.monotonic() - self._said_at >= QUIET_S):
             self._begun.add(stage)
             self.note(f"{stage}: {done} of {total}")
 

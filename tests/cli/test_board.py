@@ -57,6 +57,7 @@ def test_lines_tell_the_first_beginning_of_a_stage_and_then_what_takes_long(caps
             listener.stage(Stage.EVAL, 1, 8)
         monkeypatch.setattr(board, "QUIET_S", 0.0)
         listener.stage(Stage.EVAL, 2, 8)
+        listener.stage(Stage.EVAL, 8, 8)  # its figures come at once
     assert capsys.readouterr().out.splitlines() == ["eval: 0 of 8", "eval: 2 of 8"]
 
 
