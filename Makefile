@@ -146,7 +146,7 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
 
-check: .venv/.ready ## format, lint, types, import layers
+check: .venv/.interpreter ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
