@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import rich_click as click
 
+from palestra.cli.lazy import LazyGroup
+from palestra.cli.options import server_options
 from palestra.cli.output import needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option, print_table, time_text
 
@@ -19,28 +21,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-server_option = click.option(
-    "--server",
-    "url",
-    metavar="URL",
-    envvar="TINKER_BASE_URL",
-    default="http://127.0.0.1:8000",
-    show_default=True,
-    help="Of a running server. TINKER_API_KEY is the key, where it needs one.",
-)
+server_and_key = server_options()
 
 
-@click.group()
+@click.group(cls=LazyGroup, old_names={"drop": "delete"})
 def alias() -> None:
     """Name models of a running server, and move the names."""
 
 
 @alias.command("list")
-@server_option
+@server_and_key
 @json_option
-def list_(url: str, as_json: bool) -> None:
+def list_(server: str, key: str | None, as_json: bool) -> None:
     """List your aliases and what they point at."""
-    found = call(url, lambda client: client.list())
+    found = call(server, key, lambda client: client.list())
     if as_json:
         print_json(found)
     elif not found:
@@ -53,11 +47,11 @@ def list_(url: str, as_json: bool) -> None:
 @alias.command("set")
 @click.argument("name")
 @click.argument("model")
-@server_option
+@server_and_key
 @json_option
-def set_(name: str, model: str, url: str, as_json: bool) -> None:
+def set_(name: str, model: str, server: str, key: str | None, as_json: bool) -> None:
     """Make NAME point at MODEL: a base model, a tinker://…/sampler_weights/… path or a sampling session."""
-    moved = call(url, lambda client: client.put(name, model))
+    moved = call(server, key, lambda client: client.put(name, model))
     if as_json:
         print_json(moved)
     else:
@@ -66,19 +60,19 @@ def set_(name: str, model: str, url: str, as_json: bool) -> None:
 
 @alias.command()
 @click.argument("name")
-@server_option
-def drop(name: str, url: str) -> None:
+@server_and_key
+def delete(name: str, server: str, key: str | None) -> None:
     """Delete an alias; what it points at stays."""
-    call(url, lambda client: client.drop(name))
-    click.echo(f"the alias {name} is gone")
+    call(server, key, lambda client: client.delete(name))
+    click.echo(f"the alias {name} is deleted")
 
 
-def call(url: str, work: Callable[[AliasClient], Awaitable[T]]) -> T:
+def call(server: str, key: str | None, work: Callable[[AliasClient], Awaitable[T]]) -> T:
     with needs_extra("train"):
         from palestra.training.aliases import AliasClient, AliasError
 
     async def run() -> T:
-        async with AliasClient.open(url) as client:
+        async with AliasClient.open(server, key) as client:
             return await work(client)
 
     with one_line_errors(AliasError):

@@ -15,7 +15,7 @@ COMMANDS = [
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
     LazyCommand("env", "palestra.cli.env:env", "List environments, play one yourself."),
-    LazyCommand("episodes", "palestra.cli.episodes:episodes", "Play episodes of a running server, look after them."),
+    LazyCommand("episode", "palestra.cli.episode:episode", "Play episodes of a running server, look after them."),
     LazyCommand("gym", "palestra.cli.gym:gym", "Start a gym of servers, collect rollouts through them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
@@ -27,7 +27,12 @@ COMMANDS = [
 ]
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    aliases={"episodes": "episode"},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="palestra")
 def main() -> None:
     """Train LLM agents by reinforcement learning on machines you own."""

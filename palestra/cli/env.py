@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.output import fail, one_line_errors, print_json
+from palestra.cli.output import FAILED, NOT_FOUND, fail, one_line_errors, print_json
 
 if TYPE_CHECKING:
     from palestra.environments import EnvironmentSet
@@ -46,16 +46,23 @@ def list_(as_json: bool) -> None:
 @env.command()
 @click.argument("name")
 @click.option("--task", "task_id", metavar="ID", help="Which task.  [any held-out one]")
-@click.option("--tasks", "file", metavar="FILE", help="JSONL to take tasks from.  [the environment's own]")
+@click.option(
+    "--tasks",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="JSONL to take tasks from.  [the environment's own]",
+)
 @click.option("--max-turns", type=click.IntRange(min=1), help="[the environment's own]")
-def play(name: str, task_id: str | None, file: str | None, max_turns: int | None) -> None:
+def play(name: str, task_id: str | None, file: Path | None, max_turns: int | None) -> None:
     """Play a task in the policy's place: each line you type is one message."""
     from palestra.config.train import EnvironmentEntry
-    from palestra.environments import EnvironmentFailure, EnvironmentSet
+    from palestra.environments import EnvironmentFailure, EnvironmentSet, TaskFileError, UnknownEnvironment
 
-    entry = EnvironmentEntry(name=name, tasks=Path(file) if file else None, max_turns=max_turns)
+    entry = EnvironmentEntry(name=name, tasks=file, max_turns=max_turns)
     with (
-        one_line_errors(ValueError, EnvironmentFailure),
+        one_line_errors(UnknownEnvironment, EnvironmentFailure),
+        one_line_errors(TaskFileError, code=FAILED),
         EnvironmentSet([entry], env_threads=1, env_timeout_s=600) as environments,
     ):
         task = _find_task(environments, name, task_id, with_eval=file is None)
@@ -87,7 +94,7 @@ def _find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, 
     for task in (task for tasks in splits for task in tasks):
         if task.id == task_id:
             return task
-    raise fail(f"{name} has no task {task_id!r}; its first is {splits[0][0].id!r}")
+    raise fail(f"{name} has no task {task_id!r}; its first is {splits[0][0].id!r}", NOT_FOUND)
 
 
 async def _play(environments: EnvironmentSet, task: Task) -> None:

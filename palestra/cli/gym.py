@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyCommand, LazyGroup
-from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+from palestra.cli.options import server_options
+from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option, print_table, safe_text
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 STATUS_S = 5.0
+HEAD = "http://127.0.0.1:11000"
 COMMANDS = [
     LazyCommand("aggregate", "palestra.cli.gym_results:aggregate", "Metrics over the rollouts of several files."),
     LazyCommand("collect", "palestra.cli.gym_collect:collect", "Play the rows of a file through a gym's agents."),
@@ -45,6 +47,12 @@ COMMANDS = [
 @click.group(cls=LazyGroup, lazy=COMMANDS)
 def gym() -> None:
     """Model, agent and resources servers, and rollouts through them. Reads NeMo Gym's configs."""
+
+
+def head_options(*, default: str | None = HEAD, hint: str = "") -> Callable[[F], F]:
+    """Which gym: `server` and `key`."""
+    about = f"Address of a running gym, which is its head's.{hint}"
+    return server_options(help=about, default=default, envvar=None, key_envvar="PALESTRA_GYM_KEY", old="--head")
 
 
 def source_options(command: F) -> F:
@@ -178,11 +186,11 @@ def resolve(**given: Any) -> None:
 
 
 @gym.command()
-@click.option("--head", default="http://127.0.0.1:11000", show_default=True, metavar="URL", help="Of the gym.")
+@head_options()
 @json_option
-def status(head: str, as_json: bool) -> None:
+def status(server: str, key: str | None, as_json: bool) -> None:
     """The servers of a running gym, and how they are."""
-    instances = read_instances(head)
+    instances = read_instances(server, key)
     if as_json:
         print_json(instances)
         return
@@ -194,16 +202,18 @@ def status(head: str, as_json: bool) -> None:
     print_table([["server", "kind", "implementation", "url", "pid", "state", "up", "restarts"], *rows])
 
 
-def read_instances(head: str) -> list[dict[str, Any]]:
-    url = f"{head.rstrip('/')}/server_instances"
+def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.urlopen(url, timeout=STATUS_S) as answer:
+        request = urllib.request.Request(f"{head.rstrip('/')}/server_instances", headers=headers)
+        with urllib.request.urlopen(request, timeout=STATUS_S) as answer:
             found = json.load(answer)
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise fail(f"no gym answers at {head} ({reason}); to start one: palestra gym run -c FILE") from None
+        told = f"no gym answers at {head} ({reason}); to start one: palestra gym run -c FILE"
+        raise fail(told, UNREACHABLE) from None
     if not isinstance(found, list):
-        raise fail(f"what answers at {head} is not the head of a gym")
+        raise fail(f"what answers at {head} is not the head of a gym", UNREACHABLE)
     return found
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from palestra.cli.gym_running import gym_options, running_gym
-from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from palestra.gym.collect.collection import Standing, Wanted
     from palestra.gym.collect.directory import Directory
 
-INTERRUPTED = 130
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
 WRITTEN = click.Path(path_type=Path, dir_okay=False)
 
@@ -129,7 +128,6 @@ def collect(
     on with --resume."""
     with needs_extra("gym"):
         from palestra.gym.collect.collection import Wanted
-        from palestra.gym.collect.errors import CollectError
         from palestra.gym.collect.playing import Patience
         from palestra.gym.collect.prompts import PromptFile
         from palestra.gym.collect.rows import Expansion
@@ -161,11 +159,9 @@ def collect(
         except KeyboardInterrupt:
             click.echo(f"stopped; what was played is in {output}: go on with --resume", err=True)
             raise SystemExit(INTERRUPTED) from None
-        except CollectError as error:
-            raise fail(error) from error
     _say(wanted, standing, metrics, as_json)
     if standing.failed:
-        raise SystemExit(1)
+        raise SystemExit(FAILED)
 
 
 def _found(data: Path, roots: tuple[Path, ...]) -> Path:
@@ -175,7 +171,7 @@ def _found(data: Path, roots: tuple[Path, ...]) -> Path:
     folders = search_roots(roots)
     found = find_below(folders, data)
     if found is None:
-        raise fail(f"there is no {data}, neither in {' nor in '.join(map(str, folders))}")
+        raise fail(f"there is no {data}, neither in {' nor in '.join(map(str, folders))}", USAGE)
     return found
 
 
@@ -202,7 +198,7 @@ async def _collect(
 
 
 @asynccontextmanager
-async def open_gym(**given: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, Directory]]:
+async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, Directory]]:
     """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
     import aiohttp
 
@@ -212,7 +208,7 @@ async def open_gym(**given: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, D
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=15)
         limit = aiohttp.ClientTimeout(total=None)  # each row has its own
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
-            yield session, await Directory.of_head(session, url)
+            yield session, await Directory.of_head(session, url, key)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from palestra.cli.output import needs_extra, one_line_errors
+from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_errors
 
 
 @click.command()
@@ -65,11 +65,10 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
             return
         command, environment = pytest_command(folder)
     code = subprocess.run([*command, *pytest_args], cwd=folder, env=environment, check=False).returncode
-    raise SystemExit(code)
+    raise SystemExit(FAILED if code else 0)  # pytest's own codes mean other things than ours
 
 
 def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
-    from palestra.gym.errors import GymConfigError
     from palestra.gym.records import ServerKind
     from palestra.gym.registry import implementations
     from palestra.gym.roots import did_you_mean, search_roots
@@ -83,7 +82,7 @@ def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
                 return root / kind / plain
     known = {one for kind in kinds for one in implementations(kind, searched)}
     places = "".join(f"\n  not below {root}" for root in searched)
-    raise GymConfigError(f"there is no server {name!r}{places}{did_you_mean(plain, known)}")
+    raise fail(f"there is no server {name!r}{places}{did_you_mean(plain, known)}", NOT_FOUND)
 
 
 def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -17,7 +17,7 @@ import rich_click as click
 from palestra.cli.gym import say, source_options, sources
 from palestra.cli.gym_collect import EXISTING, WRITTEN, open_gym, progress_shown
 from palestra.cli.gym_running import gym_options
-from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option, print_table
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def reverify(
             f"{found.done} of {found.total} graded, {found.changed} with another reward{kept}: {wanted.files.results}"
         )
     if found.failed:
-        raise SystemExit(1)
+        raise SystemExit(FAILED)
 
 
 async def _reverify(wanted: Regrading, quiet: bool, given: dict[str, Any]) -> Regraded:
@@ -167,7 +167,6 @@ def aggregate(
     """Metrics over the rollouts of several files, as of shards."""
     with needs_extra("gym"):
         from palestra.gym.collect.aggregating import aggregated, aggregated_here, save_metrics
-        from palestra.gym.collect.errors import CollectError
         from palestra.gym.collect.files import OutputFiles
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError
@@ -176,11 +175,11 @@ def aggregate(
         async with open_gym(**given) as (session, directory):
             return await aggregated(results, directory, session)
 
-    with one_line_errors(GymError):
+    with one_line_errors(GymError, FileNotFoundError):
         paths = [Path(found) for pattern in rollouts for found in sorted(glob.glob(pattern)) or [pattern]]  # noqa: PTH207 - a pattern may be absolute
         missing = [path for path in paths if not path.is_file()]
         if missing:
-            raise CollectError(f"there is no {missing[0]}")
+            raise FileNotFoundError(f"there is no {missing[0]}")
         results = merged(paths)
         metrics = aggregated_here(results) if offline else asyncio.run(asked(results))
         target = output or OutputFiles(paths[0]).metrics

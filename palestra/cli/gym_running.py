@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.gym import say, source_options, sources
+from palestra.cli.gym import HEAD, head_options, say, source_options, sources
 
 if TYPE_CHECKING:
     from palestra.gym.supervisor import Supervisor
@@ -23,26 +23,24 @@ SOURCES = ("files", "roots", "overrides", "model", "model_url", "model_api_key")
 
 
 def gym_options(command: F) -> F:
-    """`--head`, and all that describes a gym to be started: they arrive as `**given` of `running_gym`."""
-    head = click.option("--head", metavar="URL", help="Of a gym that runs.  [http://127.0.0.1:11000]")
-    return head(source_options(command))
+    """`--server` with its key, and all that describes a gym to be started: `**given` of `running_gym`."""
+    return head_options(default=None, hint=f"  [{HEAD}]")(source_options(command))
 
 
 @asynccontextmanager
-async def running_gym(head: str | None = None, **given: Any) -> AsyncIterator[str]:
+async def running_gym(server: str | None = None, **given: Any) -> AsyncIterator[str]:
     """Its head's address. With files, a gym that lives as long as this block; whatever is done inside ends when a
     server of it cannot be kept going. Raises GymError."""
-    from palestra.gym.collect.directory import HEAD
     from palestra.gym.config import Ports, load_gym
     from palestra.gym.supervisor import Supervisor
 
     if not given.get("files"):
         if given.get("overrides"):
             raise click.UsageError(f"{given['overrides'][0]}: settings are for a gym that is started with -c FILE")
-        yield head or HEAD
+        yield server or HEAD
         return
-    if head:
-        raise click.UsageError("either --head, for a gym that runs, or -c, for one to be started")
+    if server:
+        raise click.UsageError("either --server, for a gym that runs, or -c, for one to be started")
     with Ports() as ports:
         config = load_gym(sources(**given), ports=ports, tell=say)
         async with Supervisor(config, ports, say) as supervisor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.output import fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
 
 if TYPE_CHECKING:
     from palestra.store import Store
@@ -110,7 +110,7 @@ def revoke(which: str, as_json: bool, **where: Any) -> None:
         found = (store.write_now(lambda conn, one=one: revoke_key(conn, one, now=time.time())) for one in meanings)
         gone = next((one for one in found if one is not None), None)
     if gone is None:
-        raise fail(f"no key in use is called {which!r}; to see them: palestra key list")
+        raise fail(f"no key in use is called {which!r}; to see them: palestra key list", NOT_FOUND)
     if as_json:
         print_json(key_json(gone))
     else:
@@ -130,7 +130,7 @@ def open_store(
         url = load_config(ServeConfig, files, given).database
     file = Path(url.partition(":///")[2])
     if not create and url.startswith("sqlite") and not file.is_file():
-        raise fail(f"no database {file}; name the server's with --state DIR, --database URL or -c FILE")
+        raise fail(f"no database {file}; name the server's with --state DIR, --database URL or -c FILE", USAGE)
     with needs_extra("server"):
         from palestra.store import Store, StoreError
     with one_line_errors(StoreError), needs_extra("postgres"), Store.open(url, lock=False) as store:

@@ -1,14 +1,18 @@
-"""A click group that imports a command only when it runs.
+"""A click group that imports a command only when it runs, and knows its commands by further names.
 
-Owns: standing in for commands that are not loaded yet. Never touches: what the commands do.
+Owns: standing in for commands that are not loaded yet, aliases. Never touches: what the commands do.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich_click as click
+
+from palestra.cli.options import warn_of_old_name
+from palestra.cli.output import INTERRUPTED
 
 
 class LazyCommand(click.RichCommand):
@@ -24,13 +28,33 @@ class LazyCommand(click.RichCommand):
 
 
 class LazyGroup(click.RichGroup):
-    def __init__(self, *args: Any, lazy: list[LazyCommand], **kwargs: Any) -> None:
+    """`aliases` are other names of its commands, not in the help; `old_names` are those that will go."""
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Sequence[LazyCommand] = (),
+        aliases: Mapping[str, str] | None = None,
+        old_names: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._aliases, self._old_names = dict(aliases or {}), dict(old_names or {})
         for command in lazy:
             self.add_command(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
+        typed = args[0]
+        if new := self._old_names.get(typed):
+            warn_of_old_name(f"`{ctx.command_path} {typed}`", f"`{ctx.command_path} {new}`")
+        known = new or self._aliases.get(typed, typed)
+        name, command, rest = super().resolve_command(ctx, [known, *args[1:]])
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from palestra.cli.output import bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
 
 
 @click.group()
@@ -50,6 +50,8 @@ def random(
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(folder: Path, as_json: bool) -> None:
     """Show what the model folder DIR holds and what it asks of the machine."""
+    if not folder.is_dir():
+        raise fail(f"no such folder: {folder}; to make a small one to try: palestra model random {folder}", USAGE)
     with needs_extra("engine"):
         from palestra.cli.model_facts import LORA_RANK, gather_facts
         from palestra.model.errors import ModelError

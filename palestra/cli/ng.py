@@ -28,7 +28,7 @@ OPTIONS = {
 FLAGS = {"num_repeats_add_seed": "--seeds", "resume_from_cache": "--resume", "disable_aggregation": "--no-metrics"}
 PARAMS = "responses_create_params"
 HEAD = "head_server"
-RUNNING = "--head"
+RUNNING = "--server"
 """Our option for the address of a gym that runs."""
 IGNORED = ("upload_rollouts_to_wandb",)
 

@@ -1,6 +1,6 @@
-"""How commands speak: a result on stdout, one line on stderr when something is wrong.
+"""How commands speak: a result on stdout, one line on stderr when something is wrong, and an exit code.
 
-Owns: exit codes of failures, JSON output, human units. Never touches: what is being said.
+Owns: exit codes, JSON output, human units. Never touches: what is being said.
 """
 
 from __future__ import annotations
@@ -12,19 +12,38 @@ from typing import Any
 
 import rich_click as click
 
+# docs/commands.md tells users about these.
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+UNREACHABLE = 4
+INTERRUPTED = 130
 
-def fail(message: object) -> SystemExit:
+
+def fail(message: object, code: int = FAILED) -> SystemExit:
     click.echo(f"error: {message}", err=True)
-    return SystemExit(1)
+    return SystemExit(code)
+
+
+def exit_code(error: Exception) -> int:
+    """By what the error is in Python's own terms: our error classes inherit from these where they mean that."""
+    match error:
+        case LookupError():
+            return NOT_FOUND
+        case ConnectionError():
+            return UNREACHABLE
+        case ValueError() | FileNotFoundError() | click.UsageError():
+            return USAGE
+    return FAILED
 
 
 @contextmanager
-def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """The user's mistakes end in one line and exit code 1; a traceback is for ours."""
+def one_line_errors(*kinds: type[Exception], code: int | None = None) -> Iterator[None]:
+    """What the user can mend ends in one line and an exit code; a traceback is for our own mistakes."""
     try:
         yield
     except kinds as error:
-        raise fail(error) from error
+        raise fail(error, exit_code(error) if code is None else code) from error
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.lazy import LazyGroup
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run_common import json_option, print_table, safe_text
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SPLITS = ["train", "eval"]
 LISTED, EXPORTED = 3, 20  # of each template, where nobody says how many
 
 
-@click.group()
+@click.group(cls=LazyGroup, aliases={"tasks": "task"})
 def platform() -> None:
     """Task apps that run here: mail, bookings, forums and the like, with tools and verifiers."""
 
@@ -205,11 +206,11 @@ def choice_options(count: int) -> Callable[[F], F]:
 
 
 @platform.group()
-def tasks() -> None:
+def task() -> None:
     """Make tasks from their keys, list them, write them to a file for Fleet."""
 
 
-@tasks.command("list")
+@task.command("list")
 @choice_options(LISTED)
 @json_option
 def list_(as_json: bool, **choice: Any) -> None:
@@ -224,7 +225,7 @@ def list_(as_json: bool, **choice: Any) -> None:
         print_table([[str(task.key), safe_text(task.prompt, keep="")] for task in found])
 
 
-@tasks.command()
+@task.command()
 @click.argument("key")
 @click.option("--solution", is_flag=True, help="Also how it is done: the calls of its own solution.")
 @json_option
@@ -245,7 +246,7 @@ def show(key: str, solution: bool, as_json: bool) -> None:
         click.echo(f"{'call':<12}{safe_text(call, keep='')}")
 
 
-@tasks.command()
+@task.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @choice_options(EXPORTED)
 @json_option
@@ -272,14 +273,14 @@ def chosen_keys(
     hint: bool,
     noise: bool,
 ) -> list[TaskKey]:
-    from palestra.environments.platform import APPS, PlatformError, TaskKey, app_of
+    from palestra.environments.platform import APPS, TaskKey, app_of
     from palestra.environments.platform.knobs import Knob
     from palestra.environments.platform.tasks import FIRST_EVAL
 
     knobs = tuple(knob for knob, is_on in ((Knob.HINT, hint), (Knob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)
     if split == "train" and start + count > FIRST_EVAL:
-        raise PlatformError(f"numbers of the split train are below {FIRST_EVAL}")
+        raise fail(f"numbers of the split train are below {FIRST_EVAL}", USAGE)
     found = [
         (app, template)
         for app in ([app_of(name) for name in names] if names else APPS.values())
@@ -287,7 +288,7 @@ def chosen_keys(
         if (not templates or template.name in templates) and (not difficulties or template.difficulty in difficulties)
     ]
     if not found:
-        raise PlatformError("no template is like that; to see them: palestra platform apps APP")
+        raise fail("no template is like that; to see them: palestra platform apps APP", NOT_FOUND)
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 

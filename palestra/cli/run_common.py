@@ -1,6 +1,6 @@
 """What the commands about runs share: finding one, telling it in columns, text that cannot harm a terminal.
 
-Owns: exit code 3, the `--runs` option, escaping. Never touches: the files; `run_reader` does.
+Owns: the `--runs` option, escaping. Never touches: the files; `run_reader` does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.output import fail, needs_extra
+from palestra.cli.output import needs_extra, one_line_errors
 
 if TYPE_CHECKING:
     from palestra.training.run_reader import RunReader
 
-NOT_FOUND = 3
 BARS = "▁▂▃▄▅▆▇█"
 
 runs_option = click.option(
@@ -38,18 +37,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextmanager
 def run_errors() -> Iterator[None]:
-    """What is not there ends in exit code 3, what cannot be read in 1; each in one line."""
     from palestra.training.record_files import RunError
-    from palestra.training.run_reader import RunNotFound
 
-    try:
-        with needs_extra("train"):
-            yield
-    except RunNotFound as error:
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(NOT_FOUND) from error
-    except RunError as error:
-        raise fail(error) from error
+    with one_line_errors(RunError), needs_extra("train"):
+        yield
 
 
 def find(which: str, root: Path) -> RunReader:

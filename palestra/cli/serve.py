@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.output import fail, needs_extra, one_line_errors
+from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
     from palestra.config.serve import ModelConfig
@@ -65,7 +65,7 @@ def serve(
 
     for text in overrides:
         if "=" not in text:
-            raise fail(f"{text!r}: settings are KEY=VALUE; a model is given as --model {text}")
+            raise fail(f"{text!r}: settings are KEY=VALUE; a model is given as --model {text}", USAGE)
     models = pair_names(ctx.meta["palestra.order"], model, name)
     with one_line_errors(ConfigError):
         given = [Override("models", models, "--model")] if models else []
@@ -97,12 +97,13 @@ def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]
         elif paired:
             paired[-1].setdefault("name", []).append(next(next_name))
         else:
-            raise fail(f"--name {next(next_name)} has no --model before it; type: --model DIR --name NAME")
+            raise fail(f"--name {next(next_name)} has no --model before it; type: --model DIR --name NAME", USAGE)
     return paired
 
 
 def check_folder(model: ModelConfig) -> None:
     if not model.path.is_dir():
-        raise fail(f"no such folder: {model.path}; to make a small one to try: palestra model random {model.path}")
+        told = f"no such folder: {model.path}; to make a small one to try: palestra model random {model.path}"
+        raise fail(told, USAGE)
     if not (model.path / "config.json").is_file():
-        raise fail(f"{model.path} is not a model folder: it has no config.json")
+        raise fail(f"{model.path} is not a model folder: it has no config.json", USAGE)

@@ -6,6 +6,7 @@ Owns: finding the config, the run's folder, the display, exit codes. Never touch
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.output import fail, needs_extra, one_line_errors
+from palestra.cli.options import server_options
+from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
     from palestra.config.train import RunConfig
     from palestra.training.runs import RunFolder
 
 DISPLAYS = ("auto", "board", "lines", "json", "none")
-INTERRUPTED = 130
 
 
 @click.command()
@@ -29,7 +30,7 @@ INTERRUPTED = 130
 @click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="On top of CONFIG; may repeat.")
 @click.option("--name", help="Folder of the run, in `runs`. Default: kind and time.")
 @click.option("--resume", metavar="RUN", help="Go on with this run from its newest checkpoint; its config is known.")
-@click.option("--server", metavar="URL", help="A Tinker API. Default: a server of its own, for this run.")
+@server_options(help="A Tinker API. Default: a server of its own, for this run.", default=None, envvar=None)
 @click.option("--dry-run", is_flag=True, help="Check all that can be checked, print the config, train nothing.")
 @click.option("--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes: for processes that start us.")
 @click.option("--display", type=click.Choice(DISPLAYS), default="auto", help="auto: a board in a terminal, else lines.")
@@ -40,6 +41,7 @@ def train(
     dry_run: bool,
     display: str,
     with_parent: bool,
+    key: str | None,
     **flags: Any,
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
@@ -47,14 +49,18 @@ def train(
     CONFIG is a YAML or JSON file, or the name of one that ships with us: stockroom, arithmetic, keys.
     Any setting can be given as KEY=VALUE, such as optimizer.lr=1e-4; `palestra config schema grpo` has them all.
     """
+    from palestra.environments import TaskFileError
+
     given = [argument for argument in arguments if "=" not in argument]
     overrides = [argument for argument in arguments if "=" in argument]
-    overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
+    overrides += [f"{name}={value}" for name, value in flags.items() if value is not None]
+    if key is not None:
+        os.environ["TINKER_API_KEY"] = key  # where all clients of a run look for it, and it is in no file
     if resume and flags["name"]:
-        raise fail("--resume goes on with the run it names; --name is for a new one")
+        raise fail("--resume goes on with the run it names; --name is for a new one", USAGE)
     if len(given) != (0 if resume else 1):
         raise fail(
-            "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run"
+            "give one CONFIG, or --resume RUN; to see one that ships with us: palestra train stockroom --dry-run", USAGE
         )
     is_server_new = resume is None or any(text.startswith("server=") for text in overrides)
     if display != "none" and not dry_run:  # what comes now takes seconds
@@ -70,12 +76,15 @@ def train(
         with one_line_errors(PolicyError, ValueError):
             check_server(config.server)
     with needs_extra("train"):
-        from palestra.training.launch import SetupError, check
-    with one_line_errors(SetupError, RunError, ValueError):
+        from palestra.chat import ChatError
+        from palestra.training.conversations import DataError
+        from palestra.training.launch import check
+    with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DataError, TaskFileError, code=FAILED):
         check(config)
-        if dry_run:
-            click.echo(dump_config(config))
-            return
+    if dry_run:
+        click.echo(dump_config(config))
+        return
+    with one_line_errors(RunError):
         folder = open_folder(config, resume)
     with folder:
         raise SystemExit(run(config, folder, display, with_parent=with_parent))
@@ -112,6 +121,7 @@ def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
 def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool = False) -> int:
     from palestra.cli.board import open_display
     from palestra.training.launch import RUN_ERRORS, train
+    from palestra.training.policy import ServerUnreachable
 
     again = f"to go on: palestra train --resume {short_name(folder)}"
     try:
@@ -122,7 +132,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
         return INTERRUPTED
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
-        return 1
+        return UNREACHABLE if isinstance(error, ServerUnreachable) else FAILED
     if display != "json":
         click.echo(closing_words(folder, summary))
     return 0

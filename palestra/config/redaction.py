@@ -23,6 +23,7 @@ _BARE = r"""(?!(?:null|true|false|none)\b|(?<=":\ )-?\d)[^\s"'\\,;&(){}\[\]\x1b]
 _SECRETS = re.compile(
     rf"(?P<before>{_NAME}{_BETWEEN}[:=,]{_BETWEEN})(?:{_QUOTED}|{_BARE})"
     r"|(?P<url>://[^:/@\s]{0,99}:)[^@/\s]{1,999}(?=@)"
+    r"|(?P<flag>--(?:[a-z]{1,20}-){0,3}key[= ])(?:'[^']+'|[^\s'-][^\s']*)"  # an option of a command
     r"|tml-[\w.~+/=%-]+"  # keys, ours and Tinker's; no word boundary: after an escaped line break there is none
     r"|ep-[\w-]{43}"  # of an episode's attempt
     r"|eyJ[\w.=-]{5,}"  # JSON web tokens
@@ -32,7 +33,7 @@ _SECRETS = re.compile(
 
 
 def redact(text: str) -> str:
-    return _SECRETS.sub(lambda found: f"{found['before'] or found['url'] or ''}{REDACTED}", text)
+    return _SECRETS.sub(lambda found: f"{found['before'] or found['url'] or found['flag'] or ''}{REDACTED}", text)
 
 
 _SECRET_FIELD = re.compile(

@@ -226,6 +226,16 @@ class TinkerScriptConfig(Config):
     """0: any free one; the ready message says which."""
 
 
+def _known_database(url: str) -> str:
+    kind = url.partition(":")[0].partition("+")[0]
+    if kind not in ("sqlite", "postgresql", "postgres"):
+        raise ValueError(f"unknown kind of database {kind!r}; there are: sqlite, postgresql")
+    return url
+
+
+DatabaseUrl = Annotated[str, AfterValidator(_known_database)]
+
+
 class ServeConfig(Config):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65535)
@@ -234,7 +244,7 @@ class ServeConfig(Config):
     """Everything that must survive: database, journal, snapshots, checkpoints. The default is a folder in the current
     directory: on a laptop each project then has its own state, easy to see, copy and delete, and two servers
     started in two places do not fight over one lock. A service names an absolute one."""
-    database: str = Field(default_factory=lambda data: f"sqlite:///{data['state'] / 'palestra.db'}", min_length=1)
+    database: DatabaseUrl = Field(default_factory=lambda data: f"sqlite:///{data['state'] / 'palestra.db'}")
     """An SQLAlchemy URL, sqlite or postgresql. Default: SQLite in the state folder."""
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
     """Default: in the state folder."""

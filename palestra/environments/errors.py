@@ -11,7 +11,7 @@ class EnvironmentTimeout(EnvironmentFailure):
     """A call into an environment took longer than it may."""
 
 
-class UnknownEnvironment(ValueError):
+class UnknownEnvironment(ValueError, LookupError):
     """No environment goes by this name here."""
 
 

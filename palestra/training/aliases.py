@@ -26,6 +26,14 @@ class AliasError(Exception):
     """What the server says, or that it says nothing."""
 
 
+class UnknownAlias(AliasError, LookupError):
+    """You have no alias of that name, or there is no such model."""
+
+
+class AliasesSilent(AliasError, ConnectionError):
+    """The server cannot be reached."""
+
+
 class NoAliases(AliasError):
     """A Tinker API without these routes, such as the hosted one."""
 
@@ -42,8 +50,8 @@ class AliasClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str) -> AsyncIterator[AliasClient]:
-        headers = {"x-api-key": api_key()}
+    async def open(cls, url: str, key: str | None = None) -> AsyncIterator[AliasClient]:
+        headers = {"x-api-key": key or api_key()}
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout) as http:
             yield cls(http, url)
@@ -54,14 +62,14 @@ class AliasClient:
     async def put(self, name: str, model: str) -> dict[str, Any]:
         return await self._call("PUT", f"/{quote(name, safe='')}", {"model": model})
 
-    async def drop(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         await self._call("DELETE", f"/{quote(name, safe='')}")
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             answer = await self._http.request(method, f"/v1/aliases{path}", json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise AliasError(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
+            raise AliasesSilent(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
         told = _content(answer)
         if answer.is_success and told.get("object") in ("alias", "list"):
             return told
@@ -69,7 +77,8 @@ class AliasClient:
         refusal = refusal if isinstance(refusal, dict) else {}
         if answer.is_success or (answer.status_code in (404, 405) and refusal.get("code") not in OURS):
             raise NoAliases(f"{self.url} knows no aliases")
-        raise AliasError(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
+        kind = UnknownAlias if answer.status_code == 404 else AliasError
+        raise kind(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
 
 
 def _content(answer: httpx.Response) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 from palestra.episodes import EpisodeApiError, EpisodeClient, EpisodeClientError
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import REACH_S
-from palestra.training.policy import PolicyError
+from palestra.training.policy import PolicyError, ServerUnreachable
 
 LOOK_EVERY_S = 5.0
 
 
 @contextmanager
-def guarded(watch: Coroutine[Any, Any, str]) -> Iterator[None]:
-    """When `watch` returns, whatever the current task is doing inside ends in a PolicyError with its words."""
+def guarded(watch: Coroutine[Any, Any, str], error: type[PolicyError] = PolicyError) -> Iterator[None]:
+    """When `watch` returns, whatever the current task is doing inside ends in an `error` with its words."""
     task = asyncio.current_task()
     assert task is not None
     watching = asyncio.create_task(watch, name="guard")
@@ -36,7 +36,7 @@ def guarded(watch: Coroutine[Any, Any, str]) -> Iterator[None]:
         if not watching.done():
             raise
         task.uncancel()
-        raise PolicyError(watching.result()) from None
+        raise error(watching.result()) from None
     finally:
         watching.remove_done_callback(end)
         watching.cancel()
@@ -55,7 +55,7 @@ async def until_unreachable(url: str, patience_s: float) -> str:
 
 def check_server(url: str) -> None:
     """That a Tinker API answers there. A wrong address is told in seconds: nobody waits for a server that may never
-    come. Raises PolicyError, or ValueError where it is no address."""
+    come. Raises PolicyError (ServerUnreachable where nobody answers), or ValueError where it is no address."""
     try:
         with EpisodeClient(url) as client:
             client.calls.do(api.health(REACH_S), retry_s=REACH_S)
@@ -63,7 +63,7 @@ def check_server(url: str) -> None:
         if error.status not in (401, 403):
             raise PolicyError(f"{url} answers, but not as a server of the Tinker API: {error}") from None
     except EpisodeClientError as error:
-        raise PolicyError(f"{error}; is the server running, and is that its address (--server)?") from None
+        raise ServerUnreachable(f"{error}; is the server running, and is that its address (--server)?") from None
 
 
 async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ async def wait_reachable(url: str, patience_s: float, note: Callable[[str], None
     note(f"looking for {url}")
     while not await _is_reachable(url):
         if loop.time() > deadline:
-            raise PolicyError(f"{url} cannot be reached; is the server running, and is that its address?")
+            raise ServerUnreachable(f"{url} cannot be reached; is the server running, and is that its address?")
         if not has_said:
             note(f"{url} does not answer; waiting for it, for up to {patience_s:.0f} s")
             has_said = True

@@ -32,7 +32,7 @@ from palestra.training.imitation import (
 )
 from palestra.training.listener import Listener
 from palestra.training.own_server import own_server
-from palestra.training.policy import PolicyError, SamplingError, Start
+from palestra.training.policy import PolicyError, SamplingError, ServerUnreachable, Start
 from palestra.training.run_reader import RunError, RunStatus
 from palestra.training.runs import EventKind, RunFolder
 from palestra.training.session import Session
@@ -66,9 +66,10 @@ async def train(config: RunConfig, run: RunFolder, listener: Listener) -> dict[s
 
 def check(config: RunConfig) -> None:
     """All that can be wrong before anything is started or written. Raises ValueError."""
-    tokenizer = ChatTokenizer.load(tokenizer_folder(config))
+    folder = tokenizer_folder(config)
     if config.server is None:
         check_model(model_folder(config.model))
+    tokenizer = ChatTokenizer.load(folder)
     match config:
         case GrpoConfig():
             with open_environments(config) as environments:
@@ -118,7 +119,7 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener) ->
             url = await stack.enter_async_context(server)
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
-            stack.enter_context(guarded(until_unreachable(url, config.server_patience_s)))
+            stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))
         checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
         wanted = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}

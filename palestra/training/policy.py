@@ -18,6 +18,10 @@ class PolicyError(Exception):
     """The engine refused or is gone: the run ends here, and can be resumed."""
 
 
+class ServerUnreachable(PolicyError, ConnectionError):
+    """Nobody answers at the server's address."""
+
+
 class SamplingError(Exception):
     """One request could not be answered, and asking again at once will not help."""
 

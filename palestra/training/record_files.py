@@ -21,6 +21,10 @@ class RunError(Exception):
     """Nothing can be done with a run or a file of it as asked: which, why, and what to type instead."""
 
 
+class BadRunName(RunError, ValueError):
+    """A new run cannot be called that."""
+
+
 @contextmanager
 def replacing(file: Path) -> Iterator[IO[bytes]]:
     """What is written appears under the name all at once, when it is safely on the disk."""

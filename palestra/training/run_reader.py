@@ -20,8 +20,8 @@ from palestra.training.run_lock import read_holder
 Row = dict[str, Any]
 
 
-class RunNotFound(RunError):
-    pass
+class RunNotFound(RunError, LookupError):
+    """There is no such run, or it has no such part."""
 
 
 class RunStatus(StrEnum):

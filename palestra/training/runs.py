@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from palestra.config import dump_config
-from palestra.training.record_files import LineFile, RunError, write_json, write_records
+from palestra.training.record_files import BadRunName, LineFile, RunError, write_json, write_records
 from palestra.training.run_facts import flatten, gather_facts, summarize
 from palestra.training.run_lock import RunLock
 from palestra.training.run_reader import Part, RunReader, RunStatus
@@ -59,7 +59,8 @@ class RunFolder(RunReader):
         root = Path(root).expanduser().absolute()
         name = name or _free_name(root, getattr(config, "kind", "run"))
         if not NAME.fullmatch(name):
-            raise RunError(f"{name!r} cannot be the name of a run: use letters, digits, '.', '_' and '-', 100 at most")
+            allowed = "letters, digits, '.', '_' and '-', 100 at most"
+            raise BadRunName(f"{name!r} cannot be the name of a run: use {allowed}")
         path = root / name
         path.mkdir(parents=True, exist_ok=True)
         _refuse_taken(path)

@@ -140,13 +140,12 @@ def test_random_model_does_not_overwrite_unless_forced(tmp_path):
 )
 def test_random_model_names_the_choices(tmp_path, option, value, message):
     refused = palestra("model", "random", tmp_path / "m", option, value)
-    assert refused.exit_code == 1
-    assert_one_line(refused, message)
+    assert_one_line(refused, message, code=2)
 
 
-def test_info_of_nothing_is_one_clear_line(tmp_path):
-    refused = palestra("model", "info", tmp_path / "nowhere")
-    assert_one_line(refused, "config.json: no such file")
+def test_info_of_nothing_says_so(tmp_path):
+    assert_one_line(palestra("model", "info", tmp_path / "nowhere"), "no such folder", code=2)
+    assert_one_line(palestra("model", "info", tmp_path), "config.json: no such file")
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,8 @@ def test_info_of_a_broken_folder_is_one_clear_line(micro_model, tmp_path, file, 
     assert_one_line(palestra("model", "info", folder), message)
 
 
-def assert_one_line(result: Result, message: str) -> None:
-    assert result.exit_code == 1, result.output
+def assert_one_line(result: Result, message: str, code: int = 1) -> None:
+    assert result.exit_code == code, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr

@@ -1,4 +1,4 @@
-"""`palestra episodes` against a real server: what there is, what to do about it, and one line when nobody answers."""
+"""`palestra episode` against a real server: what there is, what to do about it, and one line when nobody answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def episodes(arena, monkeypatch):
     monkeypatch.setenv("TINKER_API_KEY", arena.trainer)
 
     def call(*args: object, **options: Any) -> Result:
-        return CliRunner().invoke(main, ["episodes", *map(str, args)], prog_name="palestra", **options)
+        return CliRunner().invoke(main, ["episode", *map(str, args)], prog_name="palestra", **options)
 
     return call
 
@@ -67,7 +67,7 @@ def test_an_episode_is_shown_with_its_losses_and_its_result(episodes, client, ru
         assert text in shown
     assert answer(episodes("show", episode.id, "--json"))["result"]["error"]["type"] == "ValueError"
     missing = episodes("show", "e-nowhere")
-    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert (missing.exit_code, missing.stdout) == (3, "")
     assert missing.stderr.startswith("error: GET /episodes/v1/episodes/e-nowhere/timeline: no episode 'e-nowhere'")
 
 
@@ -126,7 +126,7 @@ def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episod
     assert "bob@" not in exported.stdout
     assert [json.loads(one)["episode"]["episode_id"] for one in exported.stdout.splitlines()] == [episode.id]
     missing = episodes("export", "--run", "nowhere", "-o", tmp_path / "none.jsonl")
-    assert (missing.exit_code, "no run 'nowhere'" in missing.stderr) == (1, True)
+    assert (missing.exit_code, "no run 'nowhere'" in missing.stderr) == (3, True)
     assert not (tmp_path / "none.jsonl").exists()
 
 
@@ -169,15 +169,15 @@ def test_a_run_is_deleted_when_it_is_meant(episodes, client, run):
     assert run.refresh().queued == 2
     assert f"run {run.name} deleted, with 3 episodes" in episodes("delete", run.name, input="y\n").output
     missing = episodes("delete", run.name, "--yes")
-    assert (missing.exit_code, "no run" in missing.stderr) == (1, True)
+    assert (missing.exit_code, "no run" in missing.stderr) == (3, True)
     client.run(run.name, model="ephebe")
     assert answer(episodes("delete", run.name, "--yes", "--json")) == {"deleted": 0}
 
 
 def test_watch_shows_counts_until_it_is_stopped(arena, run):
     run.register([group("g0", 12)])
-    command = [sys.executable, "-m", "palestra.cli", "episodes", "watch", "--run", run.name]
-    command += ["--url", arena.url, "--key", arena.trainer]
+    command = [sys.executable, "-m", "palestra.cli", "episode", "watch", "--run", run.name]
+    command += ["--server", arena.url, "--key", arena.trainer]
     environment = os.environ | {"COLUMNS": "200", "PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as watching:
         assert watching.stdout is not None
@@ -198,18 +198,18 @@ def test_who_may_not_is_told_in_one_line(episodes, arena):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "code", "said"),
     [
-        ("http://127.0.0.1:9", "error: http://127.0.0.1:9 does not answer: "),
-        ("127.0.0.1:8000", "error: '127.0.0.1:8000' is not the URL of a server"),
+        ("http://127.0.0.1:9", 4, "error: http://127.0.0.1:9 does not answer: "),
+        ("127.0.0.1:8000", 2, "error: '127.0.0.1:8000' is not the URL of a server"),
     ],
 )
 @pytest.mark.parametrize(
     "command", [["list"], ["show", "e"], ["requeue", "e"], ["cancel", "--run", "r", "e"], ["watch"]]
 )
-def test_no_server_is_one_line(command, url, said):
-    shown = CliRunner().invoke(main, ["episodes", *command, "--url", url], prog_name="palestra")
-    assert shown.exit_code == 1
+def test_no_server_is_one_line(command, url, code, said):
+    shown = CliRunner().invoke(main, ["episode", *command, "--server", url], prog_name="palestra")
+    assert shown.exit_code == code
     assert shown.stderr.startswith(said)
     assert shown.stderr.count("\n") == 1
 
@@ -217,7 +217,7 @@ def test_no_server_is_one_line(command, url, said):
 def test_help_of_the_group_loads_no_client():
     script = (
         "import sys\nfrom palestra.cli import main\n"
-        "try: main(['episodes', '--help'])\nexcept SystemExit: pass\n"
+        "try: main(['episode', '--help'])\nexcept SystemExit: pass\n"
         "print('loaded:', [name for name in sys.modules if name.startswith('palestra.episodes')])"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -233,3 +233,21 @@ def test_the_client_needs_the_core_install_only():
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "loaded: []"
+
+
+def test_aliases_and_runs_take_the_key_that_is_given(arena, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINKER_API_KEY", arena.worker)  # which may do neither
+
+    def call(*args: str, key: str) -> Result:
+        return CliRunner().invoke(main, [*args, "--server", arena.url, "--key", key], prog_name="palestra")
+
+    small = ["rollout.group_size=2", "rollout.groups_per_step=1", "steps=1", "eval.every=0", "alias=null"]
+    for command in (["alias", "list"], ["train", "arithmetic", *small, "--name", "keyed", "--display", "none"]):
+        refused = call(*command, key=arena.worker)
+        assert (refused.exit_code, "this key has the right 'worker'" in refused.stderr) == (1, True)
+        allowed = call(*(["keyed2" if one == "keyed" else one for one in command]), key=arena.trainer)
+        assert allowed.exit_code == 0, allowed.output
+    written = [file.read_text(errors="replace") for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert len(written) > 5
+    assert not any(arena.trainer in text for text in written)

@@ -82,19 +82,19 @@ def test_names_made_up_differ():
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "code", "message"),
     [
-        (["revoke", "nobody"], "no key in use is called 'nobody'; to see them: palestra key list"),
-        (["create", "--name", "ann"], "is called 'ann' already"),
-        (["list", "--state", "elsewhere"], "elsewhere/palestra.db; name the server's with --state DIR"),
-        (["list", "--database", "mysql://x"], "mysql"),
-        (["list", "-c", "no.yaml"], "no.yaml: cannot be read as a config"),
+        (["revoke", "nobody"], 3, "no key in use is called 'nobody'; to see them: palestra key list"),
+        (["create", "--name", "ann"], 1, "is called 'ann' already"),
+        (["list", "--state", "elsewhere"], 2, "elsewhere/palestra.db; name the server's with --state DIR"),
+        (["list", "--database", "mysql://x"], 2, "unknown kind of database 'mysql'; there are: sqlite, postgresql"),
+        (["list", "-c", "no.yaml"], 2, "no.yaml: cannot be read as a config"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(args, message):
+def test_what_cannot_be_done_is_one_line(args, code, message):
     answer("create", "--name", "ann")
     result = key(*args)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr

@@ -50,50 +50,50 @@ def test_apps_are_listed_with_their_tools():
 
 def test_an_app_that_is_not_there_offers_the_nearest():
     result = said("apps", "kyes")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "did you mean keys?" in result.stderr
 
 
 def test_tasks_are_chosen_by_app_difficulty_and_split():
-    found = told("tasks", "list", "--app", "keys", "--difficulty", "0b", "--split", "eval", "--count", "2")
+    found = told("task", "list", "--app", "keys", "--difficulty", "0b", "--split", "eval", "--count", "2")
     assert [one["key"] for one in found] == ["keys-put_number-0b-2147483648", "keys-put_number-0b-2147483649"]
     assert {one["split"] for one in found} == {"eval"}
-    assert found[0]["prompt"] in said("tasks", "list", "--app", "keys", "--split", "eval").output
-    assert "no template is like that" in said("tasks", "list", "--app", "keys", "--template", "nothing").stderr
-    assert said("tasks", "list", "--first", str(2**31)).exit_code == 1
+    assert found[0]["prompt"] in said("task", "list", "--app", "keys", "--split", "eval").output
+    assert "no template is like that" in said("task", "list", "--app", "keys", "--template", "nothing").stderr
+    assert said("task", "list", "--first", str(2**31)).exit_code == 2
 
 
 def test_a_task_is_shown_with_its_solution():
-    shown = told("tasks", "show", LARGEST, "--solution")
+    shown = told("task", "show", LARGEST, "--solution")
     wanted = make_task(LARGEST).params["wanted"]
     assert shown["solution"] == ["list {}", f"done {wanted}"]
-    assert "solution" not in told("tasks", "show", LARGEST)
-    assert f"done {wanted}" in said("tasks", "show", LARGEST, "--solution").output
-    assert "is no task key" in said("tasks", "show", "nothing").stderr
+    assert "solution" not in told("task", "show", LARGEST)
+    assert f"done {wanted}" in said("task", "show", LARGEST, "--solution").output
+    assert "is no task key" in said("task", "show", "nothing").stderr
 
 
 def test_tasks_are_exported_for_fleet(tmp_path: Path):
     file = tmp_path / "tasks.json"
-    assert told("tasks", "export", str(file), "--app", "keys", "--count", "2")["tasks"] == 2 * len(
+    assert told("task", "export", str(file), "--app", "keys", "--count", "2")["tasks"] == 2 * len(
         APPS["keys"].templates
     )
     rows = json.loads(file.read_text())
     assert {row["env_id"] for row in rows} == {"keys"}
     assert all("def verify_" in row["verifier_func"] for row in rows)
-    assert said("tasks", "export", str(tmp_path / "no" / "where.json"), "--app", "keys").exit_code == 1
+    assert said("task", "export", str(tmp_path / "no" / "where.json"), "--app", "keys").exit_code == 2
 
 
 def test_knobs_are_turned_for_all_tasks(tmp_path: Path):
     file = tmp_path / "tasks.json"
-    told("tasks", "export", str(file), "--app", "keys", "--template", "put_number", "--count", "1", "--hint", "--noise")
+    told("task", "export", str(file), "--app", "keys", "--template", "put_number", "--count", "1", "--hint", "--noise")
     (row,) = json.loads(file.read_text())
     assert row["key"] == "keys-put_number-0b-0.hint.noise"
     assert row["prompt"] == make_task(row["key"]).prompt
     assert "Hint: use put." in row["prompt"]
     assert "def verify_keys_put_number_0b_0_hint_noise(" in row["verifier_func"]
-    listed = told("tasks", "list", "--app", "keys", "--template", "put_number", "--count", "1", "--hint")
+    listed = told("task", "list", "--app", "keys", "--template", "put_number", "--count", "1", "--hint")
     assert [one["key"] for one in listed] == ["keys-put_number-0b-0.hint"]
-    assert "there are hint, noise" in said("tasks", "show", "keys-put_number-0b-0.loud").stderr
+    assert "there are hint, noise" in said("task", "show", "keys-put_number-0b-0.loud").stderr
 
 
 def test_a_world_of_several_apps_is_shown_and_played():
@@ -101,7 +101,7 @@ def test_a_world_of_several_apps_is_shown_and_played():
     assert "stay.cancel_booking(id: integer) *" in shown
     assert "mail.search_contacts(query: string" in shown
     assert "cancel_and_tell" in shown
-    calls = [line.partition(" ") for line in told("tasks", "show", TOLD, "--solution")["solution"]]
+    calls = [line.partition(" ") for line in told("task", "show", TOLD, "--solution")["solution"]]
     typed = "".join(f"{tool} {arguments}\n" for tool, _, arguments in calls)
     played = told("play", TOLD, typed=f"{typed}done\n")
     assert [call["tool"].partition(".")[0] for call in played["calls"]] == ["stay", "stay", "mail", "mail"]

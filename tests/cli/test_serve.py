@@ -48,9 +48,9 @@ def serve(monkeypatch) -> Serve:
     return serve
 
 
-def refused(*args: object) -> str:
+def refused(*args: object, code: int = 2) -> str:
     result = palestra("serve", *args)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
@@ -167,7 +167,7 @@ def test_without_an_extra_the_line_says_what_to_install(monkeypatch, module, arg
     monkeypatch.setitem(sys.modules, module, None)
     for name in ("palestra.server.main", "palestra.server.traces"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    needed = refused("--model", "tiny", *arguments)
+    needed = refused("--model", "tiny", *arguments, code=1)
     assert needed == f"error: this command needs {module}; to install it: pip install 'palestra[{extra}]'\n"
 
 
@@ -187,4 +187,4 @@ def test_config_show_and_schema(tmp_path):
     assert '"max_pending_samples"' in schema
     assert "Without a heartbeat for so long" in schema
     wrong = palestra("config", "show", "serve", "prot=1")
-    assert (wrong.exit_code, wrong.stderr) == (1, "error: unknown key 'prot' (prot=1); did you mean port?\n")
+    assert (wrong.exit_code, wrong.stderr) == (2, "error: unknown key 'prot' (prot=1); did you mean port?\n")

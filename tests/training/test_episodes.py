@@ -218,7 +218,7 @@ def test_an_episode_that_may_not_say_more_is_worth_what_it_has(ephebe_url):
     ],
 )
 def test_a_config_that_cannot_work_says_what_to_do(tmp_path, settings, words):
-    said = dry_run(tmp_path, 1, **merged({"rollouts": "episodes"}, settings))
+    said = dry_run(tmp_path, 2, **merged({"rollouts": "episodes"}, settings))
     assert words in said
 
 
@@ -244,8 +244,8 @@ def dry_run(folder: Path, code: int, **settings: Any) -> str:
 
 
 def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe_url):
-    """`palestra episodes play` as a child; it is there before its run."""
-    command = [sys.executable, "-m", "palestra.cli", "episodes", "play", "--url", ephebe_url, "--run", "worker"]
+    """`palestra episode play` as a child; it is there before its run."""
+    command = [sys.executable, "-m", "palestra.cli", "episode", "play", "--server", ephebe_url, "--run", "worker"]
     prompt = [{"role": "user", "content": "1 + 1?"}]
     known = Task(id="s", environment="arithmetic", prompt=prompt, extras={"answer": 2})
     unknown = Task(id="u", environment="os:system", prompt=prompt)
@@ -263,7 +263,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
             assert client.run_info("worker").queued == 1  # given back, for a player that has it
     finally:
         process.kill()
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert "'os:system' is not one of those that are played here; name it with --env" in said
     for episode in group.episodes:
         (trajectory,) = episode.trajectories

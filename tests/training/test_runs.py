@@ -42,7 +42,8 @@ def test_a_new_run_says_what_it_is_and_where_it_came_from(root):
 
 
 def test_the_command_line_is_kept_without_its_secrets(root, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["palestra", "train", "x.yaml", "--api-key=tml-verysecret", "steps=3"])
+    keys = ["--api-key=tml-verysecret", "--key", "verysecret"]
+    monkeypatch.setattr(sys, "argv", ["palestra", "train", "x.yaml", *keys, "steps=3"])
     with create(root) as run:
         command = run.read_about()["facts"]["command"]
     assert "steps=3" in command

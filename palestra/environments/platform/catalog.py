@@ -14,7 +14,7 @@ from palestra.environments.platform.apps.mail import MAIL
 from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.apps.team import TEAM
 from palestra.environments.platform.apps.travel import TRAVEL
-from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.errors import UnknownName
 from palestra.environments.platform.templates import TaskTemplate
 
 APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
@@ -25,7 +25,7 @@ UNLISTED: dict[str, App] = {CONF.key: CONF}
 def app_of(key: str) -> App:
     found = APPS.get(key) or UNLISTED.get(key)
     if found is None:
-        raise PlatformError(f"there is no app {key!r}; {_nearest(key, list(APPS))}")
+        raise UnknownName(f"there is no app {key!r}; {_nearest(key, list(APPS))}")
     return found
 
 
@@ -34,7 +34,7 @@ def template_of(app: str, name: str) -> TaskTemplate:
     found = app_of(app).template(name)
     if found is None:
         names = [template.name for template in app_of(app).templates]
-        raise PlatformError(f"{app} has no task template {name!r}; {_nearest(name, names)}")
+        raise UnknownName(f"{app} has no task template {name!r}; {_nearest(name, names)}")
     return found
 
 

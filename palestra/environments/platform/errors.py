@@ -7,6 +7,10 @@ class PlatformError(Exception):
     """For whoever runs it: no such app or task, an instance that is gone."""
 
 
+class UnknownName(PlatformError, LookupError):
+    """There is no such app or task."""
+
+
 class ToolError(Exception):
     """For the model: what its call got wrong, and what to try instead. The state is as it was before the call."""
 

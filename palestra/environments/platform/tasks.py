@@ -17,7 +17,7 @@ import msgspec
 
 from palestra.environments.platform.app import App, Size
 from palestra.environments.platform.catalog import app_of, template_of
-from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.errors import PlatformError, UnknownName
 from palestra.environments.platform.knobs import Knob, turned
 from palestra.environments.platform.seeds import Seed, seed_of
 from palestra.environments.platform.templates import TaskTemplate
@@ -48,7 +48,7 @@ class TaskKey(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> TaskKey:
         found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})((?:\.[a-z]+)*)", text)
         if found is None:
-            raise PlatformError(f"{text!r} is no task key; one looks like keys-put_number-0b-17")
+            raise UnknownName(f"{text!r} is no task key; one looks like keys-put_number-0b-17")
         return cls(found[1], found[2], found[3], int(found[4]), knobs_of(found[5].split(".")[1:]))
 
     @property
@@ -60,7 +60,7 @@ def knobs_of(names: Sequence[str]) -> tuple[Knob, ...]:
     """One order only, so that a task has one key."""
     known = [knob for knob in Knob if knob in names]
     if [*names] != known:
-        raise PlatformError(
+        raise UnknownName(
             f"{'.'.join(names)!r} are no knobs of a task; there are {', '.join(Knob)}, each once, in this order"
         )
     return tuple(known)
@@ -85,9 +85,9 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
     key = TaskKey.parse(key) if isinstance(key, str) else key
     app, template = app_of(key.app), template_of(key.app, key.template)
     if key.difficulty != template.difficulty:
-        raise PlatformError(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
+        raise UnknownName(f"{key.template} has difficulty {template.difficulty}, not {key.difficulty}")
     if key.number >= MAX_NUMBER:
-        raise PlatformError(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
+        raise UnknownName(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
     rng = _generator(key)
     for _ in range(max_draws):
         seed = seed_of(app, rng.randrange(WORLDS), Size(template.size))

@@ -12,6 +12,7 @@ from palestra.episodes.client.errors import (
     EpisodeClientError,
     InvalidResult,
     NoEpisode,
+    NotThere,
     ServerSilent,
 )
 from palestra.episodes.client.listening import Listener, ListenError, Pushed
@@ -40,6 +41,7 @@ __all__ = [
     "Listener",
     "NewGroup",
     "NoEpisode",
+    "NotThere",
     "OnError",
     "PlayCounts",
     "PoolOptions",

@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from palestra.episodes.client.api import Call
-from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, EpisodeClientError, ServerSilent
+from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, EpisodeClientError, NotThere, ServerSilent
 from palestra.episodes.client.transport import BROKEN, HttpAnswer, Request, Transport, lines, whole
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Calls:
     def _read(self, got: HttpAnswer, call: Call[T]) -> T:
         what = f"{call.method} {call.path}"
         if got.status >= 300:
-            raise EpisodeApiError(got.status, self._refusal(got), what)
+            raise self._refusal(got, what)
         return self._record(got.body, got.status, call)
 
     def _record(self, text: bytes, status: int, call: Call[T]) -> T:
@@ -174,13 +174,15 @@ class Calls:
             hint = f"not what this client understands ({error}); is {self.transport.url} a Palestra server?"
             raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
-    def _refusal(self, got: HttpAnswer) -> str:
+    def _refusal(self, got: HttpAnswer, what: str) -> EpisodeApiError:
+        url, words = self.transport.url, _words(got)
         if got.status < 400:
-            return f"{self.transport.url} points to {got.headers.get('location', 'elsewhere')}: use that URL"
-        words = _words(got)
-        if got.status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason):
-            return f"{self.transport.url} has no such route; is it a Palestra server, and not older than this client?"
-        return words
+            words = f"{url} points to {got.headers.get('location', 'elsewhere')}: use that URL"
+        elif got.status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason):
+            words = f"{url} has no such route; is it a Palestra server, and not older than this client?"
+        elif got.status == 404:
+            return NotThere(got.status, words, what)
+        return EpisodeApiError(got.status, words, what)
 
     def _check_open(self) -> None:
         if self.closed.is_set():

@@ -20,7 +20,11 @@ class EpisodeApiError(EpisodeClientError):
         return self.status == 404 and self.detail.startswith("no run ")
 
 
-class ServerSilent(EpisodeClientError):
+class NotThere(EpisodeApiError, LookupError):
+    """The server knows no run or episode of that name (404)."""
+
+
+class ServerSilent(EpisodeClientError, ConnectionError):
     """It could not be reached, or asked to come back later, for as long as this client was told to try."""
 
 

@@ -6,33 +6,31 @@ Owns: asking, names that are not there. Never touches: rows, the gym's files.
 from __future__ import annotations
 
 import difflib
-import os
 from typing import Any
 
 import aiohttp
 import yaml
 
-from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.errors import NoGym, UnknownAgent
 from palestra.gym.records import ServerKind
 
-HEAD = "http://127.0.0.1:11000"
-KEY_VARIABLE = "PALESTRA_GYM_KEY"
 _LIMIT = aiohttp.ClientTimeout(total=30)
 
 
 class Directory:
     """Addresses by instance name, and of what kind each is. Servers may move: `refresh` asks the head again."""
 
-    def __init__(self, session: aiohttp.ClientSession, head: str = HEAD) -> None:
+    def __init__(self, session: aiohttp.ClientSession, head: str, key: str | None = None) -> None:
         self._session = session
         self._head = head
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.urls: dict[str, str] = {}
         self.kinds: dict[str, str] = {}
 
     @classmethod
-    async def of_head(cls, session: aiohttp.ClientSession, head: str = HEAD) -> Directory:
-        """Raises CollectError where no gym answers."""
-        made = cls(session, head)
+    async def of_head(cls, session: aiohttp.ClientSession, head: str, key: str | None = None) -> Directory:
+        """Raises NoGym where no gym answers."""
+        made = cls(session, head, key)
         await made.refresh()
         return made
 
@@ -42,9 +40,9 @@ class Directory:
             urls = {one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}" for one in found}
             kinds = {one["config_path"]: one["server_type"] for one in found}
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CollectError(
+            raise NoGym(
                 f"no gym answers at {self._head} ({type(error).__name__}): start one with `palestra gym run -c FILE`, "
-                "say its head with --head, or let this command start it with -c FILE"
+                "say where it is with --server, or let this command start it with -c FILE"
             ) from error
         self.urls, self.kinds = urls, kinds
 
@@ -58,17 +56,15 @@ class Directory:
         return found if isinstance(found, dict) else {}
 
     async def _asked(self, path: str) -> Any:
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with self._session.get(self._head + path, headers=headers, timeout=_LIMIT) as answer:
+        async with self._session.get(self._head + path, headers=self._headers, timeout=_LIMIT) as answer:
             answer.raise_for_status()
             return await answer.json()
 
     def agent(self, name: str) -> str:
-        """Its address. Raises CollectError with the nearest name."""
+        """Its address. Raises UnknownAgent with the nearest name."""
         if name in self.urls and self.kinds[name] == ServerKind.AGENT:
             return self.urls[name]
         agents = sorted(each for each, kind in self.kinds.items() if kind == ServerKind.AGENT)
         near = difflib.get_close_matches(name, agents, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(agents) or 'none'}"
-        raise CollectError(f"the gym has no agent {name!r}; {hint}")
+        raise UnknownAgent(f"the gym has no agent {name!r}; {hint}")

@@ -68,16 +68,16 @@ def test_what_is_there_is_neither_overwritten_nor_played_again(collected: Path, 
 
 def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", 1)
-    error = palestra("collect", "--head", "http://127.0.0.1:1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=1)
+    error = palestra("collect", "--server", "http://127.0.0.1:1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=4)
     assert "palestra gym run -c FILE" in error
     error = palestra("collect", "x=1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=2)
     assert "for a gym that is started with -c FILE" in " ".join(error.replace("│", " ").split())
 
 
 def test_rows_are_looked_for_where_configs_are(tmp_path: Path) -> None:
-    shipped, nowhere = "resources_servers/mcqa/data/example.jsonl", ["--head", "http://127.0.0.1:1", "-o", "o.jsonl"]
-    assert "no gym answers" in palestra("collect", "-i", shipped, *nowhere, cwd=tmp_path, code=1)
-    assert "there is no mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=1)
+    shipped, nowhere = "resources_servers/mcqa/data/example.jsonl", ["--server", "http://127.0.0.1:1", "-o", "o.jsonl"]
+    assert "no gym answers" in palestra("collect", "-i", shipped, *nowhere, cwd=tmp_path, code=4)
+    assert "there is no mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=2)
 
 
 def test_datasets_of_a_config_are_joined(tmp_path: Path) -> None:

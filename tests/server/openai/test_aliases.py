@@ -258,13 +258,14 @@ def test_the_command_line_names_and_moves(ephebe: Ephebe, trained: Any) -> None:
     sampler = session_id(trained.save_weights_and_get_sampling_client())
     assert '"version": 2' in alias("set", "best", sampler, "--json").stdout
     assert ["best", sampler, "2"] == alias("list").stdout.splitlines()[1].split()[:3]
-    assert alias("drop", "best").stdout == "the alias best is gone\n"
-    for args, words in (
-        (("drop", "best"), "error: you have no alias 'best'"),
-        (("set", "a/b", MODEL), "error: alias"),
-        (("set", "a", "no-such"), "error: the alias stays as it was: 'no-such' does not exist"),
+    assert alias("delete", "best").stdout == "the alias best is deleted\n"
+    for args, code, words in (
+        (("delete", "best"), 3, "error: you have no alias 'best'"),
+        (("set", "a/b", MODEL), 1, "error: alias"),
+        (("set", "a", "no-such"), 3, "error: the alias stays as it was: 'no-such' does not exist"),
     ):
         result = alias(*args)
-        assert (result.exit_code, result.stderr.splitlines()[1:]) == (1, [])
+        assert (result.exit_code, result.stderr.splitlines()[1:]) == (code, [])
         assert words in result.stderr
-    assert "does not answer" in alias("list", url="http://127.0.0.1:1").stderr
+    away = alias("list", url="http://127.0.0.1:1")
+    assert (away.exit_code, "does not answer" in away.stderr) == (4, True)

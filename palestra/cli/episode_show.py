@@ -1,4 +1,4 @@
-"""`palestra episodes show` and `export`: what happened in episodes, for people and for programs.
+"""`palestra episode show` and `export`: what happened in episodes, for people and for programs.
 
 Owns: arguments, how a timeline is printed, masking. Never touches: HTTP; the client library has it.
 """
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import rich_click as click
 
-from palestra.cli.episodes import (
+from palestra.cli.episode import (
     moment,
     open_client,
     plain,
     run_option,
     search_options,
-    server_options,
+    server_and_key,
     state_option,
 )
 from palestra.cli.output import one_line_errors, print_json
@@ -42,12 +42,12 @@ mask_option = click.option(
 @click.argument("episode_id", metavar="EPISODE")
 @click.option("--full", is_flag=True, help="All of each message, in place of its beginning.")
 @mask_option
-@server_options
+@server_and_key
 @json_option
-def show(episode_id: str, full: bool, patterns: tuple[str, ...], url: str, key: str | None, as_json: bool) -> None:
+def show(episode_id: str, full: bool, patterns: tuple[str, ...], server: str, key: str | None, as_json: bool) -> None:
     """Show one episode: its attempts with their model calls and tools, its losses, its result."""
     mask = mask_of(patterns)
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         found = mask.of(client.timeline(episode_id))  # before anything is cut: half a secret fits no pattern
     if as_json:
         told = plain(found)
@@ -67,14 +67,14 @@ def show(episode_id: str, full: bool, patterns: tuple[str, ...], url: str, key: 
 @click.option("--limit", type=click.IntRange(1), help="At most so many.  [all]")
 @click.option("-o", "--output", "file", type=click.File("wb", lazy=True), default="-", help="A file.  [stdout]")
 @mask_option
-@server_options
+@server_and_key
 def export(
     run: str | None,
     state: str | None,
     limit: int | None,
     file: BinaryIO,
     patterns: tuple[str, ...],
-    url: str,
+    server: str,
     key: str | None,
     **which: Any,
 ) -> None:
@@ -82,7 +82,7 @@ def export(
     import msgspec
 
     mask, count = mask_of(patterns), 0
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         for one in client.export(run, state, limit=limit, **which):
             file.write(msgspec.json.encode(mask.of(one)) + b"\n")
             count += 1

@@ -1,4 +1,4 @@
-"""`palestra episodes play`: a player for any machine that has the environments.
+"""`palestra episode play`: a player for any machine that has the environments.
 
 Owns: arguments, which environments are played, printing. Never touches: claiming and playing.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episodes import server_options
-from palestra.cli.output import fail, needs_extra, one_line_errors
+from palestra.cli.episode import server_and_key
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:
     from palestra.config.train import GrpoConfig
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="For a run that nobody has made yet.",
 )
-@server_options
-def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | None, **options: Any) -> None:
+@server_and_key
+def play(config_file: str | None, names: tuple[str, ...], server: str, key: str | None, **options: Any) -> None:
     """Play episodes of a training run with environments of this machine, until Ctrl-C.
 
     CONFIG is the run's own, where its environments need settings that do not travel with the tasks. Without it, and
@@ -49,8 +49,8 @@ def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | N
     from palestra.config import ConfigError
 
     if config_file and names:
-        raise fail("give a CONFIG, or environments with --env: not both")
-    with one_line_errors(ConfigError, FileNotFoundError, ValueError):
+        raise fail("give a CONFIG, or environments with --env: not both", USAGE)
+    with one_line_errors(ConfigError, FileNotFoundError, ValueError, code=USAGE):
         config = load(config_file, names)
     with needs_extra("train"):
         from palestra.training.episode_player import EnvironmentPlayer
@@ -72,11 +72,11 @@ def play(config_file: str | None, names: tuple[str, ...], url: str, key: str | N
 
     with one_line_errors(EpisodeClientError, ValueError), open_environments(config) as environments:
         player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout), leave)
-        with EpisodeClient(url, key) as client:
-            click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {url}")
+        with EpisodeClient(server, key) as client:
+            click.echo(f"playing {', '.join(entry.name for entry in config.environments)} for {server}")
             counts = play_episodes(client, player, on_progress=tell, **options)
     if unknown:
-        raise fail(f"{unknown[0]}; name it with --env, or give the run's CONFIG")
+        raise fail(f"{unknown[0]}; name it with --env, or give the run's CONFIG", NOT_FOUND)
     click.echo(f"{counts}; stopped ({counts.reason})")
 
 

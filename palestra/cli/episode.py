@@ -1,4 +1,4 @@
-"""`palestra episodes`: what is queued, played, parked at a running server, and what to do about it.
+"""`palestra episode`: what is queued, played, parked at a running server, and what to do about it.
 
 Owns: arguments and printing. Never touches: HTTP; the client library has it.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyCommand, LazyGroup
+from palestra.cli.options import server_options
 from palestra.cli.output import one_line_errors, print_json
 from palestra.cli.run_common import duration_text, json_option, number_text, print_table, safe_text, time_text
 from palestra.config.redaction import Mask, redact
@@ -30,20 +31,7 @@ PAGE = 1000
 COUNTS = ("queued", "leased", "ended", "parked")
 
 
-def server_options(command: F) -> F:
-    for option in (
-        click.option("--key", metavar="KEY", help="Where the server needs one.  [TINKER_API_KEY]"),
-        click.option(
-            "--url",
-            metavar="URL",
-            envvar="TINKER_BASE_URL",
-            default="http://127.0.0.1:8000",
-            show_default=True,
-            help="Of a running server.",
-        ),
-    ):
-        command = option(command)
-    return command
+server_and_key = server_options(old="--url")
 
 
 def search_options(command: F) -> F:
@@ -64,35 +52,35 @@ state_option = click.option("--state", type=click.Choice(STATES), help="Only tho
 @click.group(
     cls=LazyGroup,
     lazy=[
-        LazyCommand("play", "palestra.cli.episodes_play:play", "Play episodes with environments of this machine."),
-        LazyCommand("show", "palestra.cli.episodes_show:show", "Show one episode, with all that happened in it."),
-        LazyCommand("export", "palestra.cli.episodes_show:export", "Write episodes as JSON lines."),
+        LazyCommand("play", "palestra.cli.episode_play:play", "Play episodes with environments of this machine."),
+        LazyCommand("show", "palestra.cli.episode_show:show", "Show one episode, with all that happened in it."),
+        LazyCommand("export", "palestra.cli.episode_show:export", "Write episodes as JSON lines."),
     ],
 )
-def episodes() -> None:
+def episode() -> None:
     """Look after the episodes of a running server, and play them."""
 
 
-@episodes.command("list")
+@episode.command("list")
 @run_option
 @state_option
 @search_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--offset", type=click.IntRange(0), default=0)
-@server_options
+@server_and_key
 @json_option
 def list_(
     run: str | None,
     state: str | None,
     limit: int,
     offset: int,
-    url: str,
+    server: str,
     key: str | None,
     as_json: bool,
     **which: Any,
 ) -> None:
     """List episodes that are not committed."""
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         found = client.episodes(run, state, limit=limit, offset=offset, **which)
     if as_json:
         print_json(Mask().of(plain(found)))
@@ -107,16 +95,16 @@ def list_(
         click.echo(f"… {end} of {found.total}; the next: --offset {end}")
 
 
-@episodes.command()
+@episode.command()
 @click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
 @click.option("--run", metavar="RUN", help="All that are parked in this run.")
-@server_options
+@server_and_key
 @json_option
-def requeue(episode_ids: tuple[str, ...], run: str | None, url: str, key: str | None, as_json: bool) -> None:
+def requeue(episode_ids: tuple[str, ...], run: str | None, server: str, key: str | None, as_json: bool) -> None:
     """Put parked episodes back into the queue, with as many attempts as new ones."""
     if bool(episode_ids) == (run is not None):
         raise click.UsageError("name episodes, or a run whose parked ones are meant: --run RUN")
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         count, skipped = (client.requeue(episode_ids), 0) if run is None else requeue_parked(client, run)
     if as_json:
         print_json({"requeued": count, "skipped": skipped})
@@ -124,7 +112,7 @@ def requeue(episode_ids: tuple[str, ...], run: str | None, url: str, key: str | 
         click.echo(f"{count} queued again" + (f"; {skipped} not: their groups are over" if skipped else ""))
 
 
-@episodes.command()
+@episode.command()
 @click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
 @click.option("--run", metavar="RUN", required=True)
 @click.option(
@@ -132,7 +120,7 @@ def requeue(episode_ids: tuple[str, ...], run: str | None, url: str, key: str | 
 )
 @click.option("--all", "everything", is_flag=True, help="All groups of the run that are not whole yet.")
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Players are told.")
-@server_options
+@server_and_key
 @json_option
 def cancel(
     episode_ids: tuple[str, ...],
@@ -140,14 +128,14 @@ def cancel(
     group_ids: tuple[str, ...],
     everything: bool,
     reason: str,
-    url: str,
+    server: str,
     key: str | None,
     as_json: bool,
 ) -> None:
     """Cancel episodes of a run: they are not played any more. Single ones count as lost in their group."""
     if everything == bool(episode_ids or group_ids):
         raise click.UsageError("name episodes or groups (--group GROUP), or say --all")
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         groups = open_groups(client, run) if everything else list(group_ids)
         count = client.cancel(run, episode_ids=episode_ids, group_ids=groups, reason=reason)
     if as_json:
@@ -156,14 +144,14 @@ def cancel(
         click.echo(f"{count} cancelled")
 
 
-@episodes.command()
+@episode.command()
 @click.argument("run", metavar="RUN")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@server_options
+@server_and_key
 @json_option
-def delete(run: str, yes: bool, url: str, key: str | None, as_json: bool) -> None:
+def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> None:
     """Delete a run with all its episodes, those included that nobody has read. Players are told."""
-    with open_client(url, key) as client:
+    with open_client(server, key) as client:
         info = client.run_info(run)
         if not yes:
             unread = f"{info.delivered - info.committed} groups that are not committed"
@@ -176,17 +164,17 @@ def delete(run: str, yes: bool, url: str, key: str | None, as_json: bool) -> Non
         click.echo(f"run {safe_text(run, keep='')} deleted, with {count} episodes")
 
 
-@episodes.command()
+@episode.command()
 @run_option
 @click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS")
-@server_options
-def watch(run: str | None, every_s: float, url: str, key: str | None) -> None:
+@server_and_key
+def watch(run: str | None, every_s: float, server: str, key: str | None) -> None:
     """Watch the counts of each run until Ctrl-C."""
     from rich.console import Console
     from rich.live import Live
 
     seen = Pace()
-    with open_client(url, key) as client, Live(console=Console(), auto_refresh=False) as live:
+    with open_client(server, key) as client, Live(console=Console(), auto_refresh=False) as live:
         try:
             while True:
                 live.update(counts_now(client, run, seen), refresh=True)
@@ -196,10 +184,10 @@ def watch(run: str | None, every_s: float, url: str, key: str | None) -> None:
 
 
 @contextmanager
-def open_client(url: str, key: str | None) -> Iterator[EpisodeClient]:
+def open_client(server: str, key: str | None) -> Iterator[EpisodeClient]:
     from palestra.episodes import EpisodeClient, EpisodeClientError
 
-    with one_line_errors(EpisodeClientError, ValueError), EpisodeClient(url, key, retry_s=0) as client:
+    with one_line_errors(EpisodeClientError, ValueError), EpisodeClient(server, key, retry_s=0) as client:
         yield client
 
 

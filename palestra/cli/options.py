@@ -1,0 +1,61 @@
+"""Options that mean the same in every command: which server, and the key to it. Old names of options still work.
+
+Owns: `--server` and `--key`, the warning about an old name. Never touches: what is asked of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import rich_click as click
+from click.core import ParameterSource
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def server_options(
+    *,
+    help: str = "Address of a running server.",  # noqa: A002
+    default: str | None = "http://127.0.0.1:8000",
+    envvar: str | None = "TINKER_BASE_URL",
+    key_envvar: str = "TINKER_API_KEY",
+    old: str | None = None,
+) -> Callable[[F], F]:
+    """`--server` and `--key`: they arrive as `server` and `key`. `old` is what `--server` was called before."""
+
+    def added(command: F) -> F:
+        command = click.option(
+            "--key", metavar="KEY", envvar=key_envvar, show_envvar=True, help="Key, where the server needs one."
+        )(command)
+        if old is not None:
+            command = old_name(old, "--server")(command)
+        return click.option(
+            "--server",
+            metavar="URL",
+            envvar=envvar,
+            show_envvar=True,
+            default=default,
+            show_default=default is not None,
+            help=help,
+        )(command)
+
+    return added
+
+
+def old_name(old: str, new: str) -> Callable[[F], F]:
+    """Lets an option go on under the name it had: not in the help, and with a warning."""
+
+    name = new.removeprefix("--").replace("-", "_")
+
+    def hand_over(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            warn_of_old_name(old, new)
+            ctx.params[name] = value
+            ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)  # or the environment would win
+
+    return click.option(old, hidden=True, expose_value=False, callback=hand_over)
+
+
+def warn_of_old_name(old: str, new: str) -> None:
+    click.echo(f"warning: {old} is called {new} now; the old name will go", err=True)
