@@ -17,6 +17,7 @@ from palestra.cli.run_common import (
     json_option,
     number_text,
     print_table,
+    resume_command,
     run_errors,
     runs_option,
     safe_text,
@@ -46,6 +47,7 @@ KEY_METRICS = (
     "time/total_s",
     "throughput/total_tokens_per_s",
 )
+EVALUATIONS = ("eval/success", "eval/loss")
 WORTH_TELLING = ("warning", "error", "resume", "end")
 
 
@@ -70,9 +72,9 @@ def list_(root: Path, as_json: bool) -> None:
     else:
         shown = [["name", "status", "step", "reward", "eval", "model", "started"]]
         for row in rows:
-            columns = ("name", "status", "last_step", "reward_mean", "eval_success", "model")
+            figures = [number_text(row[column]) for column in ("name", "status", "last_step", "reward_mean")]
             started = time_text(row["created"]) if row["created"] else "-"
-            shown.append([*(number_text(row[column]) for column in columns), started])
+            shown.append([*figures, evaluation_text(row), number_text(row["model"]), started])
         print_table(shown)
 
 
@@ -88,8 +90,10 @@ def show(which: str, root: Path, as_json: bool) -> None:
         found = find(which, root)
         about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
         status, summary = found.status(), {**found.read_summary(), **summarize(metrics, events)}
+        resume = resume_command(found) if status.can_resume else None
     if as_json:
-        print_json({**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events})
+        told = {**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events}
+        print_json({**told, "resume": resume})
         return
     facts, config = about["facts"], about["config"]
     environments = ", ".join(entry["name"] for entry in config.get("environments", []))
@@ -110,6 +114,8 @@ def show(which: str, root: Path, as_json: bool) -> None:
     for event in [event for event in events if event["event"] in WORTH_TELLING][-5:]:
         told = event.get("message") or event.get("error") or event.get("status") or ""
         click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(told), keep='')}".rstrip())
+    if resume is not None:
+        click.echo(f"\nto go on: {safe_text(resume, keep='')}")
     if found.steps():
         click.echo(f"\nrollouts: palestra rollout list {found.name} --step {found.steps()[-1]}")
 
@@ -123,7 +129,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     """Put runs beside each other: where their configs differ, and their last metrics."""
     with run_errors():
         runs = [find(one, root) for one in which]
-        configs, lasts = [flat_config(one) for one in runs], [last_values(one) for one in runs]
+        configs, lasts = [flat_config(one) for one in runs], [last_values(one.read_metrics()) for one in runs]
     keys = sorted({key for config in configs for key in config})
     differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
     known = {name for last in lasts for name in last}
@@ -198,9 +204,12 @@ def overview(one: RunReader) -> dict[str, Any]:
     from palestra.training.record_files import RunError
 
     row: dict[str, Any] = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
-    row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None, "eval_success": None}
+    row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
+    row |= {"eval_success": None, "eval_loss": None, "eval_step": None}
     try:
-        about, last = one.read_about(), last_values(one)
+        about, metrics = one.read_about(), one.read_metrics()
+        last = last_values(metrics)
+        evaluated = [line["step"] for line in metrics if any(line.get(name) is not None for name in EVALUATIONS)]
         row |= {
             "status": str(one.status()),
             "kind": about["kind"],
@@ -210,16 +219,27 @@ def overview(one: RunReader) -> dict[str, Any]:
             "steps": about["config"].get("steps"),
             "reward_mean": last.get("reward/mean"),
             "eval_success": last.get("eval/success"),
+            "eval_loss": last.get("eval/loss"),
+            "eval_step": evaluated[-1] if evaluated else None,
         }
     except (RunError, KeyError, AttributeError, TypeError, ValueError) as error:
         row["error"] = f"{type(error).__name__}: {error}"
     return row
 
 
-def last_values(one: RunReader) -> dict[str, Any]:
+def evaluation_text(row: dict[str, Any]) -> str:
+    """The newest evaluation and its step, which is seldom the run's last one."""
+    if row["eval_step"] is None:
+        return "-"
+    success, loss = row["eval_success"], row["eval_loss"]
+    figure = number_text(success) if success is not None else f"loss {number_text(loss)}"
+    return f"{figure} (step {row['eval_step']})"
+
+
+def last_values(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     """The newest value of each metric: an evaluation is not in every row."""
     newest: dict[str, Any] = {}
-    for row in one.read_metrics():
+    for row in metrics:
         newest |= {name: value for name, value in row.items() if value is not None}
     return {name: value for name, value in newest.items() if name not in ("time", "attempt")}
 

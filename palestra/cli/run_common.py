@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,15 @@ def find(which: str, root: Path) -> RunReader:
     from palestra.training.run_reader import find_run
 
     return find_run(which, root)
+
+
+def short_name(run: RunReader) -> str:
+    """What finds it from here, as one word of a shell."""
+    return shlex.quote(run.name if run.path.parent == Path("runs").absolute() else str(run.path))
+
+
+def resume_command(run: RunReader) -> str:
+    return f"palestra train --resume {short_name(run)}"
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -17,6 +17,7 @@ import rich_click as click
 
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
+from palestra.cli.run_common import resume_command, short_name
 
 if TYPE_CHECKING:
     from palestra.config.train import RunConfig
@@ -123,7 +124,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     from palestra.training.launch import RUN_ERRORS, train
     from palestra.training.policy import ServerUnreachable
 
-    again = f"to go on: palestra train --resume {short_name(folder)}"
+    again = f"to go on: {resume_command(folder)}"
     try:
         with open_display(display, folder.name, config) as listener:
             summary = asyncio.run(until_told(train(config, folder, listener), with_parent))
@@ -147,11 +148,6 @@ async def until_told(work: Coroutine[Any, Any, dict[str, Any]], with_parent: boo
         stdin = sys.stdin.fileno()
         loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), task.cancel()))  # readable means closed, for ever
     return await work
-
-
-def short_name(folder: RunFolder) -> str:
-    """What finds it from here."""
-    return folder.name if folder.path.parent == Path("runs").absolute() else str(folder.path)
 
 
 def closing_words(folder: RunFolder, summary: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ log = logging.getLogger("palestra.engine")
 
 CANNOT_START = 2
 BROKEN = 1
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")  # torch's words for it
 LOCK_WAIT_S = 5.0  # an earlier worker may be on its way out
 
 
@@ -26,19 +27,17 @@ def main() -> int:
     try:
         config = msgspec.json.decode(os.environ.get("PALESTRA_WORKER", ""), type=WorkerConfig)
     except msgspec.MsgspecError as e:
-        log.error("cannot_start reason=%s", f"PALESTRA_WORKER is not a worker's configuration: {e}")
-        return CANNOT_START
-    # Not at the top: a wrong configuration is told without waiting for torch.
-    from palestra.engine.backend import BackendBroken
-    from palestra.engine.torch_backend import TorchBackend, TorchConfig
-    from palestra.engine.worker import Worker
-
+        return cannot_start(f"PALESTRA_WORKER is not a worker's configuration: {e}")
     try:
+        # Not at the top: a wrong configuration is told without waiting for torch.
+        from palestra.engine.backend import BackendBroken
+        from palestra.engine.torch_backend import TorchBackend, TorchConfig
+        from palestra.engine.worker import Worker
+
         lock = lock_folder(Path(config.state))
         backend = TorchBackend(TorchConfig.of(config))
     except Exception as e:
-        log.error("cannot_start model=%s reason=%s", config.model, e)
-        return CANNOT_START
+        return cannot_start(reason_of(e, config.device))
     try:
         Worker(config, backend).run()
     except BackendBroken as e:
@@ -49,6 +48,24 @@ def main() -> int:
         os._exit(BROKEN)
     os.close(lock)
     return 0
+
+
+def cannot_start(reason: str) -> int:
+    """The server shows the user what stands behind `error:`."""
+    sys.stderr.write(f"error: {reason}\n")
+    return CANNOT_START
+
+
+def reason_of(error: Exception, device: str) -> str:
+    """In words for the user, who has typed the name of a model and knows nothing of workers."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the engine needs {error.name}; to install it: pip install 'palestra[engine]'"
+    words = str(error)
+    if isinstance(error, MemoryError) or any(sign in words for sign in OUT_OF_MEMORY):
+        details = f" ({words.splitlines()[0]})" if words else ""
+        hint = "take a smaller model, or a lower models.0.cache_tokens"
+        return f"there is not enough memory for the model on device {device!r}{details}; {hint}"
+    return words or type(error).__name__
 
 
 def lock_folder(state: Path) -> int:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 MAX_LOG_BYTES = 8 << 20  # a log longer than this is set aside at the next start
 LAST_WORDS_BYTES = 4096
+ERROR, ERROR_BYTES = "error:", 64 << 10
 
 
 def open_log(file: Path) -> BinaryIO:
@@ -29,6 +30,13 @@ def last_lines(file: Path, size_bytes: int = LAST_WORDS_BYTES) -> list[str]:
             return f.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return []
+
+
+def last_error(file: Path, since: int = 0) -> str | None:
+    """What stands behind the last `error:` at the beginning of a line. `since`: so many bytes of the file are older."""
+    lines = last_lines(file, min(file.stat().st_size - since, ERROR_BYTES))
+    places = [place for place, line in enumerate(lines) if line.startswith(ERROR)]
+    return "\n".join(lines[places[-1] :]).removeprefix(ERROR).strip() if places else None
 
 
 def last_words(file: Path) -> str:

@@ -21,7 +21,7 @@ import structlog
 
 from palestra import __version__
 from palestra.server.link import Heard, Link
-from palestra.server.log_files import last_words, open_log
+from palestra.server.log_files import last_error, last_words, open_log
 from palestra.server.watchdog import Ending, Patience, Watchdog
 from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
 
@@ -52,6 +52,8 @@ class Worker:
         self.link = Link(config.address)
         self.card: ModelCard | None = None
         self._log_file = log_file
+        self._log_start = 0
+        """Where the present life's part of it begins."""
         Path(config.state).mkdir(parents=True, exist_ok=True)
         self._pid_file = Path(config.state) / "worker.json"
         self._pid = 0
@@ -79,7 +81,7 @@ class Worker:
         done, _ = await asyncio.wait({exits, hello}, return_when=asyncio.FIRST_COMPLETED)
         hello.cancel()
         if hello not in done:
-            raise WorkerError(f"the engine worker for {self.config.model} did not start: {last_words(self._log_file)}")
+            raise WorkerError(f"{self.config.model} cannot be served: {self._why_it_ended()}")
         self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
         self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
 
@@ -171,6 +173,7 @@ class Worker:
         if self.config.threads:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
         with open_log(self._log_file) as out:
+            self._log_start = out.tell()
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "palestra.engine"],
                 env=environment,
@@ -231,6 +234,19 @@ class Worker:
                 await asyncio.to_thread(psutil.Process(self._pid).wait)
         if self._child is not None and self._child.pid == self._pid:
             self._child.wait()
+
+    def _why_it_ended(self) -> str:
+        """In its own words, or as its exit tells."""
+        if reason := last_error(self._log_file, self._log_start):
+            return reason
+        code = self._child.returncode if self._child is not None else 0
+        if self._ending is not Ending.DIED:
+            how = f"was not ready within {self._watchdog.patience.start_s:g} s (worker_start_s)"
+        elif code == -signal.SIGKILL:
+            how = "was killed by the system, which it does where memory is short"
+        else:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"its worker {how}; its log is {self._log_file}"
 
     def _put_down(self, ending: Ending) -> None:
         log.error("the worker does not work; it is ended", worker=self.name, pid=self._pid, why=str(ending))

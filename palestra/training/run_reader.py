@@ -33,6 +33,10 @@ class RunStatus(StrEnum):
     KILLED = "killed"
     """Nobody said goodbye: the process is gone, and the last word was that it runs."""
 
+    @property
+    def can_resume(self) -> bool:
+        return self in (RunStatus.STOPPED, RunStatus.FAILED, RunStatus.KILLED)
+
 
 class Part(StrEnum):
     """Folders with a file for each step."""

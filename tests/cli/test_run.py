@@ -65,6 +65,38 @@ def test_runs_are_listed_with_how_they_stand():
     assert "fast" in shown
 
 
+@pytest.mark.parametrize(("metric", "shown"), [("eval/success", "0.25 (step 2)"), ("eval/loss", "loss 0.25 (step 2)")])
+def test_an_evaluation_is_listed_with_its_step(metric, shown):
+    with RunFolder.create("runs", "evaluated", make_config()) as folder:
+        for step in range(4):
+            folder.write_metrics(step, {"reward/mean": 0.1} | ({metric: step / 8} if step in (0, 2) else {}))
+    (row,) = [one for one in answer("list") if one["name"] == "evaluated"]
+    assert (row["last_step"], row["eval_step"], row[metric.replace("/", "_")]) == (3, 2, 0.25)
+    (line,) = [line for line in call("list").stdout.splitlines() if line.startswith("evaluated")]
+    assert f"  3     0.1     {shown}  " in line
+
+
+@pytest.mark.parametrize("status", [RunStatus.STOPPED, RunStatus.FAILED, RunStatus.KILLED])
+def test_a_dead_run_is_shown_with_the_command_that_resumes_it(status, tmp_path):
+    with RunFolder.create("runs", "dead", make_config()) as folder:
+        if status is not RunStatus.KILLED:
+            folder.finish(status)
+    with RunFolder.create("other runs", "dead", make_config()):
+        pass
+    assert answer("show", "dead")["resume"] == "palestra train --resume dead"
+    assert "\nto go on: palestra train --resume dead\n" in call("show", "dead").stdout
+    elsewhere = f"to go on: palestra train --resume '{tmp_path}/other runs/dead'\n"
+    assert elsewhere in call("show", "dead", "--runs", "other runs").stdout
+
+
+def test_a_run_that_is_done_or_runs_has_nothing_to_resume():
+    with RunFolder.create("runs", "running", make_config()):
+        assert answer("show", "running")["summary"]["status"] == "running"
+        for name in ("running", "fast"):
+            assert answer("show", name)["resume"] is None
+            assert "--resume" not in call("show", name).stdout
+
+
 def test_a_damaged_run_does_not_hide_the_others():
     Path("runs/slow/config.json").write_text("{")
     assert {one["name"]: one["status"] for one in answer("list")} == {"slow": "damaged", "fast": "done"}

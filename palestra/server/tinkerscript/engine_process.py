@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from palestra.server.log_files import last_lines, last_words, open_log
+from palestra.server.log_files import last_error, last_words, open_log
 
 STOP_S = 20.0  # it says goodbye to the server, and saves nothing
 
@@ -90,5 +90,4 @@ class TrainingProcess:
 
     def last_words(self) -> str:
         """Its own error, or else its last line."""
-        said = [line for line in last_lines(self.log_file) if line.startswith("error:")]
-        return said[-1].removeprefix("error:").strip() if said else last_words(self.log_file)
+        return (last_error(self.log_file) or last_words(self.log_file)).splitlines()[0]
