@@ -181,6 +181,7 @@ async def _collect(
     from palestra.gym.collect.aggregating import aggregated, save_metrics
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
+    from palestra.gym.collect.failed_attempts import FailedAttempts
     from palestra.gym.collect.files import OutputFiles
     from palestra.gym.collect.folding import Captured
     from palestra.gym.collect.playing import RowPlayer
@@ -190,9 +191,10 @@ async def _collect(
         player = RowPlayer(session, directory, wanted.patience, Captured.of_gym(settings))
         with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as told:
             standing = await run(wanted, player, settings, told)
-        if no_metrics or not standing.done:
+        if no_metrics:
             return standing, []
-        metrics = await aggregated(delivered(wanted.output), directory, session)
+        figures = await aggregated(delivered(wanted.output), directory, session)
+        metrics = FailedAttempts([wanted.output]).beside_agents(figures)
         save_metrics(OutputFiles(wanted.output).metrics, metrics)
         return standing, metrics
 
@@ -259,6 +261,7 @@ def _figures(standing: Any) -> str:
 
 
 def _say(wanted: Wanted, standing: Standing, metrics: list[dict[str, Any]], as_json: bool) -> None:
+    from palestra.gym.collect.failed_attempts import counted
     from palestra.gym.collect.files import OutputFiles
 
     files = OutputFiles(wanted.output)
@@ -269,10 +272,10 @@ def _say(wanted: Wanted, standing: Standing, metrics: list[dict[str, Any]], as_j
         return
     click.echo(f"{standing.done} of {standing.total} rollouts in {files.results}")
     for one in metrics:
-        click.echo(f"{one['agent_ref']['name']}: {json.dumps(one['key_metrics'])}")
+        if one["key_metrics"]:
+            click.echo(f"{one['agent_ref']['name']}: {json.dumps(one['key_metrics'])}")
     if standing.failed:
-        reasons = ", ".join(f"{count} {name}" for name, count in standing.classes.most_common())
-        click.echo(f"{standing.failed} failed ({reasons}); see {files.failures}", err=True)
+        click.echo(f"{standing.failed} failed ({counted(standing.classes)}); see {files.failures}", err=True)
 
 
 def _positive(value: Any) -> int:

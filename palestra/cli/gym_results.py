@@ -117,7 +117,9 @@ def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -
         shares = {
             name: value for name, value in one.items() if name.startswith(("mean/reward", "pass@")) and "_" not in name
         }
-        print_table([[one["agent_ref"]["name"], ""], *([name, f"{value:.3f}"] for name, value in shares.items())])
+        rows = [[name, f"{value:.3f}"] for name, value in shares.items()]
+        rows += [[f"failed_attempts/{kind}", str(count)] for kind, count in one["failed_attempts"].items()]
+        print_table([[one["agent_ref"]["name"], ""], *rows])
     click.echo(f"{len(made.tasks)} tasks: {tasks}")
 
 
@@ -167,6 +169,7 @@ def aggregate(
     """Metrics over the rollouts of several files, as of shards."""
     with needs_extra("gym"):
         from palestra.gym.collect.aggregating import aggregated, aggregated_here, save_metrics
+        from palestra.gym.collect.failed_attempts import FailedAttempts
         from palestra.gym.collect.files import OutputFiles
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError
@@ -181,7 +184,8 @@ def aggregate(
         if missing:
             raise FileNotFoundError(f"there is no {missing[0]}")
         results = merged(paths)
-        metrics = aggregated_here(results) if offline else asyncio.run(asked(results))
+        figures = aggregated_here(results) if offline else asyncio.run(asked(results))
+        metrics = FailedAttempts(paths).beside_agents(figures)
         target = output or OutputFiles(paths[0]).metrics
         save_metrics(target, metrics)
     if as_json:
@@ -189,6 +193,7 @@ def aggregate(
         return
     for one in metrics:
         rows = [[name, f"{value:.4f}"] for name, value in (one["key_metrics"] or {}).items()]
+        rows += [[f"failed_attempts/{kind}", str(count)] for kind, count in one["failed_attempts"].items()]
         print_table([[one["agent_ref"]["name"], ""], *rows])
     click.echo(f"{len(results)} rollouts: {target}")
 

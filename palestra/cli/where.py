@@ -34,6 +34,7 @@ FIELDS = [
     "sample_s",
     "env_s",
     "error",
+    "failure",
     "step",
     "attempt",
     "used",

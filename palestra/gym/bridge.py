@@ -25,17 +25,19 @@ from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachab
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.collect.collection import play_all
 from palestra.gym.collect.directory import Directory
-from palestra.gym.collect.playing import FailureClass, Patience, Played, RowPlayer
+from palestra.gym.collect.playing import Patience, Played, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import Ports, load_gym
 from palestra.gym.errors import GymError, ServerStartError
-from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
+from palestra.gym.records import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
 from palestra.gym.supervisor import Supervisor
+from palestra.types.gym_failures import FINAL, Failure, FailureClass
 
 log = logging.getLogger(__name__)
 
 Streamed = tuple[int, dict[str, Any], dict[str, float] | None]
-BUSY = frozenset({408, 429})
+SERVERS_OWN = frozenset(FailureClass) - FINAL - {FailureClass.BAD_ANSWER, FailureClass.NOT_KEPT}
+"""Failures of servers: the same row may well be played later."""
 
 
 class GymBridge:
@@ -52,7 +54,7 @@ class GymBridge:
         self._watching: asyncio.Task[None] | None = None
         self._player: RowPlayer | None = None
         self.counts: Counter[str] = Counter()
-        """`rows`, `failed`, and `masked_<why>`, since the beginning."""
+        """`rows`, `failed`, `failed_<class>` and `masked_<why>`, since the beginning."""
 
     async def spin_up(self) -> None:
         """Until every server is healthy. Raises GymError."""
@@ -81,7 +83,6 @@ class GymBridge:
         rows = _checked(examples)
         await self.spin_up()
         assert self._player is not None
-        self._player.check(rows)
         clock = _Clock()
         counted: Counter[str] = Counter()
         left = len(rows)
@@ -104,17 +105,18 @@ class GymBridge:
             try:
                 result, flaw = self._reader.read(played.result)
             except RowFailed as error:
-                return self._given_up({FAILURE_CLASS: "unusable_result", "failure_reason": str(error)}, counted)
+                return self._given_up(Failure.of(FailureClass.BAD_ANSWER, str(error)).fields(), counted)
             if flaw is not None:
                 self._count(f"masked_{flaw}", counted)
             return result
-        nowhere = {FAILURE_CLASS: "unwanted", "failure_reason": "its agent does not want it kept"}
-        return self._given_up(played.failures[-1] if played.failures else nowhere, counted)
+        not_kept = Failure.of(FailureClass.NOT_KEPT, "its agent does not want it kept").fields()
+        return self._given_up(played.failures[-1] if played.failures else not_kept, counted)
 
     def _given_up(self, failure: Mapping[str, Any], counted: Counter[str]) -> dict[str, Any]:
         if self._settings.is_strict:
             raise _as_error(failure)
         self._count("failed", counted)
+        self._count(f"failed_{failure[FAILURE_CLASS]}", counted)
         return self._reader.failed(failure)
 
     def _count(self, what: str, counted: Counter[str]) -> None:
@@ -184,8 +186,6 @@ def _is_well(instance: Mapping[str, Any]) -> bool:
 
 
 def _as_error(failure: Mapping[str, Any]) -> GymError:
-    kind, status = failure.get(FAILURE_CLASS), failure.get("status")
-    was_server = kind in (FailureClass.LOST, FailureClass.UNREACHABLE, FailureClass.TIMEOUT)
-    was_server |= isinstance(status, int) and (status >= 500 or status in BUSY)
-    text = f"{kind}: {failure.get('failure_reason') or failure}"
-    return RowUnreachable(text) if was_server else RowFailed(text)
+    kind = failure[FAILURE_CLASS]
+    text = f"{kind}: {failure.get(FAILURE_REASON) or failure}"
+    return RowUnreachable(text) if kind in SERVERS_OWN else RowFailed(text)

@@ -16,6 +16,9 @@ from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
 
 Message = dict[str, Any]
+MASK_REASON = "mask_reason"
+INSTANCE = "instance_config"
+"""In which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
 NO_TURN = "no_generation"
 """A result in which the model has said nothing: its prompt may be longer than the model's context."""
 
@@ -61,15 +64,17 @@ class Reader:
             if isinstance(item, dict):
                 _drop_ids(item)
         if flaw is not None:
-            result |= {MASK_SAMPLE: True, "mask_reason": str(flaw)}
+            result |= {MASK_SAMPLE: True, MASK_REASON: str(flaw)}
+        if result.get(MASK_SAMPLE):
+            result |= _masked(result)
         log = log or self._stand_in()
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
     def failed(self, failure: Mapping[str, Any]) -> dict[str, Any]:
         """Of a row that was given up: worth nothing, and masked."""
         log = self._stand_in()
-        full = {"response": {"output": []}, **failure, "reward": 0.0, MASK_SAMPLE: True}
-        full.setdefault("mask_reason", failure.get(FAILURE_CLASS))
+        full = {"response": {"output": []}, **failure, "reward": 0.0, **_masked(failure)}
+        full.setdefault(MASK_REASON, failure.get(FAILURE_CLASS))
         return {"message_log": log, "input_message_log": log[:1], "full_result": full}
 
     def _messages(self, call: ModelCall) -> list[Message]:
@@ -112,6 +117,12 @@ class Reader:
 
     def _numbers(self, numbers: list[float]) -> Any:
         return numbers if self._torch is None else self._torch.tensor(numbers, dtype=self._torch.float32)
+
+
+def _masked(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The mark that a row is not to be learned from: where gyms look for it, and where NeMo RL does."""
+    known = result.get(INSTANCE)
+    return {MASK_SAMPLE: True, INSTANCE: {**(known if isinstance(known, Mapping) else {}), MASK_SAMPLE: True}}
 
 
 def _torch() -> Any:

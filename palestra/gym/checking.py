@@ -17,6 +17,7 @@ from palestra.gym.registry import is_stock, load_class
 from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
+from palestra.types.gym_failures import plain_words
 
 EXAMPLES = "data/example.jsonl"
 
@@ -66,8 +67,7 @@ def _begin_all(server_class: type[ResourcesServer], settings: dict[str, Any], ro
         for where, row in rows.items():
             answer = server.caller().post(path, row)
             if not answer.is_ok:
-                words = answer.raw()[:500].decode(errors="replace")
-                raise GymConfigError(f"{where}: {path} answered {answer.status}: {words}")
+                raise GymConfigError(f"{where}: {path} answered {answer.status}: {plain_words(answer.raw())}")
 
 
 def _instance(folder: Path) -> ServerInstance:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-from palestra.gym.errors import BadCall, GymConfigError, PeerFailed, UnknownSession, UnreachableServer
+from palestra.gym.errors import BadCall, GymConfigError, GymError
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call
@@ -46,14 +46,11 @@ class Door:
     def _failure(self, call: Call, error: Exception) -> Answer:
         if isinstance(error, BadCall):
             return Answer(status=error.status, body={"detail": error.detail})
-        if isinstance(error, PeerFailed):
-            log.warning("%s%s: %s", self.server.name, call.path, error)
-            inner = f"Hit an exception in {self.server.cookie_name} calling an inner server: {error.body!r}"
-            return Answer(status=500, body=inner)
-        if isinstance(error, UnreachableServer | UnknownSession | TimeoutError):
-            log.warning("%s%s: %r", self.server.name, call.path, error)
-        else:
-            log.error("%s%s broke", self.server.name, call.path, exc_info=error)
+        failure = error.failure if isinstance(error, GymError) else None
+        if failure is not None:
+            log.warning("%s%s: %s: %s", self.server.name, call.path, failure.kind, failure.reason)
+            return Answer(status=422 if failure.is_final else 500, body=failure.fields())
+        log.error("%s%s broke", self.server.name, call.path, exc_info=error)
         return Answer(status=500, body=repr(error))
 
 

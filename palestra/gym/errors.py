@@ -1,15 +1,22 @@
 """What goes wrong in a gym, by the boundary that broke.
 
-Owns: the error tree. Never touches: how an error is told over HTTP.
+Owns: the error tree, and which failure of a rollout each of them is. Never touches: how an error is told over HTTP.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
+
+MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
+
 
 class GymError(Exception):
     """Any of these."""
+
+    failure: Failure | None = None
+    """What a rollout that ended with it is recorded as. None: nobody but the one who raised it can tell."""
 
 
 class GymConfigError(GymError, ValueError):
@@ -23,19 +30,41 @@ class ServerStartError(GymError):
 class UnreachableServer(GymError):
     """A peer gave no answer, within its time and its retries. The rollout failed, and may be tried again."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, kind: FailureClass = FailureClass.SERVER_UNREACHABLE) -> None:
         super().__init__(f"{name}: {reason}")
         self.name = name
+        self.failure = Failure.of(kind, str(self))
 
 
 class PeerFailed(GymError):
     """A peer answered with an error status where an answer was needed."""
 
-    def __init__(self, name: str, path: str, status: int, body: bytes) -> None:
-        super().__init__(f"{name}{path} answered {status}: {body[:500].decode(errors='replace')}")
+    def __init__(self, name: str, path: str, status: int, body: bytes, kind: FailureClass | None = None) -> None:
+        """`kind`: what it is, where that is known; else what the answer says, or its path and status mean."""
+        if kind is None:
+            self.failure = answer_failure(name, path, status, body)
+        else:
+            self.failure = Failure.of(kind, f"{name}{path} answered {status}: {plain_words(body)}", status)
+        super().__init__(self.failure.reason)
         self.name = name
         self.status = status
         self.body = body
+
+
+class BadReply(GymError, ValueError):
+    """A peer answered with success, and with something else than an answer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = Failure.of(FailureClass.BAD_ANSWER, reason)
+
+
+class RolloutTimeout(GymError):
+    """A rollout took longer than its agent lets it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = Failure.of(FailureClass.TIMEOUT, reason)
 
 
 class BadCall(GymError):
@@ -50,6 +79,24 @@ class BadCall(GymError):
 class UnknownSession(GymError):
     """The state of a session is gone: it was never seeded here, aged out, or the server was started anew since."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = Failure.of(FailureClass.SESSION_LOST, reason)
+
 
 class JudgeError(GymError):
     """A judge gave no verdict. The row goes to the failures, it is no wrong answer."""
+
+
+def answer_failure(name: str, path: str, status: int, body: bytes) -> Failure:
+    """Of a server that answered with an error."""
+    return Failure.answered(f"{name}{path}", status, body, _kind_of(path, status))
+
+
+def _kind_of(path: str, status: int) -> FailureClass:
+    """What an error is that says nothing about itself: as of NeMo Gym's servers, or of a world that broke."""
+    if path.endswith("/verify"):
+        return FailureClass.VERIFIER_REFUSED if is_refusal(status) else FailureClass.VERIFIER_ERROR
+    if is_refusal(status):
+        return FailureClass.ROW_REFUSED
+    return FailureClass.MODEL_ERROR if path.endswith(MODEL_PATHS) else FailureClass.WORLD_ERROR

@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
-from palestra.gym.errors import GymConfigError, UnreachableServer
+from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
 from palestra.gym.front import cookie_pair, cookies_of
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
+from palestra.types.gym_failures import FailureClass
 
 if TYPE_CHECKING:
     import aiohttp
@@ -135,7 +136,8 @@ class GymPeers:
                     raise UnreachableServer(peer.name, f"no connection for {self._reconnect_s:g} s: {error}") from error
             except aiohttp.ClientError as error:
                 if not may_repeat or repeats == REPEATS:
-                    raise UnreachableServer(peer.name, f"{path} broke on its way: {error!r}") from error
+                    reason = f"{path} broke on its way: {error!r}"
+                    raise UnreachableServer(peer.name, reason, FailureClass.SERVER_DIED) from error
                 repeats += 1
                 give_up_at = now() + self._reconnect_s
             await asyncio.sleep(wait_s)
@@ -176,4 +178,5 @@ def _may_repeat(peer: ServerInstance, path: str, body: Any) -> bool:
 
 
 def _too_late(name: str, path: str, limit_s: float) -> UnreachableServer:
-    return UnreachableServer(name, f"no answer to {path} within {limit_s:g} s")
+    kind = FailureClass.MODEL_TIMEOUT if path.endswith(MODEL_PATHS) else FailureClass.TIMEOUT
+    return UnreachableServer(name, f"no answer to {path} within {limit_s:g} s", kind)

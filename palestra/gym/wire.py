@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 from msgspec import Struct, field
 
+from palestra.gym.errors import BadReply
+
 NO_COOKIES: Mapping[str, str] = {}
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -54,8 +56,13 @@ class Answer(Struct, kw_only=True):
         return self.body if isinstance(self.body, bytes) else encoded(self.body)
 
     def value(self) -> Any:
-        """The body as parsed JSON. Raises ValueError where it is none."""
-        return orjson.loads(self.body) if isinstance(self.body, bytes) else self.body
+        """The body as parsed JSON. Raises BadReply where it is none."""
+        if not isinstance(self.body, bytes):
+            return self.body
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            raise BadReply(f"the answer is not JSON: {self.body[:300].decode(errors='replace')}") from None
 
 
 def encoded(value: Any) -> bytes:

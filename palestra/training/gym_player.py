@@ -32,8 +32,6 @@ from palestra.types.gym import (
     AGENT_REF,
     ATTEMPT_INDEX,
     EXTRA_BODY,
-    FAILURE_CLASS,
-    FAILURE_TERMINAL,
     NO_PERSIST,
     PARAMS,
     POLICY,
@@ -42,24 +40,24 @@ from palestra.types.gym import (
     ROLLOUT_SEED,
     TASK_INDEX,
 )
+from palestra.types.gym_failures import Failure, FailureClass, run_failure
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
 AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
-AGAIN = frozenset({408, 409, 425, 429})
 NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class _Failed(Exception):
     """The attempt came to nothing."""
 
-    def __init__(self, reason: str, *, is_final: bool = False) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
+        self.failure = failure
 
-
-class _Away(_Failed):
-    """Nobody answered: it has not begun."""
+    @classmethod
+    def of(cls, kind: FailureClass, reason: str) -> _Failed:
+        return cls(Failure.of(kind, reason))
 
 
 class GymPlayer(Struct, frozen=True):
@@ -84,9 +82,9 @@ class GymPlayer(Struct, frozen=True):
             result = await watch.run(self._result(sampling_row(row, request, index, sampler, settings)))
             self._check_weights(result, sampler)
         except OutOfTime as late:
-            rollout.stop, rollout.error = RolloutStop.TIMEOUT, str(late)
+            rollout.stop, rollout.error, rollout.failure = RolloutStop.TIMEOUT, str(late), FailureClass.TIMEOUT
         except _Failed as error:
-            rollout.stop = RolloutStop.ENV_FAILED
+            rollout.stop, rollout.failure = RolloutStop.ENV_FAILED, error.failure.kind
             rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
         else:
             fill(rollout, result, self.tokenizer, sampler.version)
@@ -100,9 +98,9 @@ class GymPlayer(Struct, frozen=True):
             try:
                 return await self._attempt({**row, ATTEMPT_INDEX: failed} if failed else row)
             except _Failed as error:
-                is_waited_for = isinstance(error, _Away) and time.monotonic() < away_until
-                failed += not is_waited_for
-                if error.is_final or failed >= self.entry.attempts:
+                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE  # it has not begun
+                failed += not (is_away and time.monotonic() < away_until)
+                if error.failure.is_final or failed >= self.entry.attempts:
                     raise
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
@@ -110,19 +108,19 @@ class GymPlayer(Struct, frozen=True):
                 await self.gym.refresh()
 
     async def _attempt(self, row: dict[str, Any]) -> Mapping[str, Any]:
+        name = row[AGENT_REF]["name"]
         try:
-            url = self.gym.agent(row[AGENT_REF]["name"])
+            url = self.gym.agent(name)
         except LookupError as error:
-            raise _Failed(str(error.args[0]), is_final=True) from None
+            raise _Failed.of(FailureClass.UNKNOWN_AGENT, str(error.args[0])) from None
         try:
             answer = await self.http.post(f"{url}/run", json=row)
         except (httpx.ConnectError, httpx.InvalidURL) as error:
-            raise _Away(f"{row[AGENT_REF]['name']} is away: {error}") from error
+            raise _Failed.of(FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}") from error
         except httpx.HTTPError as error:
-            raise _Failed(f"{row[AGENT_REF]['name']}: {type(error).__name__}: {error}") from error
+            raise _Failed.of(FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}") from error
         if answer.status_code >= 400:
-            is_final = answer.status_code < 500 and answer.status_code not in AGAIN
-            raise _Failed(f"HTTP {answer.status_code}: {answer.text[:ERROR_LENGTH]}", is_final=is_final)
+            raise _Failed(run_failure(name, answer.status_code, answer.content))
         return _usable(answer)
 
     def _check_weights(self, result: Mapping[str, Any], sampler: Sampler) -> None:
@@ -132,7 +130,8 @@ class GymPlayer(Struct, frozen=True):
         if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
             said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
             told = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
-            raise _Failed(f"model {model!r} has answered, not this run's weights; start the gym with {told}")
+            reason = f"model {model!r} has answered, not this run's weights; start the gym with {told}"
+            raise _Failed.of(FailureClass.BAD_ANSWER, reason)
 
 
 def _usable(answer: httpx.Response) -> Mapping[str, Any]:
@@ -142,13 +141,12 @@ def _usable(answer: httpx.Response) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise _Failed(f"its answer is no JSON object: {answer.text[:ERROR_LENGTH]}")
-    if kind := found.get(FAILURE_CLASS):
-        raise _Failed(
-            f"{kind}: {found.get('failure_reason') or 'no reason told'}", is_final=bool(found.get(FAILURE_TERMINAL))
-        )
+        raise _Failed.of(FailureClass.BAD_ANSWER, f"its answer is no JSON object: {answer.text}")
+    if failure := Failure.told_in(found):
+        raise _Failed(failure)
     if found.get(NO_PERSIST):
-        raise _Failed(f"its agent does not want it kept ({NO_PERSIST})", is_final=True)
+        reason = f"its agent does not want it kept ({NO_PERSIST})"
+        raise _Failed(Failure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
     return found
 
 

@@ -14,6 +14,7 @@ from palestra.environments.gym_calls import GENERATION, Flaw, ModelCall, model_c
 from palestra.training.sources import ERROR_LENGTH
 from palestra.types import StopReason
 from palestra.types.gym import MASK_SAMPLE
+from palestra.types.gym_failures import FailureClass
 from palestra.types.rollouts import Rollout, RolloutStop, Turn
 
 COMPONENTS = "reward_components"
@@ -43,6 +44,7 @@ def fill(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, 
         reward = _reward(result)
     except _NotTrainable as error:
         rollout.stop = error.stop
+        rollout.failure = FailureClass.BAD_ANSWER if error.stop is RolloutStop.ENV_FAILED else ""
         rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
         return
     if not rollout.turns:

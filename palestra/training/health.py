@@ -87,6 +87,7 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     failed = sum(rollout.stop.is_failure for rollout in rollouts)
     graded = sum(is_counted(rollout) for rollout in rollouts)
     stops = Counter(rollout.stop for rollout in rollouts)
+    failures = Counter(rollout.failure for rollout in rollouts if rollout.failure)
     played = [rollout for rollout in rollouts if rollout.turns]
     found = {
         "rollouts/total": float(len(rollouts)),
@@ -96,6 +97,7 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
         "rollouts/truncated_share": sum(rollout.is_cut for rollout in rollouts) / len(rollouts),
         "rollouts/zero_variance_share": average([float(is_zero_variance(group, config)) for group in groups]),
         **{f"stop/{stop}": stops[stop] / len(rollouts) for stop in RolloutStop},
+        **{f"failure/{metric_name(kind)}": count / len(rollouts) for kind, count in sorted(failures.items())},
     }
     if played:
         lengths = [rollout.response_length for rollout in played]

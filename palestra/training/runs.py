@@ -218,6 +218,7 @@ def _readable(rollout: Rollout) -> dict[str, Any]:
         "env_s": sum(turn.env_s for turn in rollout.all_turns),
         "metrics": rollout.metrics,
         "error": rollout.error,
+        "failure": rollout.failure,
         "messages": rollout.messages,
     }
 

@@ -123,6 +123,8 @@ class Rollout(Struct, kw_only=True):
     metrics: dict[str, float] = {}
     """The environment's own."""
     error: str | None = None
+    failure: str = ""
+    """What kind of failure it was, where a gym's servers say so: a word of `types.gym_failures`, or an agent's own."""
     seconds: float = 0.0
 
     @property

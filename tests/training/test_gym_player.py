@@ -22,6 +22,7 @@ from tests.training.test_gym_results import answer, item
 
 SETTINGS = RolloutSettings(max_tokens=64, max_context=512, temperature=0.7, top_p=0.9, top_k=20, timeout_s=20)
 RIGHT = answer(item([5], [6]))
+TIMED_OUT = {"_ng_failure_class": "model_timeout", "failure_reason": "nothing came"}
 Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
 
 
@@ -97,18 +98,22 @@ def test_what_may_pass_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("reply", "asked", "error"),
     [
-        (always({"detail": "no"}, 500), 2, "HTTP 500"),
-        (always({"detail": "what is this"}, 422), 1, "HTTP 422"),
-        (always(["no object"]), 2, "its answer is no JSON object"),
+        (always({"detail": "no"}, 500), 2, "agent_error: player answered 500: no"),
+        (always({"detail": "what is this"}, 422), 1, "row_refused: player answered 422: what is this"),
+        (always(TIMED_OUT, 500), 2, "model_timeout: nothing came"),
+        (always({**TIMED_OUT, "_ng_failure_terminal": True}, 500), 1, "model_timeout: nothing came"),
+        (always(["no object"]), 2, "bad_answer: its answer is no JSON object"),
+        (always({**RIGHT, "reward": None}), 1, "its reward is no number"),
         (always({"_ng_failure_class": "gone"}), 2, "gone: no reason told"),
         (always({"_ng_failure_class": "gone", "_ng_failure_terminal": True}), 1, "gone"),
-        (always({**RIGHT, "_ng_no_persist": True}), 1, "does not want it kept"),
+        (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent does not want it kept"),
     ],
 )
 def test_a_failure_is_a_record_after_as_many_attempts_as_make_sense(reply: Reply, asked: int, error: str) -> None:
     rollout, gym = play(reply, attempts=2)
     assert (rollout.stop, rollout.reward) == (RolloutStop.ENV_FAILED, None)
     assert error in (rollout.error or "")
+    assert rollout.failure == (error.partition(":")[0] if "reward" not in error else "bad_answer")
     assert len(gym.rows) == asked
 
 
@@ -119,7 +124,7 @@ def test_a_rollout_that_does_not_end_is_given_up() -> None:
 
     short = RolloutSettings(max_tokens=8, max_context=64, timeout_s=0.2)
     rollout, _ = play(reply, settings=short)
-    assert rollout.stop is RolloutStop.TIMEOUT
+    assert (rollout.stop, rollout.failure) == (RolloutStop.TIMEOUT, "timeout_exceeded")
     assert "rollout.timeout_s" in (rollout.error or "")
 
 
@@ -135,3 +140,4 @@ def test_answers_of_other_weights_are_not_learned_from() -> None:
 def test_an_agent_that_the_gym_has_not_is_told_with_the_nearest() -> None:
     rollout, _ = play(always(RIGHT), agent="payer")
     assert "has no agent 'payer'; did you mean player?" in (rollout.error or "")
+    assert rollout.failure == "unknown_agent"

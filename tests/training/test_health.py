@@ -176,11 +176,21 @@ def test_rollouts_without_turns_or_tokens_do_no_harm():
     assert step_metrics([], Batch(minibatches=[]), [], config=make_config(), version=0, seconds={})
 
 
+def test_failures_of_a_gyms_servers_are_counted_by_their_class():
+    group = make_group("g", [1.0, None, None, None])
+    for rollout, failure in zip(group.rollouts[1:], ["model_timeout", "model_timeout", "mine/own"], strict=True):
+        rollout.failure = failure
+    found = measure([group])
+    shares = {name: value for name, value in found.items() if name.startswith("failure/")}
+    assert shares == {"failure/model_timeout": 0.5, "failure/mine_own": 0.25}
+
+
 def test_every_metric_is_explained_in_the_docs():
     text = Path(__file__).parents[2].joinpath("docs/training-metrics.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`([\w/<>@.-]+)`", text))
     base = {"g-0": [0.0] * 5, "g-1": [0.0] * 5}
     group = of_level("0a", make_group("g", [1.0, 0.0], metrics={"parse_error": 1.0}))
+    group.rollouts[1].failure = "model_error"
     found = measure([group], metrics={"loss:sum": 1.0, "grad_norm": 1.0}, base=base, algorithm={"loss": "ppo"})
     found |= eval_metrics([of_level("0a", make_group("g", [1.0, 0.0]))], [1, 2], 1.0)
     for name in found:
@@ -188,6 +198,7 @@ def test_every_metric_is_explained_in_the_docs():
         general = re.sub(r"/0a/", "/<label>/", general)
         general = re.sub(r"^env/<name>/parse_error$", "env/<name>/<metric>", general)
         general = re.sub(r"^(stop/|batch/dropped_)\w+$", r"\1<reason>", general)
+        general = re.sub(r"^failure/\w+$", "failure/<class>", general)
         general = re.sub(r"pass_at_\d+$", "pass_at_<k>", general)
         assert general in explained, name
     for reason in [*RolloutStop, *Drop]:

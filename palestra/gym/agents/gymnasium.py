@@ -18,6 +18,7 @@ from palestra.gym.servers.responses import (
     PARAM_DEFAULTS,
     Item,
     added_usage,
+    checked_object,
     checked_response,
     filled_row,
     input_items,
@@ -49,7 +50,7 @@ class _World(Struct):
     async def reset(self) -> str | None:
         answer = await self.agent.ask_resources("/reset", self.row, self.cookies)
         self.cookies = answer.cookies
-        told = answer.value()
+        told = checked_object(answer.value(), self.agent.settings.resources_server.name)
         info = told.get("info") or {}
         self.can_close = bool(info.get("supports_explicit_close"))
         self.can_repeat = bool(info.get("supports_step_idempotency"))
@@ -61,7 +62,7 @@ class _World(Struct):
             body[STEP_ID] = uuid4().hex
         answer = await self.agent.ask_resources("/step", body, self.cookies)
         self.cookies = answer.cookies
-        return answer.value()
+        return checked_object(answer.value(), self.agent.settings.resources_server.name)
 
     async def close(self) -> None:
         """The rollout stands whatever comes of it."""

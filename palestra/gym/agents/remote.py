@@ -16,20 +16,20 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from palestra.gym.agents.loop import play
-from palestra.gym.errors import GymConfigError, PeerFailed
+from palestra.gym.errors import BadReply, GymConfigError, GymError
 from palestra.gym.front import cookie_pair, cookies_of
 from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.responses import checked_response, filled_row, unanswered_calls
 from palestra.gym.wire import Answer, encoded
+from palestra.types.gym_failures import Failure, FailureClass
 
 if TYPE_CHECKING:
     import aiohttp
 
 log = logging.getLogger(__name__)
 
-FAILED = "remote_agent_error"
 TRIES, WAIT_S = 3, 0.5  # where no connection comes about, or it breaks
 OWN_FIELDS = ("reward", "response", "error", FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST)
 """That a row may have from an earlier time: they must not look like this rollout's."""
@@ -145,7 +145,7 @@ class _Talk:
             raise RemoteError(f"the service answered {answer.status}: {shown}")
         try:
             return checked_response(answer.value(), "the service")
-        except (ValueError, RuntimeError):
+        except BadReply:
             raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
 
     async def use_tool(self, name: str, arguments: Any) -> str:
@@ -156,21 +156,19 @@ class _Talk:
 
 
 def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
-    words = error.body.decode(errors="replace") if isinstance(error, PeerFailed) else str(error)
-    told = {
-        "reward": 0.0,
-        "response": _nothing(),
-        FAILURE_CLASS: FAILED,
-        "error": f"{type(error).__name__}: {words[:SHOWN]}",
-    }
-    return filled_row(row) | told | ({FAILURE_TERMINAL: True} if isinstance(error, RemoteAnswerInvalid) else {})
+    failure = error.failure if isinstance(error, GymError) else None
+    if failure is None:
+        is_final = isinstance(error, RemoteAnswerInvalid)
+        failure = Failure(kind=FailureClass.REMOTE_AGENT_ERROR, reason=str(error), is_final=is_final)
+    told = {"reward": 0.0, "response": _nothing(), "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
+    return filled_row(row) | told | failure.fields()
 
 
 def _nothing() -> dict[str, Any]:
     text = {"type": "output_text", "text": "", "annotations": []}
     message = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_0", "content": [text]}
     return {
-        "id": FAILED,
+        "id": FailureClass.REMOTE_AGENT_ERROR,
         "created_at": 0.0,
         "model": "remote_agent",
         "object": "response",

@@ -18,6 +18,7 @@ from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import write_whole
 from palestra.gym.metrics import aggregate
 from palestra.gym.records import AGENT_REF, PARAMS
+from palestra.types.gym_failures import plain_words
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})
 _LIMIT = aiohttp.ClientTimeout(total=600)
@@ -65,9 +66,7 @@ async def _asked(
         async with session.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=_LIMIT) as answer:
             told = await answer.read()
             if answer.status != 200:
-                raise CollectError(
-                    f"{name} cannot aggregate: HTTP {answer.status}: {told[:500].decode(errors='replace')}"
-                )
+                raise CollectError(f"{name} cannot aggregate: HTTP {answer.status}: {plain_words(told)}")
             return orjson.loads(told)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise CollectError(f"{name} cannot aggregate: {type(error).__name__}: {error}") from error

@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Iterable
 from contextlib import suppress
-from enum import StrEnum
 from typing import Any
 
 import aiohttp
@@ -17,7 +16,7 @@ import orjson
 from msgspec import Struct, field
 
 from palestra.gym.collect.directory import Directory
-from palestra.gym.collect.errors import CollectError
+from palestra.gym.collect.errors import CollectError, UnknownAgent
 from palestra.gym.collect.folding import Captured
 from palestra.gym.collect.rows import Row, agent_of, key_of
 from palestra.gym.records import (
@@ -30,26 +29,13 @@ from palestra.gym.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
 )
+from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run_failure
 
 RUN_LIMIT_S = 3_600.0
 LOST_LIMIT_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-_TOLD_BYTES = 2_000
 _JSON = {"Content-Type": "application/json"}
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
-
-
-class FailureClass(StrEnum):
-    """What `_ng_failure_class` says where the collector found it out itself."""
-
-    LOST = "server_lost"
-    """The connection broke in the middle of the rollout."""
-    UNREACHABLE = "server_unreachable"
-    TIMEOUT = "timeout_exceeded"
-    ERROR = "run_failed"
-    REFUSED = "row_refused"
-    """4xx: the row is wrong, and will be."""
-    GARBAGE = "invalid_answer"
 
 
 class Patience(Struct, frozen=True, kw_only=True):
@@ -73,7 +59,8 @@ class Played(Struct, kw_only=True):
     def give_up(self, why: Exception) -> None:
         """Its result cannot be kept."""
         self.result = None
-        self.failures.append(_failure(self.row, FailureClass.GARBAGE, f"cannot be written: {why}", terminal=True))
+        failure = Failure(kind=FailureClass.BAD_ANSWER, reason=f"cannot be written: {why}", is_final=True)
+        self.failures.append(_labelled(self.row, failure.fields()))
 
 
 class RowPlayer:
@@ -111,7 +98,7 @@ class RowPlayer:
                 played.result = answer
                 return played
             played.failures.append(answer)
-            if answer[FAILURE_CLASS] == FailureClass.LOST and lost < self._patience.lost:
+            if answer[FAILURE_CLASS] == FailureClass.SERVER_DIED and lost < self._patience.lost:
                 lost += 1
             else:
                 tries += 1
@@ -126,11 +113,13 @@ class RowPlayer:
             async with asyncio.timeout(self._patience.run_limit_s):
                 status, answer = await self._asked(name, body)
         except TimeoutError:
-            return _failure(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
+            return _failed(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
+        except UnknownAgent as error:
+            return _failed(row, FailureClass.UNKNOWN_AGENT, str(error))
         except aiohttp.ClientConnectorError as error:
-            return _failure(row, FailureClass.UNREACHABLE, f"{name} is away: {error}", terminal=False)
+            return _failed(row, FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}")
         except (aiohttp.ClientError, OSError) as error:
-            return _failure(row, FailureClass.LOST, f"{name}: {type(error).__name__}: {error}")
+            return _failed(row, FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}")
         return _outcome(row, status, answer)
 
     async def _asked(self, name: str, body: bytes) -> tuple[int, bytes]:
@@ -153,31 +142,23 @@ class RowPlayer:
 def _outcome(row: Row, status: int, answer: bytes) -> dict[str, Any]:
     """The result, or the failure it tells of."""
     if status >= 400:
-        is_refused = 400 <= status < 500 and status not in (408, 409, 425, 429)
-        kind = FailureClass.REFUSED if is_refused else FailureClass.ERROR
-        return _failure(row, kind, f"HTTP {status}: {_told(answer)}", terminal=is_refused, status=status)
+        return _labelled(row, run_failure(agent_of(row) or "", status, answer).fields())
     try:
         found = orjson.loads(answer)
     except ValueError:
         found = None
+    shown = answer[:REASON_CHARS].decode(errors="replace")
     if not isinstance(found, dict):
-        return _failure(row, FailureClass.GARBAGE, f"not a JSON object: {_told(answer)}")
+        return _failed(row, FailureClass.BAD_ANSWER, f"not a JSON object: {shown}")
     if not found.get(FAILURE_CLASS):
         found.pop(FAILURE_CLASS, None)
         if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
-            return _failure(row, FailureClass.GARBAGE, f"no reward in it: {_told(answer)}")
+            return _failed(row, FailureClass.BAD_ANSWER, f"no reward in it: {shown}")
     return _labelled(row, found)
 
 
-def _told(answer: bytes) -> str:
-    return answer[:_TOLD_BYTES].decode(errors="replace")
-
-
-def _failure(row: Row, kind: FailureClass, message: str, *, terminal: bool = False, **more: Any) -> dict[str, Any]:
-    told = {FAILURE_CLASS: str(kind), "failure_reason": message, **more}
-    if terminal:
-        told[FAILURE_TERMINAL] = True
-    return _labelled(row, told)
+def _failed(row: Row, kind: FailureClass, reason: str) -> dict[str, Any]:
+    return _labelled(row, Failure.of(kind, reason).fields())
 
 
 def _labelled(row: Row, answer: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import orjson
 from msgspec import Struct
 
 from palestra.gym.collect.aggregating import by_agent
+from palestra.gym.collect.failed_attempts import FAILED_ATTEMPTS, FailedAttempts
 from palestra.gym.collect.files import read_lines, write_whole
 from palestra.gym.collect.pairing import paired
 from palestra.gym.metrics import aggregate, pass_metrics
@@ -22,7 +23,7 @@ from palestra.gym.records import AGENT_REF, TASK_INDEX
 
 class Profile(Struct, frozen=True):
     tasks: list[dict[str, Any]]
-    """Per task: figures of every number, how many rollouts, the row."""
+    """Per task: figures of every number, how many rollouts, the row, what failed."""
     agents: list[dict[str, Any]]
 
 
@@ -32,8 +33,16 @@ def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
     expected = Counter(row[TASK_INDEX] for row in read_lines(inputs))
     samples = {pair.row[TASK_INDEX]: pair.row for pair in reversed(pairs)}
     figures = aggregate([pair.result for pair in pairs])
-    agents = [_of_agent(name, own) for name, own in by_agent(pair.result for pair in pairs).items()]
-    return Profile(with_expected(figures["group_level_metrics"], expected, samples), agents)
+    failed = FailedAttempts([rollouts])
+    agents = by_agent(pair.result for pair in pairs)
+    tasks = with_expected(figures["group_level_metrics"], expected, samples)
+    return Profile(
+        [{**one, FAILED_ATTEMPTS: dict(failed.by_task[one[TASK_INDEX]])} for one in tasks],
+        [
+            {**_of_agent(name, agents.get(name, [])), FAILED_ATTEMPTS: dict(failed.by_agent[name])}
+            for name in {**agents, **failed.by_agent}
+        ],
+    )
 
 
 def save(made: Profile, rollouts: Path) -> tuple[Path, Path]:

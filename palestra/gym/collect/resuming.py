@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
-from palestra.gym.collect.playing import FailureClass
 from palestra.gym.collect.rows import Key, Row, key_of
-from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+from palestra.gym.records import FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+from palestra.types.gym_failures import FailureClass, class_in
 
 _KINDS = frozenset(ServerKind)
 
@@ -52,7 +52,7 @@ def progress_of(files: OutputFiles) -> Progress:
         key = _key(failure)
         if key is None:
             continue
-        if failure.get(FAILURE_CLASS) != FailureClass.LOST:
+        if class_in(failure) != FailureClass.SERVER_DIED:
             found.failed[key] += 1
         if failure.get(FAILURE_TERMINAL):
             found.terminal.add(key)

@@ -20,13 +20,23 @@ from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.pairing import Pair, indexed, paired
 from palestra.gym.collect.rows import Key, agent_of, key_of
-from palestra.gym.records import AGENT_REF, FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+from palestra.gym.errors import answer_failure
+from palestra.gym.records import (
+    AGENT_REF,
+    FAILURE_CLASS,
+    FAILURE_REASON,
+    FAILURE_TERMINAL,
+    ROLLOUT_INDEX,
+    TASK_INDEX,
+    ServerKind,
+)
+from palestra.gym.servers.verdicts import JUDGE_WORDS
+from palestra.types.gym_failures import Failure, FailureClass
 
-JUDGE_FAILED = "judge_failed"
 UNSUPPORTED = "unsupported"
 ATTEMPTS = 3
 _LIMIT = aiohttp.ClientTimeout(total=1_800)
-_MARKS = (FAILURE_CLASS, "_ng_failure_terminal", "_ng_failure_judge_error")
+_MARKS = (FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, JUDGE_WORDS)
 
 
 class Regrading(Struct, frozen=True, kw_only=True):
@@ -90,22 +100,27 @@ class Grader:
         """The new result, or a failure. Never raises but when it is cancelled."""
         result = {name: value for name, value in pair.result.items() if name not in _MARKS}
         body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
-        url = f"{self._urls[self.server_of(pair.row)]}/verify"
-        told = ""
+        name = self.server_of(pair.row)
+        failure = Failure.of(FailureClass.VERIFIER_ERROR, f"{name} was not asked")
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt)
             try:
                 headers = {"Content-Type": "application/json"}
+                url = f"{self._urls[name]}/verify"
                 async with self._session.post(url, data=body, headers=headers, timeout=_LIMIT) as answer:
                     text = await answer.read()
                 if answer.status == 200:
                     return {**result, **orjson.loads(text), **_labels(pair.row)}
-                told = f"HTTP {answer.status}: {text[:500].decode(errors='replace')}"
-                if answer.status < 500:
+                failure = answer_failure(name, "/verify", answer.status, text)
+                if failure.is_final:
                     break
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                told = f"{type(error).__name__}: {error}"
-        return {**pair.result, FAILURE_CLASS: "verify_failed", "failure_reason": told, **_labels(pair.row)}
+            except TimeoutError:
+                failure = Failure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {_LIMIT.total:g} s")
+            except aiohttp.ClientError as error:
+                failure = Failure.of(FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}")
+            except ValueError as error:
+                failure = Failure.of(FailureClass.BAD_ANSWER, f"{name} gave no JSON: {error}")
+        return {**pair.result, **failure.fields(), **_labels(pair.row)}
 
 
 async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded], None] = lambda _: None) -> Regraded:
@@ -165,7 +180,7 @@ def _pairs(wanted: Regrading) -> list[Pair]:
     failed = {
         key_of(one): one
         for one in read_lines(OutputFiles(wanted.rollouts).failures)
-        if one.get(FAILURE_CLASS) == JUDGE_FAILED and TASK_INDEX in one and ROLLOUT_INDEX in one
+        if one.get(FAILURE_CLASS) == FailureClass.JUDGE_FAILED and TASK_INDEX in one and ROLLOUT_INDEX in one
     }
     return [Pair(rows[key], failed[key]) for key in sorted(failed) if key in rows and key not in good]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from palestra.gym.errors import BadCall, PeerFailed
+from palestra.types.gym_failures import Failure, FailureClass
 
 Place = tuple[str | int, ...]
 
@@ -23,6 +24,7 @@ class BadAnswer(PeerFailed):
     """An endpoint answered with success, and with something else than an answer."""
 
     def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
-        told = f"{name}{path}: {why}; it answered {body[:300].decode(errors='replace')!r}"
-        super().__init__(name, path, 502, told.encode())
+        super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)
+        told = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
+        self.failure = Failure.of(FailureClass.BAD_ANSWER, told)
         self.args = (told,)

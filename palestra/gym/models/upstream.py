@@ -26,6 +26,7 @@ from palestra.gym.errors import PeerFailed, UnreachableServer
 from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
+from palestra.types.gym_failures import FailureClass
 
 logger = logging.getLogger(__name__)
 
@@ -108,14 +109,15 @@ class Upstream:
                 if attempts > 1 or not e.is_closed:
                     replica.down_until = monotonic() + DOWN_S
                 if attempts >= limit:
-                    raise UnreachableServer(replica.url, f"{e}; {attempts} attempts") from None
+                    reason = f"{e}; {attempts} attempts"
+                    raise UnreachableServer(replica.url, reason, FailureClass.MODEL_UNREACHABLE) from None
                 wait_s = 0.0 if self._is_any_up() else self._backoff(attempts)
             else:
                 await self._noted(replica, path, payload, reply)
                 if 200 <= reply.status < 300:
                     return replica, reply
                 if attempts >= min(limit, _tries(reply.status, limit)):
-                    raise PeerFailed(replica.url, path, reply.status, reply.data)
+                    raise PeerFailed(replica.url, path, reply.status, reply.data, _failure_class(reply.status))
                 wait_s = max(self._backoff(attempts), reply.retry_after_s)
                 if reply.status in AWAY and len(self.replicas) > 1:
                     replica.down_until = monotonic() + DOWN_S
@@ -134,7 +136,8 @@ class Upstream:
             raise _NoConnection(f"no connection within {CONNECT_S:g} s") from None
         except TimeoutError:  # it may still be at work: a second attempt would only add to that
             replica.down_until = monotonic() + DOWN_S
-            raise UnreachableServer(replica.url, f"{path} was not answered within {timeout_s:g} s") from None
+            reason = f"{path} was not answered within {timeout_s:g} s"
+            raise UnreachableServer(replica.url, reason, FailureClass.MODEL_TIMEOUT) from None
         except (aiohttp.ClientError, OSError, ValueError) as e:
             is_closed = not isinstance(e, aiohttp.ClientConnectorError)
             raise _NoConnection(f"{type(e).__name__}: {e}", is_closed=is_closed) from None
@@ -214,6 +217,10 @@ async def _read(response: aiohttp.ClientResponse, url: str, path: str) -> bytes:
 def _tries(status: int, limit: int) -> int:
     """How often a call is sent that gets this status each time."""
     return limit if status in BUSY else BROKEN_TRIES if status == 500 else 1
+
+
+def _failure_class(status: int) -> FailureClass:
+    return FailureClass.MODEL_RATE_LIMITED if status == 429 else FailureClass.MODEL_ERROR
 
 
 def _retry_after(told: str | None) -> float:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct, field
 
-from palestra.gym.errors import BadCall, PeerFailed
+from palestra.gym.errors import BadCall, PeerFailed, RolloutTimeout
 from palestra.gym.records import (
     ATTEMPT_INDEX,
     PARAMS,
@@ -139,7 +139,7 @@ class AgentServer(GymServer, Generic[S]):
                 return await work
         except TimeoutError:
             if limit.expired():
-                raise TimeoutError(f"the rollout took longer than rollout_timeout_s = {limit_s:g}") from None
+                raise RolloutTimeout(f"the rollout took longer than rollout_timeout_s = {limit_s:g}") from None
             raise
 
     def _captures_tokens(self) -> bool:

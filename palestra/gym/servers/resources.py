@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from palestra.gym.errors import BadCall, GymConfigError, JudgeError
+from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.aggregation import aggregated
 from palestra.gym.servers.base import GymServer, Peers
@@ -204,4 +204,4 @@ class ResourcesServer(GymServer, Generic[S]):
                 return answer.value()
         except Exception as error:
             raise JudgeError(f"{type(error).__name__}: {error}") from error
-        raise JudgeError(f"{name}{path} answered {answer.status}: {answer.raw()[:500].decode(errors='replace')}")
+        raise JudgeError(str(PeerFailed(name, path, answer.status, answer.raw())))

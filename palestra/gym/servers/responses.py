@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from palestra.gym.errors import BadCall
+from palestra.gym.errors import BadCall, BadReply
 from palestra.gym.records import PARAMS
 
 Item = dict[str, Any]
@@ -78,10 +78,17 @@ def input_items(params: Mapping[str, Any]) -> list[Item]:
 
 
 def checked_response(found: Any, name: str) -> dict[str, Any]:
-    """A model's answer. Raises RuntimeError where it is none."""
+    """A model's answer. Raises BadReply where it is none."""
     output = found.get("output") if isinstance(found, dict) else None
     if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
-        raise RuntimeError(f"{name} gave no Responses object: {str(found)[:500]}")
+        raise BadReply(f"{name} gave no Responses object: {str(found)[:500]}")
+    return found
+
+
+def checked_object(found: Any, name: str) -> dict[str, Any]:
+    """Any other answer of a server. Raises BadReply where it is no object."""
+    if not isinstance(found, dict):
+        raise BadReply(f"{name} answered with something else than an object: {str(found)[:500]}")
     return found
 
 
@@ -115,10 +122,10 @@ def check_given(response: Any) -> None:
 
 
 def checked_verdict(found: Any, name: str) -> dict[str, Any]:
-    """A resources server's. Raises RuntimeError where nobody could train on it."""
+    """A resources server's. Raises BadReply where nobody could train on it."""
     reward = found.get("reward") if isinstance(found, dict) else None
     if not isinstance(reward, int | float):
-        raise RuntimeError(f"{name} gave no reward: {str(found)[:500]}")
+        raise BadReply(f"{name} gave no reward: {str(found)[:500]}")
     return found
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from palestra.gym.errors import JudgeError
-from palestra.gym.records import FAILURE_CLASS, PARAMS
+from palestra.gym.records import PARAMS
+from palestra.types.gym_failures import Failure, FailureClass
 
 REWARD, COMPONENTS = "reward", "reward_components"
-JUDGE_FAILED, JUDGE_WORDS = "judge_failed", "_ng_failure_judge_error"
+JUDGE_WORDS = "_ng_failure_judge_error"
 TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
 
 
@@ -62,4 +63,5 @@ def verified(row: Mapping[str, Any], names: list[str], verdict: Verdict) -> dict
 
 
 def unjudged(row: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
-    return {**row, REWARD: 0.0, FAILURE_CLASS: JUDGE_FAILED, JUDGE_WORDS: str(error)}
+    failure = Failure.of(FailureClass.JUDGE_FAILED, str(error))
+    return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}

@@ -45,6 +45,8 @@ def with_bridge(config: dict[str, Any], use: Callable[[GymBridge], Awaitable[T]]
 def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config: dict[str, Any]) -> None:
     wishes = ["slow", "well", "break", "nan", "fail", "call"]
     rows = [row(wish, index) for index, wish in enumerate(wishes)]
+    wishes.append("unknown")
+    rows.append(row("well", len(rows), agent_ref={"name": "guess_number_agent"}))
 
     async def use(bridge: GymBridge) -> tuple[list[Streamed], Any]:
         streamed = [one async for one in bridge.run_rollouts(rows, "timing/rollout")]
@@ -54,12 +56,14 @@ def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config:
     streamed, counts = with_bridge(bridge_config, use)
     assert sorted(index for index, _, _ in streamed) == list(range(len(wishes)))
     assert streamed[0][0] != 0, "the slow one is not waited for"
-    assert [timing is not None for _, _, timing in streamed] == [False] * 5 + [True]
+    assert [timing is not None for _, _, timing in streamed] == [False] * 6 + [True]
     timing = streamed[-1][2] or {}
     assert timing["timing/rollout/masked_not_contiguous"] == 1
-    assert timing["timing/rollout/failed"] == 2
+    assert timing["timing/rollout/failed"] == 3
+    assert timing["timing/rollout/failed_unknown_agent"] == 1
     assert 0 <= timing["timing/rollout/postprocess_results_pct"] <= 100
-    assert counts == {"rows": 6, "failed": 2, "masked_not_contiguous": 1}
+    failed = {"failed": 3, "failed_bad_answer": 1, "failed_model_error": 1, "failed_unknown_agent": 1}
+    assert counts == {"rows": 7, **failed, "masked_not_contiguous": 1}
     found = {wishes[index]: result for index, result, _ in streamed}
 
     log = found["well"]["message_log"]
@@ -84,10 +88,13 @@ def test_every_row_is_a_result_and_one_that_breaks_harms_no_other(bridge_config:
     assert len(found["break"]["message_log"]) == 2, "what hangs together stays"
     assert found["break"]["full_result"]["mask_sample"] is True
     assert found["break"]["full_result"]["mask_reason"] == "not_contiguous"
-    for wish in ("nan", "fail"):
+    assert found["break"]["full_result"]["instance_config"] == {"mask_sample": True}, "where NeMo RL looks for it"
+    for wish in ("nan", "fail", "unknown"):
         full = found[wish]["full_result"]
         assert (full["mask_sample"], full["reward"], len(found[wish]["message_log"])) == (True, 0.0, 2)
+        assert full["instance_config"] == {"mask_sample": True}
     assert "as you wished" in found["fail"]["full_result"]["failure_reason"]
+    assert f"did you mean {AGENT}?" in found["unknown"]["full_result"]["failure_reason"]
 
 
 @pytest.mark.slow
@@ -100,8 +107,12 @@ def test_a_strict_bridge_ends_with_the_first_row_that_fails_and_starts_again_aft
 
         with pytest.raises(RowFailed, match="model call 2 does not begin"):
             await play("break")
-        with pytest.raises(RowUnreachable, match="HTTP 500"):
+        with pytest.raises(RowUnreachable, match=r"model_error: .* answered 422: as you wished"):
             await play("fail")
+        stranger = row("well", 0, agent_ref={"name": "nobody"})
+        with pytest.raises(RowFailed, match="unknown_agent") as refused:
+            _ = [one async for one in bridge.run_rollouts([stranger])]
+        assert not isinstance(refused.value, RowUnreachable)
         await bridge.shutdown()
         return await play("well")
 

@@ -94,7 +94,7 @@ def test_a_failing_row_is_tried_again_and_then_a_record(tmp_path: Path, gym: Scr
     gym.reply = failing
     standing = run(collected(gym, wanted(tmp_path)))
     assert (standing.done, standing.failed, standing.attempts_failed) == (8, 4, 2 * 3 + 2 + 2)
-    assert standing.classes == {"run_failed": 8, "row_refused": 2}
+    assert standing.classes == {"agent_error": 8, "row_refused": 2}
     failures = list(read_lines(OutputFiles(tmp_path / "out.jsonl").failures))
     assert {one["status"] for one in failures if one["_ng_task_index"] == 3} == {422}
     assert all(one["_ng_failure_terminal"] for one in failures if one["_ng_task_index"] == 3)
@@ -146,9 +146,9 @@ def test_garbage_lost_connections_and_silence_are_failures_of_a_row(tmp_path: Pa
     patience = Patience(attempts=2, run_limit_s=1.0)
     standing = run(collected(gym, wanted(tmp_path, expansion=Expansion(agent="player"), patience=patience)))
     assert standing.done == 4
-    assert standing.classes["invalid_answer"] == 2
+    assert standing.classes["bad_answer"] == 2
     assert standing.classes["timeout_exceeded"] == 2
-    assert standing.classes["server_lost"] == 4, "those that went with their server have tries of their own"
+    assert standing.classes["server_died"] == 4, "those that went with their server have tries of their own"
 
 
 def test_resume_plays_only_what_is_open(tmp_path: Path, gym: ScriptedGym) -> None:
@@ -255,7 +255,7 @@ def test_an_answer_nobody_can_use_is_its_rows_failure(tmp_path: Path, gym: Scrip
     failed = [
         (one["_ng_task_index"], one["_ng_failure_class"]) for one in read_lines(OutputFiles(what.output).failures)
     ]
-    unusable = [(task, "invalid_answer") for task in (0, 2, 2, 3, 3)]
+    unusable = [(task, "bad_answer") for task in (0, 2, 2, 3, 3)]
     assert sorted(failed) == sorted([*unusable, (1, "odd")])
 
 

@@ -41,7 +41,9 @@ def test_retries_are_bounded_and_what_is_wrong_for_good_is_not_repeated(status: 
     reply = always({"error": {"message": "no"}}, status, headers={"location": "/elsewhere"})
     answer, endpoint = asked(reply, RESPONSES, {"input": "Hi"}, max_attempts=4)
     assert (answer.status, len(endpoint.asked)) == (500, attempts)
-    assert "no" in answer.body
+    assert answer.body["_ng_failure_class"] == ("model_rate_limited" if status == 429 else "model_error")
+    assert answer.body["failure_reason"].endswith(f"/v1/chat/completions answered {status}: no")
+    assert answer.body["status"] == status
 
 
 def test_retry_after_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +84,7 @@ def test_retry_after_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_makes_no_sense_is_a_failure_that_shows_it(answer: Any) -> None:
     told, endpoint = asked(always(answer), RESPONSES, {"input": "Hi"})
     assert (told.status, len(endpoint.asked)) == (500, 1)
-    assert "calling an inner server" in told.body
+    assert told.body["_ng_failure_class"] == "bad_answer"
 
 
 def test_text_that_is_no_json_is_shown() -> None:
@@ -92,8 +94,7 @@ def test_text_that_is_no_json_is_shown() -> None:
 
     told, _ = asked(reply, RESPONSES, {"input": "Hi"})
     assert told.status == 500
-    assert "not JSON" in told.body
-    assert "some page" in told.body
+    assert "not JSON; it answered: <html>some page</html>" in told.body["failure_reason"]
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +111,7 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     told, _ = asked(reply, RESPONSES, {"input": "Hi"})
     assert told.status == 500
-    assert "more than 65536 bytes" in told.body
+    assert "more than 65536 bytes" in told.body["failure_reason"]
 
 
 def test_an_endpoint_that_hangs_costs_its_time_limit_once() -> None:
@@ -121,14 +122,17 @@ def test_an_endpoint_that_hangs_costs_its_time_limit_once() -> None:
 
     told, endpoint = asked(reply, RESPONSES, {"input": "Hi"}, request_timeout_s=0.2)
     assert (told.status, len(endpoint.asked)) == (500, 1)
-    assert "not answered within 0.2 s" in told.body
+    assert told.body["_ng_failure_class"] == "model_timeout"
+    assert "not answered within 0.2 s" in told.body["failure_reason"]
 
 
 def test_an_endpoint_that_is_not_there_is_told_after_bounded_attempts() -> None:
     async def main() -> None:
         upstream = Upstream([nobody()], {}, QUICK)
-        with pytest.raises(UnreachableServer, match="4 attempts"):
+        with pytest.raises(UnreachableServer, match="4 attempts") as caught:
             await upstream.post("s", "/responses", {})
+        assert caught.value.failure is not None
+        assert caught.value.failure.kind == "model_unreachable"
         assert upstream.counts == {"calls": 1, "retries": 3, "failed": 1}
         await upstream.close()
 
@@ -271,6 +275,6 @@ def test_a_caller_that_gives_up_takes_its_call_along() -> None:
 def test_errors_name_where_they_come_from() -> None:
     assert (
         str(BadAnswer("http://a/v1", "/responses", "not JSON", b"x"))
-        == "http://a/v1/responses: not JSON; it answered 'x'"
+        == "http://a/v1/responses: not JSON; it answered: x"
     )
     assert isinstance(BadAnswer("a", "/b", "c", b""), PeerFailed)

@@ -65,6 +65,8 @@ class Counter(ResourcesServer):
     async def verify(self, session: Session, response: dict[str, Any], expected_count: int) -> Verdict:
         if output_text(response) == "judge me":
             raise JudgeError("the judge sleeps")
+        if output_text(response) == "break":
+            raise ZeroDivisionError("division by zero")
         return Verdict(float(session.state == expected_count), {"count": session.state})
 
 

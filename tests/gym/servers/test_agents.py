@@ -13,6 +13,7 @@ from palestra.gym.records import PARAMS
 from palestra.gym.servers.agents import AgentServer, Rollout
 from palestra.gym.testing import opened
 
+FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
 NAMES = [
     PARAMS,
     "input",
@@ -110,19 +111,40 @@ def test_model_calls_carry_rollout_and_session(any_gym: Any) -> None:
         assert any_gym.post("agent", "/run", row("hi", **bad)).status == 422
 
 
-def test_a_model_that_fails_fails_the_rollout_in_its_words(any_gym: Any) -> None:
-    answer = any_gym.post("agent", "/run", row({"status": 503, "body": {"error": "busy"}}))
-    assert answer.status == 500
-    assert answer.value() == ('Hit an exception in SimpleAgent___agent calling an inner server: b\'{"error":"busy"}\'')
-    garbage = any_gym.post("agent", "/run", row({"status": 200, "body": {"output": "none"}}))
-    assert garbage.status == 500
-    assert "gave no Responses object" in garbage.value()
+@pytest.mark.parametrize(
+    ("turn", "status", "failure", "words"),
+    [
+        ({"status": 503, "body": {"error": "busy"}}, 500, "model_error", "model/v1/responses answered 503: busy"),
+        ({"status": 500, "body": FAILED_BEFORE}, 500, "model_timeout", 'it "hung"'),
+        ({"status": 422, "body": {"detail": "no images"}}, 422, "row_refused", "answered 422: no images"),
+        ({"status": 200, "body": {"output": "none"}}, 500, "bad_answer", "model gave no Responses object"),
+    ],
+)
+def test_a_model_that_fails_fails_the_rollout_in_its_words(
+    any_gym: Any, turn: dict[str, Any], status: int, failure: str, words: str
+) -> None:
+    answer = any_gym.post("agent", "/run", row(turn))
+    told = answer.value()
+    assert (answer.status, told["_ng_failure_class"]) == (status, failure)
+    assert words in told["failure_reason"]
+    assert told.get("_ng_failure_terminal", False) is (status == 422)
+
+
+def test_a_verifier_that_refuses_is_told_from_one_that_breaks(any_gym: Any) -> None:
+    refused = any_gym.post("agent", "/run", row("hello", expected_count="many"))
+    assert (refused.status, refused.value()["_ng_failure_class"]) == (422, "verifier_refused")
+    assert refused.value()["failure_reason"].startswith("counter/verify answered 422: body.expected_count: Expected")
+    broken = any_gym.post("agent", "/run", row("break"))
+    assert (broken.status, broken.value()["_ng_failure_class"]) == (500, "verifier_error")
+    assert broken.value()["failure_reason"] == "counter/verify answered 500: ZeroDivisionError('division by zero')"
+    unseeded = any_gym.post("agent", "/run", row("hello", initial_count="many"))
+    assert (unseeded.status, unseeded.value()["_ng_failure_class"]) == (422, "row_refused")
 
 
 def test_a_failed_judge_is_a_row_for_the_failures(any_gym: Any) -> None:
     found = any_gym.post("agent", "/run", row("judge me")).value()
     assert found["_ng_failure_class"] == "judge_failed"
-    assert found["_ng_failure_judge_error"] == "the judge sleeps"
+    assert found["_ng_failure_judge_error"] == found["failure_reason"] == "the judge sleeps"
     assert found["reward"] == 0.0
 
 
@@ -134,7 +156,8 @@ def test_verification_can_be_skipped(any_gym: Any) -> None:
 def test_a_rollout_has_a_time_limit(any_gym: Any) -> None:
     answer = any_gym.post("hasty", "/run", row("hello"))
     assert answer.status == 500
-    assert "rollout_timeout_s = 0" in answer.value()
+    assert answer.value()["_ng_failure_class"] == "timeout_exceeded"
+    assert "rollout_timeout_s = 0" in answer.value()["failure_reason"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +179,7 @@ def test_metrics_are_the_resources_servers(any_gym: Any) -> None:
     rows = [{"_ng_task_index": 0, "_ng_rollout_index": n, "reward": float(n)} for n in range(2)]
     found = any_gym.post("agent", "/aggregate_metrics", {"verify_responses": rows}).value()
     assert found["key_metrics"]["mean/reward"] == 0.5
-    assert any_gym.post("agent", "/aggregate_metrics", {}).status == 500
+    assert any_gym.post("agent", "/aggregate_metrics", {}).status == 422
 
 
 JSON = st.recursive(
@@ -172,8 +195,8 @@ def test_any_body_gets_an_answer_that_is_meant(shared_gym: Any, path: str, body:
     for name in ("agent", "player", "counter"):
         answer = shared_gym.run(shared_gym.near.post(name, path, body))
         assert answer.status in (200, 404, 422, 500)
-        if answer.status == 500:  # another server's no, in this one's words
-            assert answer.value().startswith("Hit an exception in ")
+        if answer.status == 500:  # another server's no, as it said it
+            assert answer.value()["failure_reason"]
 
 
 class Alone(AgentServer):

@@ -112,6 +112,7 @@ def test_a_service_that_fails_is_a_row_for_the_failures(gym: Gym, reply: Reply, 
     found = answer.value()
     assert (answer.status, found["reward"], found["_ng_failure_class"]) == (200, 0.0, "remote_agent_error")
     assert words in found["error"]
+    assert words in found["failure_reason"]
     assert found.get("_ng_failure_terminal") == is_terminal
     assert "_ng_no_persist" not in found
     assert found["response"]["output"][0]["type"] == "message"
@@ -133,7 +134,7 @@ def test_time_limits_are_told_by_their_settings(gym: Gym) -> None:
 def test_a_world_that_fails_is_a_row_too(gym: Gym) -> None:
     with playing(gym, lambda body, cookie: answered(message("hi"))) as run:
         found = run(initial_count="many").value()
-    assert found["_ng_failure_class"] == "remote_agent_error"
+    assert (found["_ng_failure_class"], found["_ng_failure_terminal"]) == ("row_refused", True)
     assert "initial_count" in found["error"]
 
 

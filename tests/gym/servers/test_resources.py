@@ -115,7 +115,7 @@ def test_verdicts_come_in_many_shapes() -> None:
 def test_a_judge_that_fails_is_no_wrong_answer() -> None:
     with opened(Shop, peers={"judge": judge}) as shop:
         caller = shop.caller()
-        for text, words in (("busy", "judge/v1/responses answered 503"), ("garbled", "JSONDecodeError")):
+        for text, words in (("busy", "judge/v1/responses answered 503"), ("garbled", "the answer is not JSON: <html>")):
             found = caller.verify(said(text), kept=1)
             assert (found["_ng_failure_class"], found["reward"], found["kept"]) == ("judge_failed", 0.0, 1)
             assert words in found["_ng_failure_judge_error"]

@@ -69,6 +69,22 @@ def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(
     assert "there is no such model" in failures[0]["_ng_failure_judge_error"]
 
 
+def test_what_fails_behind_a_stock_agent_is_told_once_and_by_its_class(
+    gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing, "BACKOFF_S", (0.0,))
+    gym.collected(tmp_path, "essay_agent", [row_of("refuse"), row_of("write", is_judge_there="perhaps")])
+    failures = list(read_lines(tmp_path / "out_failures.jsonl"))
+    found = {one["_ng_task_index"]: one for one in failures}
+    assert [(found[at]["_ng_failure_class"], found[at]["status"]) for at in (0, 1)] == [
+        ("model_error", 403),
+        ("verifier_refused", 422),
+    ]
+    assert found[0]["failure_reason"].endswith('/v1/chat/completions answered 403: not "you"')
+    assert found[1]["failure_reason"].startswith("/verify answered 422: body.is_judge_there: Input should be a valid")
+    assert [one["_ng_task_index"] for one in failures].count(1) == 1, "a verifier that refuses is not asked again"
+
+
 def test_every_row_comes_once_though_the_server_is_killed(
     gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     if body["model"] == "absent":
         return web.json_response({"error": "there is no such model"}, status=404)
+    if text_of(body["messages"][0]) == "refuse":
+        return web.json_response({"error": 'not "you"'}, status=403)
     return completion(said(body["messages"]))
 
 

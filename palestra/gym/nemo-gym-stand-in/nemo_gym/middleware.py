@@ -6,6 +6,7 @@ Owns: session ids, the key that signs them, the words of an error. Never touches
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from typing import Any
@@ -24,6 +25,9 @@ LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
 LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
 """Of this process, and of its workers."""
 BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
+CLASS, REASON, TERMINAL = "_ng_failure_class", "failure_reason", "_ng_failure_terminal"
+"""A failure's fields. Its words are those of `palestra.types.gym_failures`, which this process may not have."""
+WORDS = 2_000
 GONE = "the state of this session is gone: the server was started anew since. Play the rollout again"
 
 
@@ -46,14 +50,15 @@ class _SessionIds:
         is_gone = bool(session.get("session_id")) and session.get("life") != LIFE
         if is_gone and self._has_state and scope["path"] not in BEGINNINGS:
             session["session_id"] = session["session_id"]
-            await JSONResponse(GONE, status_code=500)(scope, receive, send)
+            await JSONResponse({CLASS: "session_lost", REASON: GONE}, status_code=500)(scope, receive, send)
             return
         session.update(session_id=session.get("session_id") or str(uuid4()), life=LIFE)
         await self._app(scope, receive, send)
 
 
 class _Errors:
-    """An exception is an answer, in the words of NeMo Gym."""
+    """An exception is an answer, in the words of NeMo Gym; but what another server said failed is passed on as it is,
+    so that it is told once however many servers it comes through."""
 
     def __init__(self, app: Any, name: str) -> None:
         self._app = app
@@ -73,13 +78,39 @@ class _Errors:
             if scope["type"] != "http" or has_begun:
                 raise
             log.exception("%s: %s %s failed", self._name, scope["method"], scope["path"])
-            await JSONResponse(self._told(error), status_code=500)(scope, receive, send)
+            failure = _passed_on(error) if isinstance(error, ClientResponseError) else repr(error)
+            is_final = isinstance(failure, dict) and failure.get(TERMINAL)
+            await JSONResponse(failure, status_code=422 if is_final else 500)(scope, receive, send)
 
-    def _told(self, error: Exception) -> str:
-        if isinstance(error, ClientResponseError):
-            content = getattr(error, "response_content", error.message)
-            return f"Hit an exception in {self._name} calling an inner server: {content}"
-        return repr(error)
+
+def _passed_on(error: ClientResponseError) -> dict[str, Any]:
+    """What a call of another server came to, in the fields of a row for the failures file."""
+    content = getattr(error, "response_content", error.message)
+    text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = text
+    if isinstance(found, dict) and found.get(CLASS):
+        return found
+    path, status = error.request_info.url.path, error.status
+    told = {REASON: f"{path} answered {status}: {_words(found, text)[:WORDS]}", "status": status}
+    is_refused = 400 <= status < 500 and status not in (408, 409, 425, 429)
+    if path.endswith("/verify"):
+        kind = "verifier_refused" if is_refused else "verifier_error"
+    elif is_refused:
+        kind = "row_refused"
+    else:
+        kind = "model_error" if "/v1/" in path else "world_error"
+    return {CLASS: kind, **told, **({TERMINAL: True} if is_refused else {})}
+
+
+def _words(found: Any, text: str) -> str:
+    """Without the JSON around them, and without the body that FastAPI shows again."""
+    detail = found.get("detail") if isinstance(found, dict) else found
+    if isinstance(detail, list):
+        detail = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in detail if "loc" in one)
+    return detail if isinstance(detail, str) and detail else text
 
 
 def add_sessions(app: FastAPI, name: str, has_state: bool = False) -> None:

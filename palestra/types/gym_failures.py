@@ -1,0 +1,152 @@
+"""Why a rollout of a gym came to nothing, in one short list of words.
+
+Owns: the words, which of them are final, and how a failure is told in JSON: rows of a failures file, bodies of error
+answers and results of agents all have the same fields. Never touches: HTTP, files. `docs/gym-collecting.md` has the
+list for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL
+
+REASON_CHARS = 2_000
+PASSING = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that may be another one the next time."""
+
+
+class FailureClass(StrEnum):
+    """What `_ng_failure_class` says. Agents may have words of their own besides."""
+
+    MODEL_RATE_LIMITED = "model_rate_limited"
+    """The model's endpoint still answered 429 when its model server had tried as often as it may."""
+    MODEL_ERROR = "model_error"
+    """The endpoint, or the model server, answered another error."""
+    MODEL_TIMEOUT = "model_timeout"
+    MODEL_UNREACHABLE = "model_unreachable"
+    """No connection to the endpoint."""
+    BAD_ANSWER = "bad_answer"
+    """Somebody answered with success, and with something else than an answer: a model, a world, an agent."""
+    JUDGE_FAILED = "judge_failed"
+    VERIFIER_REFUSED = "verifier_refused"
+    """`verify` answered 4xx: it cannot judge this row, and will not be able to."""
+    VERIFIER_ERROR = "verifier_error"
+    WORLD_ERROR = "world_error"
+    """The resources server broke before `verify`: in `seed_session`, `reset`, `step`."""
+    SESSION_LOST = "session_lost"
+    """The state of the session is gone: its server was started anew, or it was idle for too long."""
+    ROW_REFUSED = "row_refused"
+    """The agent, the model server or the world answered 4xx: the row is wrong, and will be."""
+    UNKNOWN_AGENT = "unknown_agent"
+    AGENT_ERROR = "agent_error"
+    """The agent itself broke."""
+    REMOTE_AGENT_ERROR = "remote_agent_error"
+    """The service behind a `remote_agent` failed."""
+    TIMEOUT = "timeout_exceeded"
+    """The rollout, or a call in it, took longer than it may."""
+    SERVER_DIED = "server_died"
+    """A connection broke in the middle of the rollout."""
+    SERVER_UNREACHABLE = "server_unreachable"
+    NOT_KEPT = "not_kept"
+    """Its agent does not want it kept (`_ng_no_persist`)."""
+
+
+FINAL = frozenset({FailureClass.ROW_REFUSED, FailureClass.VERIFIER_REFUSED, FailureClass.UNKNOWN_AGENT})
+"""The same row fails again, however often it is played."""
+
+OLD_NAMES = {
+    "run_failed": FailureClass.AGENT_ERROR,
+    "server_lost": FailureClass.SERVER_DIED,
+    "invalid_answer": FailureClass.BAD_ANSWER,
+    "verify_failed": FailureClass.VERIFIER_ERROR,
+}
+"""In files of earlier versions."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    kind: str
+    """A FailureClass, or an agent's own word."""
+    reason: str
+    status: int | None = None
+    """Which HTTP status it began with, if it did with one."""
+    is_final: bool = False
+
+    @classmethod
+    def of(cls, kind: FailureClass, reason: str, status: int | None = None) -> Failure:
+        return cls(kind=kind, reason=reason[:REASON_CHARS], status=status, is_final=kind in FINAL)
+
+    @classmethod
+    def told_in(cls, fields: Any) -> Failure | None:
+        """Read back from parsed JSON; None where it tells of no failure."""
+        kind = fields.get(FAILURE_CLASS) if isinstance(fields, Mapping) else None
+        if not kind:
+            return None
+        status, reason = fields.get("status"), fields.get(FAILURE_REASON)
+        return cls(
+            kind=str(kind),
+            reason=reason if isinstance(reason, str) else "",
+            status=status if isinstance(status, int) else None,
+            is_final=bool(fields.get(FAILURE_TERMINAL)),
+        )
+
+    @classmethod
+    def answered(cls, who: str, status: int, body: bytes, otherwise: FailureClass) -> Failure:
+        """From an answer with an error status. What it tells of itself is passed on as it is, so that a reason is said
+        once however many servers it came through."""
+        return cls.told_in(_parsed(body)) or cls.of(otherwise, f"{who} answered {status}: {plain_words(body)}", status)
+
+    def fields(self) -> dict[str, Any]:
+        """As it is told in JSON."""
+        told: dict[str, Any] = {FAILURE_CLASS: str(self.kind), FAILURE_REASON: self.reason}
+        if self.status is not None:
+            told["status"] = self.status
+        return told | {FAILURE_TERMINAL: True} if self.is_final else told
+
+
+def run_failure(agent: str, status: int, body: bytes) -> Failure:
+    """What an error of an agent's `/run` means."""
+    otherwise = FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.AGENT_ERROR
+    return Failure.answered(agent, status, body, otherwise)
+
+
+def is_refusal(status: int) -> bool:
+    """Of a request that will be wrong the next time, too."""
+    return 400 <= status < 500 and status not in PASSING
+
+
+def class_in(line: Mapping[str, Any]) -> str:
+    """What a line of a failures file says, in today's words."""
+    kind = str(line.get(FAILURE_CLASS) or FailureClass.AGENT_ERROR)
+    return str(OLD_NAMES.get(kind, kind))
+
+
+def plain_words(body: bytes) -> str:
+    """What an error's body says, without the JSON around it: FastAPI's `detail`, OpenAI's `error`, a text."""
+    words = _words(_parsed(body))
+    return (words or body.decode(errors="replace"))[:REASON_CHARS]
+
+
+def _words(told: Any) -> str:
+    if isinstance(told, str):
+        return told
+    if isinstance(told, list):
+        return "; ".join(one for one in map(_words, told) if one)
+    if not isinstance(told, Mapping):
+        return ""
+    if isinstance(told.get("loc"), list):
+        return f"{'.'.join(map(str, told['loc']))}: {told.get('msg')}"
+    inner = next((told[name] for name in (FAILURE_REASON, "detail", "error", "message") if told.get(name)), None)
+    return _words(inner)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
