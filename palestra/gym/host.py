@@ -17,10 +17,10 @@ from contextlib import AsyncExitStack
 
 import uvloop
 
-from palestra.gym.errors import GymError
+from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.front import Front
 from palestra.gym.peers import GymPeers
-from palestra.gym.records import GymConfig
+from palestra.gym.records import ServerInstance
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.start import BAD_SETTINGS, Start, read_start
@@ -53,7 +53,8 @@ def main() -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(start))
     except CannotServe as error:
-        traceback.print_exception(error.__cause__)
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         logging.error("cannot serve %s", error)
         return BAD_SETTINGS if error.is_final else 1
     return 0
@@ -67,7 +68,7 @@ async def _run(start: Start) -> None:
     loop.add_reader(0, stop.set)  # nothing more is ever written: readable means closed
     async with AsyncExitStack() as stack:
         peers = await stack.enter_async_context(GymPeers(start.config))
-        servers = [_made(name, start.config, peers) for name in start.sockets]
+        servers = _made([start.config.servers[name] for name in start.sockets], peers)
         for server in servers:
             peers.add(server)
         stack.push_async_callback(_close, servers)
@@ -75,12 +76,20 @@ async def _run(start: Start) -> None:
         await _serve([(server, start.sockets[server.name]) for server in servers], start.config.secret, stop)
 
 
-def _made(name: str, config: GymConfig, peers: GymPeers) -> GymServer:
-    instance = config.servers[name]
-    try:
-        return load_class(instance)(instance, peers)
-    except Exception as error:
-        raise CannotServe(name, error) from error
+def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
+    """All of them, or an error that has the mistakes in the settings of all."""
+    made: list[GymServer] = []
+    mistakes: dict[str, GymConfigError] = {}
+    for instance in instances:
+        try:
+            made.append(load_class(instance)(instance, peers))
+        except GymConfigError as error:
+            mistakes[instance.name] = error
+        except Exception as error:
+            raise CannotServe(instance.name, error) from error
+    if mistakes:
+        raise CannotServe(", ".join(mistakes), GymConfigError("\n".join(map(str, mistakes.values()))))
+    return made
 
 
 async def _opened(server: GymServer) -> None:

@@ -90,6 +90,11 @@ class ServerInstance(Struct, frozen=True, kw_only=True):
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
+    @property
+    def where(self) -> str:
+        """The path of its settings in the config."""
+        return f"{self.name}.{self.kind}.{self.implementation}"
+
 
 class GymConfig(Struct, frozen=True, kw_only=True):
     """A whole gym, ready to be started."""

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 class OpenAIModel(ModelServer):
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self.settings = read_settings(OpenAISettings, instance.settings, instance.name)
+        self.settings = read_settings(OpenAISettings, instance)
         headers = {**self.settings.openai_default_headers, "authorization": f"Bearer {self.settings.openai_api_key}"}
         self.upstream = Upstream([self.settings.openai_base_url], headers, self.settings)
 

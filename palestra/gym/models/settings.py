@@ -6,7 +6,6 @@ what a setting does.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,8 @@ import msgspec
 from msgspec import Struct, field
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.servers.settings import COMMON
+from palestra.gym.records import ServerInstance
+from palestra.gym.servers.settings import check_known
 
 S = TypeVar("S", bound="CommonSettings")
 T = TypeVar("T", bound="CommonSettings | CaptureSettings")
@@ -168,17 +168,11 @@ class CaptureSettings(Struct, frozen=True, kw_only=True):
         return self.token_id_capture if isinstance(self.token_id_capture, TokenCapture) else TokenCapture()
 
 
-def read_settings(as_: type[S], given: Mapping[str, Any], where: str) -> S:
+def read_settings(as_: type[S], instance: ServerInstance) -> S:
     """Raises GymConfigError, with the instance's name and the setting's."""
-    known = {one.name for one in msgspec.structs.fields(as_)}
-    own = {key: value for key, value in given.items() if key not in COMMON}
-    for key in own:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}"
-            raise GymConfigError(f"unknown setting {key!r} of the model server {where!r}; {hint}")
-    own = {key: value for key, value in own.items() if value is not None}
-    return _checked(as_, own, f"the model server {where!r}")
+    check_known(instance, as_)
+    given = {key: value for key, value in instance.settings.items() if value is not None}
+    return _checked(as_, given, instance.where)
 
 
 def read_capture(gym: Mapping[str, Any]) -> CaptureSettings:

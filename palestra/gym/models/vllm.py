@@ -38,7 +38,7 @@ AUDIO = ("audio_data", "audio_path", "audio_paths")
 class VLLMModel(ModelServer):
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self.settings = read_settings(VLLMSettings, instance.settings, instance.name)
+        self.settings = read_settings(VLLMSettings, instance)
         headers = {**self.settings.default_headers, "authorization": f"Bearer {self.settings.api_key}"}
         self.upstream = Upstream(self.settings.urls, headers, self.settings)
         self._seeds = CallSeeds()

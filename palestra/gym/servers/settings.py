@@ -5,8 +5,6 @@ Owns: checking them, what a reference to another server looks like. Never touche
 
 from __future__ import annotations
 
-import difflib
-import logging
 import typing
 from typing import Any, TypeVar
 
@@ -15,8 +13,7 @@ from msgspec import Struct
 
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance
-
-log = logging.getLogger(__name__)
+from palestra.gym.roots import did_you_mean
 
 COMMON = frozenset(
     [
@@ -43,7 +40,7 @@ COMMON = frozenset(
 S = TypeVar("S", bound=Struct)
 
 
-class Reference(Struct, frozen=True):
+class Reference(Struct, frozen=True, forbid_unknown_fields=True):
     """To another server of the gym: `{type: resources_servers, name: mcqa}`."""
 
     name: str
@@ -61,14 +58,22 @@ def settings_type(server: type, default: type[Struct]) -> Any:
 
 
 def settings_of(instance: ServerInstance, kind: type[S]) -> S:
-    """Raises GymConfigError. A key that nobody reads is no error, as in NeMo Gym, but it is told."""
+    """Raises GymConfigError."""
+    check_known(instance, kind)
     try:
-        found = msgspec.convert(instance.settings, kind, strict=False)
+        return msgspec.convert(instance.settings, kind, strict=False)
     except msgspec.ValidationError as error:
         words = str(error).replace("`$.", "`").replace("Object missing required field", "there is no")
-        raise GymConfigError(f"{instance.name} ({instance.kind}/{instance.implementation}): {words}") from None
-    known = {one.encode_name for one in msgspec.structs.fields(kind)}
-    for key in sorted(set(instance.settings) - known - COMMON):
-        near = difflib.get_close_matches(key, known, n=1)
-        log.warning("%s: nobody reads %r%s", instance.name, key, f"; did you mean {near[0]}?" if near else "")
-    return found
+        raise GymConfigError(f"{instance.where}: {words}") from None
+
+
+def check_known(instance: ServerInstance, kind: type[Struct]) -> None:
+    """Raises GymConfigError for keys that nobody would read: a setting that was meant to do something does nothing."""
+    own = [one.encode_name for one in msgspec.structs.fields(kind)]
+    unknown = sorted(set(instance.settings) - {*own, *COMMON})
+    if unknown:
+        others = f"\n  there are: {', '.join(sorted(own))}"
+        lines = [
+            f"{instance.where}.{key}: unknown setting{did_you_mean(key, {*own, *COMMON}) or others}" for key in unknown
+        ]
+        raise GymConfigError("\n".join(lines))

@@ -226,7 +226,7 @@ def test_answers_that_were_cut_are_incomplete(finish: str, reason: str) -> None:
 def test_reasoning_from_an_endpoint_that_should_have_none_is_a_failure_that_says_what_to_set() -> None:
     found, _ = asked(always(completion("x", reasoning="hm")), RESPONSES, {"input": "Hi"}, uses_reasoning_parser=False)
     assert found.status == 500
-    assert "uses_reasoning_parser: true" in found.body
+    assert "uses_reasoning_parser: true" in found.body["failure_reason"]
 
 
 def test_a_model_that_may_not_think_twice_in_a_row_ends() -> None:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.models.settings import OpenAISettings, VLLMSettings, read_capture, read_settings
+from palestra.gym.models import OpenAIModel, VLLMModel
+from palestra.gym.models.settings import read_capture
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.registry import load_class
 from palestra.gym.roots import SHIPPED
@@ -18,7 +19,7 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
 @pytest.mark.parametrize(
     ("of", "settings", "words"),
     [
-        (VLLM, {"return_token_ids_information": True}, "did you mean return_token_id_information?"),
+        (VLLM, {"return_token_ids_information": True}, "did you mean: return_token_id_information?"),
         (VLLM, {"zzz": 1}, "there are: api_key"),
         (VLLM, {"model": None}, "model"),
         (VLLM, {"base_url": []}, "at least one URL"),
@@ -35,7 +36,7 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"endpoint_file": "/e"}, "gym.use_stock=[vllm_model]"),
         (VLLM, {"reasoning_field": "reasoning"}, "reasoning_field: only NeMo Gym's own vllm_model"),
         (OPENAI, {"max_http_attempts": 0}, "max_attempts at least 1"),
-        (OPENAI, {"openai_base": "x"}, "did you mean openai_base_url?"),
+        (OPENAI, {"openai_base": "x"}, "did you mean: openai_base_url, "),
         (OPENAI, {"openai_base_url": "x"}, "is no URL"),
     ],
 )
@@ -48,9 +49,12 @@ def test_a_wrong_setting_is_named_with_what_to_say_instead(of: dict[str, Any], s
 
 
 def test_text_from_the_environment_is_read_as_what_it_means() -> None:
-    settings = read_settings(OpenAISettings, {**OPENAI, "drop_input_reasoning_items": "false"}, "m")
-    assert settings.drop_input_reasoning_items is False
-    assert read_settings(VLLMSettings, {**VLLM, "max_concurrent_requests": "8", "extra_body": None}, "m") is not None
+    openai = model(of=OPENAI, drop_input_reasoning_items="false")
+    assert isinstance(openai, OpenAIModel)
+    assert openai.settings.drop_input_reasoning_items is False
+    vllm = model(max_concurrent_requests="8", extra_body=None)
+    assert isinstance(vllm, VLLMModel)
+    assert vllm.settings.max_concurrent_requests == 8
 
 
 def test_settings_of_nemo_gyms_newest_configs_are_read() -> None:

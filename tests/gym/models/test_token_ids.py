@@ -92,13 +92,13 @@ def test_what_carried_the_ids_is_taken_out_of_a_chat_answer() -> None:
 def test_ids_that_are_missing_or_contradict_each_other_fail_the_call(answer: Json, words: str) -> None:
     found, _ = asked(tokenizing(answer), RESPONSES, {"input": "Hi"}, return_token_id_information=True)
     assert found.status == 500
-    assert words in found.body
+    assert words in found.body["failure_reason"]
 
 
 def test_a_tokenizer_that_answers_nonsense_fails_the_call() -> None:
     found, _ = asked(always(vllm(prompt=None)), RESPONSES, {"input": "Hi"}, return_token_id_information=True)
     assert found.status == 500
-    assert "no `tokens`" in found.body
+    assert "no `tokens`" in found.body["failure_reason"]
 
 
 def test_ids_nobody_asked_for_are_not_passed_on() -> None:

@@ -185,7 +185,7 @@ def test_a_signature_that_cannot_be_read_is_told() -> None:
 
 def test_settings_are_checked_by_name() -> None:
     with (
-        pytest.raises(GymConfigError, match=r"tested \(resources_servers/tested\): .*discount"),
+        pytest.raises(GymConfigError, match=r"tested\.resources_servers\.tested: .*discount"),
         opened(Shop, discount="x"),
     ):
         pass

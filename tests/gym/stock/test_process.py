@@ -169,6 +169,13 @@ def test_a_config_that_does_not_fit_is_told_and_not_tried_again() -> None:
         assert b"valid integer" in said
 
 
+def test_a_setting_that_its_config_class_ignores_is_told() -> None:
+    with Started(start=1, strat=2, datasets=[]) as server:
+        assert server.process.stderr is not None
+        said = server.process.stderr.readline()
+    assert b"TallyConfig does not know the setting 'strat'; did you mean start?" in said
+
+
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
         "palestra.gym.brought.BROUGHT",

@@ -6,6 +6,8 @@ served (`serving`).
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -70,6 +72,24 @@ __all__ = [
     "rollout_path_prefix",
     "set_global_aiohttp_client",
 ]
+
+log = logging.getLogger("nemo_gym")
+
+_FOR_THE_GYM = frozenset(
+    [
+        "datasets",
+        "verified",
+        "verified_url",
+        "description",
+        "value",
+        "isolation",
+        "expose_tools_over_mcp",
+        "skip_verification",
+        "skip_verification_reward",
+        "token_id_capture",
+    ]
+)
+"""Settings of any server: the gym reads them, or they are for people."""
 
 SESSION_ID_KEY = "session_id"
 POLL_S = 5.0
@@ -176,18 +196,29 @@ class ServerClient(BaseModel):
         return url_path
 
 
+def _tell_ignored(name: str, given: dict[Any, Any], config_class: type[BaseModel]) -> None:
+    known = {*config_class.model_fields, *(field.alias for field in config_class.model_fields.values() if field.alias)}
+    for key in sorted(map(str, given.keys() - known - _FOR_THE_GYM)):
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        log.warning("%s: %s does not know the setting %r%s", name, config_class.__name__, key, hint)
+
+
 class BaseServer(BaseModel):
     config: BaseRunServerInstanceConfig
 
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
-        """Of the server that this process is. Raises pydantic's ValidationError."""
+        """Of the server that this process is. Raises pydantic's ValidationError, also for unknown keys where the class
+        forbids them; where it ignores them, as pydantic does unless told otherwise, they are told in the log."""
         settings = get_global_config_dict()
         name = os.environ[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
         found = get_first_server_config_dict(settings, name)
         plain = OmegaConf.to_container(found, resolve=True)
         assert isinstance(plain, dict)
         config_class: Any = cls.model_fields["config"].annotation
+        if config_class.model_config.get("extra", "ignore") == "ignore":
+            _tell_ignored(name, plain, config_class)
         return config_class.model_validate({**plain, "name": name})
 
     def setup_liveness(self, app: FastAPI) -> None:
