@@ -1,4 +1,4 @@
-"""`palestra gym new` and `palestra gym test`: make a resources server, and run its tests.
+"""`palestra gym new` and `palestra gym test`: make a server, and run its tests.
 
 Owns: arguments and printing. Never touches: what a server is.
 """
@@ -17,24 +17,32 @@ from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_e
 
 @click.command()
 @click.argument("name")
+@click.option("--agent", is_flag=True, help="An agent, in responses_api_agents/NAME.")
 @click.option(
     "--below",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(),
     show_default="the current folder",
     metavar="DIR",
-    help="Where resources_servers/NAME is made.",
+    help="Where resources_servers/NAME is made, or responses_api_agents/NAME.",
 )
-def new(name: str, below: Path) -> None:
-    """Make a resources server: code, config, example rows, tests that pass."""
+def new(name: str, agent: bool, below: Path) -> None:
+    """Make a resources server, or with --agent an agent: code, config, rows, tests that pass.
+
+    A resources server has a config to train on it, too: train.yaml."""
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
         from palestra.gym.making import make_server
+        from palestra.gym.records import ServerKind
+    kind = ServerKind.AGENT if agent else ServerKind.RESOURCES
     with one_line_errors(GymError, OSError):
-        files = make_server(name, below)
+        files = make_server(name, below, kind)
     for file in files:
         click.echo(file)
-    click.echo(f"to try it: palestra gym test {name}")
+    there = f"cd {below} && " if below != Path() else ""
+    click.echo(f"to try it: {there}palestra gym test {kind}/{name}")
+    if not agent:
+        click.echo(f"to train on it, in minutes: {there}palestra train {kind}/{name}/train.yaml")
 
 
 @click.command()

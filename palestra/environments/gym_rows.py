@@ -6,7 +6,9 @@ Owns: reading and checking them. Never touches: servers, who plays. A row goes t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,11 +18,13 @@ from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError
 from palestra.environments.registry import spec
 from palestra.environments.tasks import Row, read_rows, tasks_of_rows
-from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS
+from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS, overruled
 from palestra.types.rollouts import Message, Task
 
 if TYPE_CHECKING:
     from palestra.config.train import EnvironmentEntry
+
+log = logging.getLogger(__name__)
 
 ROW = "row"
 """In a task's extras: what its agent gets."""
@@ -40,7 +44,20 @@ def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
         rows = _made(known.rows, split)
     else:
         return []
-    return tasks_of_rows([_wrapped(row, known.agent) for row in rows], entry.name)
+    wrapped = [_wrapped(row, known.agent) for row in rows]
+    note = overruled(known.agent, [row.content[ROW][AGENT_REF]["name"] for row in wrapped])
+    if note is not None and AGENT_REF not in entry.extras:
+        _warn(
+            f"environment {entry.name!r}, {split}: {note}; to have it play them all: "
+            f"extras: {{{AGENT_REF}: {{name: {known.agent}}}}}"
+        )
+    return tasks_of_rows(wrapped, entry.name)
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once, however often the same rows are read."""
+    log.warning(text)
 
 
 def _made(name: str, split: str) -> Iterable[Row]:

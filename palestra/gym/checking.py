@@ -14,6 +14,7 @@ import yaml
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import PARAMS, ServerInstance, ServerKind
 from palestra.gym.registry import is_stock, load_class
+from palestra.gym.servers.base import GymServer
 from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
@@ -27,12 +28,15 @@ def check_folder(folder: Path) -> list[str]:
     file = folder / EXAMPLES
     rows = read_rows(file) if file.is_file() else {}
     said = [f"{file}: {len(rows)} rows"] if rows else []
-    if folder.parent.name != ServerKind.RESOURCES or is_stock(folder / "app.py"):
+    if is_stock(folder / "app.py"):
         return said
     server_class = load_class(_instance(folder))
     if rows and issubclass(server_class, ResourcesServer):
         _begin_all(server_class, own_settings(folder), {f"{file}:{number}": row for number, row in rows.items()})
         said.append("each of them can be begun")
+    elif (settings := own_settings(folder)) and settings == _configured(folder):
+        _check_settings(server_class, settings, _config_file(folder))
+        said.append("its config fits")
     return [*said, f"{server_class.__name__} loads"]
 
 
@@ -52,13 +56,30 @@ def read_rows(file: Path) -> dict[int, dict[str, Any]]:
 
 def own_settings(folder: Path) -> dict[str, Any]:
     """What its own config says of it; a value that another file has to fill in is left out."""
-    file = folder / "configs" / f"{folder.name}.yaml"
+    configured = _configured(folder)
+    return {name: value for name, value in configured.items() if "???" not in str(value) and "${" not in str(value)}
+
+
+def _config_file(folder: Path) -> Path:
+    return folder / "configs" / f"{folder.name}.yaml"
+
+
+def _configured(folder: Path) -> dict[str, Any]:
+    file = _config_file(folder)
     found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
     for server in (found or {}).values():
         settings = server.get(folder.parent.name, {}).get(folder.name) if isinstance(server, dict) else None
         if isinstance(settings, dict):
-            return {name: value for name, value in settings.items() if value != "???" and "${" not in str(value)}
+            return settings
     return {}
+
+
+def _check_settings(server_class: type[GymServer], settings: dict[str, Any], file: Path) -> None:
+    try:
+        with opened(server_class, **settings):
+            pass
+    except GymConfigError as error:
+        raise GymConfigError(f"{file}: {error}") from None
 
 
 def _begin_all(server_class: type[ResourcesServer], settings: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:

@@ -1,12 +1,13 @@
-"""A new resources server, from a skeleton that works.
+"""A new server of a gym, from a skeleton that works.
 
-Owns: names, the files of the skeleton. Never touches: running them.
+Owns: names, the files of the skeleton. Never touches: what a server does.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
+import runpy
 from pathlib import Path
 from string import Template
 
@@ -15,35 +16,31 @@ from palestra.gym.records import ServerKind
 from palestra.gym.servers.resources import RESERVED
 
 SKELETON = Path(__file__).parent / "skeleton"
+"""A folder for each kind that can be made; `NAME` in a file's name is the server's."""
+SUFFIX = ".txt"
+MAKE_ROWS = "data/make_rows.py"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
-def make_server(name: str, below: Path) -> list[Path]:
+def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES) -> list[Path]:
     """The files that were written. Raises GymConfigError; nothing that exists is touched."""
     if not NAME.fullmatch(name) or keyword.iskeyword(name) or name in RESERVED:
         raise GymConfigError(
             f"{name!r} cannot be a server's name: small letters, digits and _, beginning with a letter"
         )
-    folder = below / ServerKind.RESOURCES / name
+    folder = below / kind / name
     if folder.exists():
         raise GymConfigError(f"{folder} exists already; choose another name or remove it first")
     words = {"name": name, "class": _class_name(name), "title": name.replace("_", " ").capitalize()}
-    files = {
-        folder / "app.py": _filled("app.py.txt", words),
-        folder / "configs" / f"{name}.yaml": _filled("config.yaml.txt", words),
-        folder / "data" / "example.jsonl": _filled("example.jsonl.txt", words),
-        folder / "tests" / "test_app.py": _filled("test_app.py.txt", words),
-        folder / "README.md": _filled("README.md.txt", words),
-    }
-    for file, text in files.items():
+    skeleton = SKELETON / kind
+    for template in sorted(skeleton.rglob(f"*{SUFFIX}")):
+        file = folder / template.relative_to(skeleton).as_posix().removesuffix(SUFFIX).replace("NAME", name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    return list(files)
+        file.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+    if (folder / MAKE_ROWS).is_file():
+        runpy.run_path(str(folder / MAKE_ROWS), run_name="__main__")
+    return sorted(file for file in folder.rglob("*") if file.suffix != ".pyc" and file.is_file())
 
 
 def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_") if part)
-
-
-def _filled(template: str, words: dict[str, str]) -> str:
-    return Template((SKELETON / template).read_text(encoding="utf-8")).substitute(words)

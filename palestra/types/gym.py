@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 GYM = "gym"
 
 PARAMS = "responses_create_params"
@@ -26,6 +29,15 @@ MASK_SAMPLE = "mask_sample"
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """On the last output item of each model call: all three or none."""
+
+
+def overruled(agent: str | None, rows: Sequence[str]) -> str | None:
+    """What to tell somebody who has named an agent for rows without one, given who plays each row."""
+    others = Counter(name for name in rows if name != agent)
+    if agent is None or not others:
+        return None
+    named = ", ".join(name for name, _ in others.most_common(3)) + (", …" if len(others) > 3 else "")
+    return f"agent {agent!r} plays rows that name none, and {others.total()} of {len(rows)} name their own ({named})"
 
 
 def is_gym(name: str) -> bool:

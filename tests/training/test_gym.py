@@ -14,13 +14,14 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from palestra.config.bundled import find_config_file
-from palestra.config.train import GrpoConfig, load_train_config
+from palestra.config.train import EnvironmentEntry, GrpoConfig, load_train_config
 from palestra.environments.bundled.arithmetic import gym_rows
+from palestra.environments.gym_rows import gym_tasks
 from palestra.training.collecting import TrainingError
 from palestra.training.run_reader import RunReader, RunStatus
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 
-MATH = "math_with_judge_simple_agent"
+MATH, GAME = "math_with_judge_simple_agent", "guess_number_gymnasium_agent"
 FILES = [
     "resources_servers/math_with_judge/configs/math_with_judge.yaml",
     "resources_servers/guess_number/configs/guess_number.yaml",
@@ -39,7 +40,7 @@ def write_rows(folder: Path) -> Path:
     rows: list[dict[str, Any]] = []
     for place, row in enumerate(gym_rows("eval")[:4]):
         game = {"responses_create_params": {"input": [system]}, "secret": 10 + place, "guesses": 3}
-        rows += [row, {**game, "agent_ref": {"name": "guess_number_gymnasium_agent"}}]
+        rows += [row, {**game, "agent_ref": {"name": GAME}}]
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
@@ -59,6 +60,26 @@ def test_a_step_over_two_agents_of_a_gym_and_an_environment_of_this_process(run_
     assert metrics["batch/sequences"] == 12
     assert metrics["mismatch/logprob_abs_max"] < 1e-3
     assert metrics["turns/mean"] > 1
+
+
+def test_an_entry_whose_agent_is_overruled_by_the_rows_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_rows(tmp_path)
+
+    def notes(agent: str | None = MATH, **more: Any) -> list[str]:
+        caplog.clear()
+        entry = EnvironmentEntry(name="gym", tasks=file, eval_tasks=file, config={**GYM, "agent": agent}, **more)
+        assert len(gym_tasks(entry, "train")) == len(gym_tasks(entry, "eval")) == 8
+        return [one.getMessage() for one in caplog.records]
+
+    told = notes()
+    words = f"agent '{MATH}' plays rows that name none, and 4 of 8 name their own ({GAME})"
+    assert [words in note for note in told] == [True, True], "of both splits"
+    assert f"extras: {{agent_ref: {{name: {MATH}}}}}" in told[0]
+    assert notes() == [], "what was said is not said again"
+    assert notes(extras={"agent_ref": {"name": MATH}}) == [], "it plays them all"
+    assert notes(agent=GAME) == [], "nobody is overruled"
 
 
 def test_the_bundled_config_and_the_rows_it_makes() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import uuid4
 
 from msgspec import Meta, Struct
@@ -41,7 +41,7 @@ class GymnasiumAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
 class _World(Struct):
     """One rollout's world, and what may be asked of it."""
 
-    agent: GymnasiumAgent
+    agent: GymnasiumAgent[Any]
     row: dict[str, Any]
     cookies: Cookies
     can_close: bool = False
@@ -75,7 +75,14 @@ class _World(Struct):
             log.warning("%s could not be closed: %s", name, error)
 
 
-class GymnasiumAgent(WorldAgentServer[GymnasiumAgentSettings]):
+S = TypeVar("S", bound=GymnasiumAgentSettings)
+
+
+class GymnasiumAgent(WorldAgentServer[S]):
+    """`GymnasiumAgent[MySettings]` to derive from it with more to set."""
+
+    plain_settings = GymnasiumAgentSettings
+
     async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
         world = _World(self, filled_row(row), rollout.cookies)
         observation = await world.reset()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -55,7 +55,14 @@ class RemoteAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     max_steps: int | None = None
 
 
-class RemoteAgent(WorldAgentServer[RemoteAgentSettings]):
+S = TypeVar("S", bound=RemoteAgentSettings)
+
+
+class RemoteAgent(WorldAgentServer[S]):
+    """`RemoteAgent[MySettings]` to derive from it with more to set."""
+
+    plain_settings = RemoteAgentSettings
+
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
         self._url = f"{_checked_url(self.settings.agent_base_url)}/v1/responses"
@@ -132,7 +139,7 @@ class _Talk:
 
     __slots__ = ("_agent", "_service_cookies", "resources_cookies")
 
-    def __init__(self, agent: RemoteAgent, rollout: Rollout) -> None:
+    def __init__(self, agent: RemoteAgent[Any], rollout: Rollout) -> None:
         self._agent = agent
         self._service_cookies: dict[str, str] = {}
         self.resources_cookies = rollout.cookies

@@ -5,13 +5,12 @@ Owns: whose cookies go where. Never touches: the loop itself (`loop.py`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from palestra.gym.agents.loop import play
 from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import checked_response
 from palestra.gym.servers.settings import Reference
-from palestra.gym.wire import NO_COOKIES
 
 
 class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
@@ -19,7 +18,14 @@ class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     max_steps: int | None = None
 
 
-class SimpleAgent(WorldAgentServer[SimpleAgentSettings]):
+S = TypeVar("S", bound=SimpleAgentSettings)
+
+
+class SimpleAgent(WorldAgentServer[S]):
+    """`SimpleAgent[MySettings]` to derive from it with more to set."""
+
+    plain_settings = SimpleAgentSettings
+
     async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
         table = _Table(self, rollout)
         response = await play(params, table.ask, table.use_tool, max_steps=self.settings.max_steps)
@@ -31,10 +37,11 @@ class _Table:
 
     __slots__ = ("_agent", "_path", "_settings", "model_cookies", "resources_cookies")
 
-    def __init__(self, agent: SimpleAgent, rollout: Rollout) -> None:
+    def __init__(self, agent: SimpleAgent[Any], rollout: Rollout) -> None:
         self._agent, self._settings = agent, agent.settings
         self._path = f"{rollout.prefix}/v1/responses"
-        self.model_cookies: Cookies = NO_COOKIES
+        # Of a turn before, if an agent has several: a session of the model server stays with its replica.
+        self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:

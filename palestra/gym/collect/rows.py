@@ -5,6 +5,7 @@ Owns: reading and checking rows, their expansion. Never touches: servers, result
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from msgspec import Struct, field
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.prompts import PromptFile
 from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
+from palestra.types.gym import overruled
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Key = tuple[int, int]
@@ -92,6 +96,9 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
         raise CollectError(f"{len(nameless)} rows name no agent (rows {told}): say --agent, or put agent_ref into them")
     if numbered and indices:
         raise CollectError(f"{numbered} rows have a {TASK_INDEX} and others have none: number all of them, or none")
+    note = overruled(how.agent, [agent_of(row) or "" for row in made])
+    if note is not None:
+        log.warning("%s; to have it play them all, take %s out of them", note, AGENT_REF)
     made = [row for row in made if row[TASK_INDEX] % how.shards == how.shard]
     made.sort(key=key_of)
     return made

@@ -48,13 +48,21 @@ class Reference(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def settings_type(server: type, default: type[Struct]) -> Any:
-    """What a server class says in brackets, or the one that it derives from."""
+    """What a server class says in brackets, or the one that it derives from. Raises GymConfigError where that has not
+    what `default` has, which the class above it reads."""
     for one in server.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):
             for argument in typing.get_args(base):
                 if isinstance(argument, type) and issubclass(argument, Struct):
-                    return argument
+                    return _derived(server, argument, default)
     return default
+
+
+def _derived(server: type, found: type[Struct], default: type[Struct]) -> type[Struct]:
+    if issubclass(found, default):
+        return found
+    head = f"class {found.__name__}({default.__name__}, frozen=True, kw_only=True)"
+    raise GymConfigError(f"{server.__name__}: its settings must derive from {default.__name__}, as in: {head}")
 
 
 def settings_of(instance: ServerInstance, kind: type[S]) -> S:

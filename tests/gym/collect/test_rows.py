@@ -38,6 +38,15 @@ def test_a_row_keeps_its_own_agent_and_index() -> None:
         expanded(lines(named, row("b")), AGENT)
 
 
+def test_an_agent_that_the_rows_overrule_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    expanded(lines(row("a", agent_ref={"name": "other"}), row("b")), AGENT)
+    (note,) = [one.getMessage() for one in caplog.records]
+    assert note.startswith("agent 'player' plays rows that name none, and 1 of 2 name their own (other)")
+    caplog.clear()
+    expanded(lines(row("a", agent_ref={"name": "other"})), Expansion())
+    assert not caplog.records
+
+
 def test_overrides_are_shallow_and_seeds_count_repeats() -> None:
     given = row("a")
     given["responses_create_params"] |= {"temperature": 0.1, "metadata": {"extra_body": '{"top_k": 5}'}}

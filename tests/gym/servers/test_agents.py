@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
+from palestra.gym.agents import GymnasiumAgent, RemoteAgent, SimpleAgent
+from palestra.gym.agents.gymnasium import GymnasiumAgentSettings
+from palestra.gym.agents.remote import RemoteAgentSettings
+from palestra.gym.agents.simple import SimpleAgentSettings
+from palestra.gym.errors import GymConfigError
 from palestra.gym.records import PARAMS
-from palestra.gym.servers.agents import AgentServer, Rollout
-from palestra.gym.testing import opened
+from palestra.gym.servers.agents import AgentServer, Reply, Rollout
+from palestra.gym.servers.responses import output_text
+from palestra.gym.testing import opened, said
+from palestra.gym.wire import Call
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
 NAMES = [
@@ -197,6 +205,57 @@ def test_any_body_gets_an_answer_that_is_meant(shared_gym: Any, path: str, body:
         assert answer.status in (200, 404, 422, 500)
         if answer.status == 500:  # another server's no, as it said it
             assert answer.value()["failure_reason"]
+
+
+class PoliteSettings(SimpleAgentSettings, frozen=True, kw_only=True):
+    greeting: str = "Hello."
+
+
+class Polite(SimpleAgent[PoliteSettings]):
+    """An agent of somebody's own, on top of ours."""
+
+    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+        greeted = {**params, "instructions": f"{self.settings.greeting} {self.settings.max_steps}"}
+        return await super().respond(greeted, rollout)
+
+
+class Politer(Polite):
+    """One on top of that, with nothing more to set."""
+
+
+class Careless(Struct, frozen=True, kw_only=True):
+    greeting: str = "Hello."
+
+
+def instructed(call: Call) -> dict[str, Any]:
+    return said(call.body["instructions"]) if call.path == "/v1/responses" else {"reward": 1.0, **call.body}
+
+
+@pytest.mark.parametrize("kind", [Polite, Politer])
+def test_an_agent_of_ours_can_be_derived_from_with_settings_of_ones_own(kind: type[Polite]) -> None:
+    references = {"resources_server": {"name": "world"}, "model_server": {"name": "model"}}
+    peers = {"world": instructed, "model": instructed}
+    with opened(kind, peers=peers, greeting="Good morning.", max_steps="3", **references) as agent:
+        played = agent.caller().post("/run", {PARAMS: {"input": "x"}})
+    assert played.status == 200, played.value()
+    assert output_text(played.value()["response"]) == "Good morning. 3"
+    with pytest.raises(GymConfigError, match="did you mean: greeting"), opened(kind, greting="", **references):
+        pass
+
+
+def test_every_agent_of_ours_takes_settings_and_they_must_derive_from_its_own() -> None:
+    assert SimpleAgent[PoliteSettings]
+    assert GymnasiumAgent[GymnasiumAgentSettings]
+    assert RemoteAgent[RemoteAgentSettings]
+
+    class Wrong(SimpleAgent[Careless]):  # pyright: ignore[reportInvalidTypeArguments]
+        pass
+
+    with (
+        pytest.raises(GymConfigError, match=r"class Careless\(SimpleAgentSettings, frozen=True, kw_only=True\)"),
+        opened(Wrong),
+    ):
+        pass
 
 
 class Alone(AgentServer):
