@@ -7,6 +7,7 @@ any of that code.
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,11 @@ def imports_of(entrypoint: Path) -> list[CodeImport]:
 
 
 def parsed(file: Path) -> ast.Module:
-    """Empty where it cannot be parsed: whoever runs it will say so."""
+    """Empty where it cannot be parsed: whoever runs it will say so, and what Python finds doubtful in it."""
     try:
-        return ast.parse(file.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         return ast.Module(body=[], type_ignores=[])
 
