@@ -1,6 +1,7 @@
-"""Slow file work: one thread that does it in order, and files that are whole or absent.
+"""Slow file work: one thread that does it in order, and files that are whole or absent, with a checksum over all that
+is in them.
 
-Owns: the thread, atomic writing, file names. Never touches: what is in the files.
+Owns: the thread, atomic writing, checksums, file names. Never touches: what is in the files.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 TEMPORARY = ".partial"
+BAD = ".bad"
+CHECKED = "palestra_checked"  # crc32 as 8 hexadecimal digits, then the metadata
+UNCHECKED = "palestra"  # the metadata alone, as files were written before there were checksums
+CRC_DIGITS = 8
 MAX_NAME = 200  # of 255 bytes that a file system allows, with room for endings
 
 
@@ -99,7 +106,7 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> 
     """Whole and on disk, or absent."""
     temporary = file.with_name(file.name + TEMPORARY)
     try:
-        save_file(dict(tensors), temporary, metadata={"palestra": metadata})
+        save_file(dict(tensors), temporary, metadata={CHECKED: f"{_checksum(tensors, metadata)}{metadata}"})
         _sync(temporary)
         temporary.rename(file)
     except SafetensorError as e:  # its way to say that the disk is full
@@ -110,12 +117,40 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> 
 
 
 def read_tensors(file: Path) -> tuple[dict[str, NDArray], str]:
+    """What was written, to the bit. Of a file from before there were checksums, what is there."""
+    checksum, metadata, tensors = _read(file, with_tensors=True)
+    if checksum and checksum != _checksum(tensors, metadata):
+        raise FileDamaged(f"{file}: what is in it does not match its checksum")
+    return tensors, metadata
+
+
+def read_metadata(file: Path) -> str:
+    """Quick, and unchecked: the checksum is over the tensors too."""
+    return _read(file, with_tensors=False)[1]
+
+
+def _read(file: Path, *, with_tensors: bool) -> tuple[str, str, dict[str, NDArray]]:
+    """The checksum, empty if there is none; the metadata; the tensors."""
     try:
         with safe_open(file, framework="np") as f:
-            metadata = (f.metadata() or {}).get("palestra", "")
-            return {name: f.get_tensor(name) for name in f.keys()}, metadata  # noqa: SIM118
+            found = f.metadata() or {}
+            tensors = {name: f.get_tensor(name) for name in f.keys()} if with_tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
         raise FileDamaged(f"{file}: cannot be read ({e})") from None
+    if UNCHECKED in found:
+        return "", found[UNCHECKED], tensors
+    if CHECKED not in found:
+        raise FileDamaged(f"{file}: not a file of ours")
+    return found[CHECKED][:CRC_DIGITS], found[CHECKED][CRC_DIGITS:], tensors
+
+
+def _checksum(tensors: Mapping[str, NDArray], metadata: str) -> str:
+    """Over all that `read_tensors` returns, whatever the file format does with it."""
+    crc = zlib.crc32(metadata.encode())
+    for name, array in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return f"{crc:0{CRC_DIGITS}x}"
 
 
 def own_folder(folder: Path) -> Path:
@@ -127,7 +162,7 @@ def own_folder(folder: Path) -> Path:
 
 
 def set_aside(file: Path) -> None:
-    file.rename(file.with_name(file.name + ".bad"))
+    file.rename(file.with_name(file.name + BAD))
 
 
 def folder_bytes(folder: Path) -> int:

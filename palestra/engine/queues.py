@@ -27,6 +27,9 @@ from palestra.types.engine import (
 
 log = logging.getLogger(__name__)
 
+KEPT_SNAPSHOTS = 2  # of each model: if the newest is damaged, the other one serves
+NO_SNAPSHOT = -1
+
 
 @dataclass(slots=True)
 class RunningPass:
@@ -56,15 +59,27 @@ class TrainedModel:
     is_dropped: bool = False
     received_seq: int = -1
     applied_seq: int = -1
-    snapshot_seq: int = -1
+    snapshots: list[int] = field(default_factory=lambda: [NO_SNAPSHOT] * KEPT_SNAPSHOTS)
+    """Of those on disk, the last request that each has."""
     snapshot_at: float = field(default_factory=time.monotonic)
     """When the last one was begun; at first, when there was nothing to keep yet."""
     is_snapshotting: bool = False
     bytes_since_snapshot: int = 0
 
     @property
+    def covered_seq(self) -> int:
+        """Every snapshot on disk has everything up to here: a replay never needs it."""
+        return min(self.snapshots)
+
+    @property
     def is_changed(self) -> bool:
-        return self.weights is not None and self.applied_seq > self.snapshot_seq
+        """Since the newest snapshot."""
+        return self.weights is not None and self.applied_seq > max(self.snapshots)
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """A model at rest is written once more: its requests leave the journal when each of the snapshots has them."""
+        return self.weights is not None and self.applied_seq > self.covered_seq
 
     @property
     def is_between_requests(self) -> bool:
@@ -131,7 +146,12 @@ class ModelTable:
 
     def states(self) -> list[ModelState]:
         return [
-            ModelState(model_id=m.model_id, received_seq=m.received_seq, snapshot_seq=m.snapshot_seq)
+            ModelState(
+                model_id=m.model_id,
+                received_seq=m.received_seq,
+                applied_seq=m.applied_seq,
+                covered_seq=m.covered_seq,
+            )
             for m in self.models.values()
         ]
 

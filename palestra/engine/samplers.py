@@ -228,12 +228,13 @@ class SamplerShelf:
         self.files.submit(lambda: write_tensors(file, {"weights": row}, metadata), then)
 
     def _read(self, kept: Kept) -> tuple[LoraConfig, NDArray[np.float32]]:
-        tensors, metadata = read_tensors(self._file(kept.sampler_id))
         try:
-            header = msgspec.json.decode(metadata, type=SpoolHeader)
-            return header.lora, tensors["weights"]
-        except (msgspec.MsgspecError, KeyError) as e:
-            raise FileDamaged(f"sampler {kept.sampler_id}: its file is not one of ours ({e})") from None
+            tensors, metadata = read_tensors(self._file(kept.sampler_id))
+            return msgspec.json.decode(metadata, type=SpoolHeader).lora, tensors["weights"]
+        except (FileDamaged, msgspec.MsgspecError, KeyError) as e:
+            log.error("sampler_unusable sampler=%s error=%r", kept.sampler_id, e)
+            lost = f"the weights of sampler {kept.sampler_id!r} are lost (a damaged file): save them again"
+            raise DataError(lost) from None
 
 
 def _log_error(_: None, error: Exception | None) -> None:

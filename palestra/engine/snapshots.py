@@ -1,4 +1,5 @@
-"""Snapshots: a model as it is between two requests, in one file that is whole or absent.
+"""Snapshots: a model as it is between two requests, in one file that is whole or absent. Two are kept of each model:
+a new one takes the place of the older, and if the newest is damaged, the other serves.
 
 Owns: the format, when one is due, coming back from them. Never touches: computing, the journal (the server's).
 """
@@ -11,23 +12,38 @@ from collections.abc import Callable
 from enum import StrEnum
 from math import inf
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from palestra.engine.backend import Backend, ModelImage
-from palestra.engine.files import FileDamaged, FileThread, name_of, own_folder, read_tensors, set_aside, write_tensors
-from palestra.engine.queues import ModelTable, TrainedModel
+from palestra.engine.files import (
+    BAD,
+    FileDamaged,
+    FileThread,
+    id_of,
+    name_of,
+    own_folder,
+    read_metadata,
+    read_tensors,
+    set_aside,
+    write_tensors,
+)
+from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, TrainedModel
 from palestra.engine.samplers import SamplerShelf
 from palestra.engine.stats import Counters
 from palestra.model import ModelError
 from palestra.types import LoraConfig
 from palestra.types.engine import FromWorker, Snapshotted, Trained
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 SUFFIX = ".snapshot"
+SECOND = "@2"  # in the name of a model's second file; no id has it in its own
 UNSTORED = "unstored"
 MAX_IN_FLIGHT = 4  # each is a copy of its model until it is on disk
 SCAN_EVERY_S = 0.1
@@ -73,7 +89,7 @@ class Snapshots:
 
     def on_applied(self, model: TrainedModel) -> None:
         """The model is between two requests."""
-        if model.is_changed:
+        if model.needs_snapshot:
             self._changed[model.model_id] = model
             self._take_if_due(model, time.monotonic())
 
@@ -107,7 +123,7 @@ class Snapshots:
     # How
 
     def take(self, model: TrainedModel) -> None:
-        """Copied here and now, written in the file thread."""
+        """Copied here and now, written in the file thread, in the place of the older one."""
         image, places = self.backend.image(model.weights), self.shelf.secure(model)
         header = Header(
             format=FORMAT,
@@ -119,6 +135,7 @@ class Snapshots:
         )
         unstored = self.table.unstored_of(model)
         needed = [file for file in places.values() if file is not None]
+        number = model.snapshots.index(model.covered_seq)
         self._changed.pop(model.model_id, None)
         model.is_snapshotting = True
         model.snapshot_at, model.bytes_since_snapshot = time.monotonic(), 0
@@ -130,7 +147,7 @@ class Snapshots:
                     raise FileNotFoundError(f"{file}: a sampler of this model could not be written")
             results = np.frombuffer(msgspec.msgpack.encode(unstored), np.uint8)
             metadata = msgspec.json.encode(header).decode()
-            write_tensors(self._file(header.model_id), {**image.tensors, UNSTORED: results}, metadata)
+            write_tensors(self._file(header.model_id, number), {**image.tensors, UNSTORED: results}, metadata)
 
         def then(_: None, error: Exception | None) -> None:
             self._in_flight -= 1
@@ -138,12 +155,12 @@ class Snapshots:
             if model.is_dropped:
                 return
             if error is None:
-                model.snapshot_seq = header.seq_id
+                model.snapshots[number] = header.seq_id
                 self.counters.snapshots += 1
-                self._send(Snapshotted(model_id=model.model_id, seq_id=header.seq_id))
+                self._send(Snapshotted(model_id=model.model_id, seq_id=header.seq_id, covered_seq=model.covered_seq))
             else:
                 log.error("snapshot_failed model=%s seq=%d error=%r", model.model_id, header.seq_id, error)
-            if model.is_changed:
+            if model.needs_snapshot:
                 self._changed[model.model_id] = model
 
         self.files.submit(work, then)
@@ -164,31 +181,61 @@ class Snapshots:
     def drop(self, model: TrainedModel) -> None:
         """In the file thread: after a snapshot that is under way."""
         self._changed.pop(model.model_id, None)
-        file = self._file(model.model_id)
-        self.files.submit(lambda: file.unlink(missing_ok=True), _log_error)
+        files = [self._file(model.model_id, number) for number in range(KEPT_SNAPSHOTS)]
+
+        def work() -> None:
+            for file in files:
+                file.unlink(missing_ok=True)
+                file.with_name(file.name + BAD).unlink(missing_ok=True)
+
+        self.files.submit(work, _log_error)
 
     # Coming back
 
     def restore(self) -> None:
-        for file in sorted(self.folder.glob("*" + SUFFIX)):
-            try:
-                self._restore(file)
-            except (FileDamaged, ModelError) as e:
-                log.error("snapshot_unusable file=%s error=%s", file, e)
-                set_aside(file)
+        names = {file.name.removesuffix(SUFFIX).removesuffix(SECOND) for file in self.folder.glob("*" + SUFFIX)}
+        for model_id in sorted(map(id_of, names)):
+            self._restore_model(model_id)
 
-    def _restore(self, file: Path) -> None:
-        tensors, metadata = read_tensors(file)
+    def _restore_model(self, model_id: str) -> None:
+        """From the newest of its snapshots that is whole."""
+        files = [self._file(model_id, number) for number in range(KEPT_SNAPSHOTS)]
+        seqs = [self._unless_damaged(file, lambda file: _header(read_metadata(file)).seq_id) for file in files]
+        found = [(seq, number) for number, seq in enumerate(seqs) if seq is not None]
+        for seq, number in sorted(found, reverse=True):
+            model = self._unless_damaged(files[number], self._restore)
+            if model is None:
+                seqs[number] = None
+                continue
+            if seq < max(found)[0]:
+                log.warning("older_snapshot_serves model=%s seq=%d", model_id, seq)
+            model.snapshots = [NO_SNAPSHOT if seq is None else seq for seq in seqs]
+            if model.needs_snapshot:
+                self._changed[model_id] = model
+            return
+
+    def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:
+        if not file.exists():
+            return None
         try:
-            header = msgspec.json.decode(metadata, type=Header)
+            return read(file)
+        except (FileDamaged, ModelError) as e:
+            log.error("snapshot_unusable file=%s error=%s", file, e)
+            set_aside(file)
+            return None
+
+    def _restore(self, file: Path) -> TrainedModel:
+        tensors, metadata = read_tensors(file)
+        header = _header(metadata)
+        if "weights" not in tensors:
+            raise FileDamaged("it has no weights")
+        try:
             unstored = msgspec.msgpack.decode(tensors.pop(UNSTORED).tobytes(), type=list[Trained])
         except (msgspec.MsgspecError, KeyError) as e:
-            raise FileDamaged(f"not a snapshot of format {FORMAT} ({e!r})") from None
-        if header.format != FORMAT or "weights" not in tensors:
-            raise FileDamaged(f"not a snapshot of format {FORMAT} (it names {header.format})")
+            raise FileDamaged(f"its results cannot be read ({e!r})") from None
         weights = self.backend.restore(header.lora, ModelImage(tensors, header.steps))
         seq = header.seq_id
-        model = TrainedModel(header.model_id, header.lora, weights, received_seq=seq, applied_seq=seq, snapshot_seq=seq)
+        model = TrainedModel(header.model_id, header.lora, weights, received_seq=seq, applied_seq=seq)
         self.table.models[header.model_id] = model
         self.table.unstored |= {r.request_id: r for r in unstored}
         for sampler_id, place in header.samplers.items():
@@ -196,9 +243,20 @@ class Snapshots:
                 self.shelf.keep(sampler_id, model)
             elif sampler_id not in self.shelf.kept:
                 log.warning("sampler_lost sampler=%s model=%s", sampler_id, header.model_id)
+        return model
 
-    def _file(self, model_id: str) -> Path:
-        return self.folder / (name_of(model_id) + SUFFIX)
+    def _file(self, model_id: str, number: int) -> Path:
+        return self.folder / (name_of(model_id) + (SECOND if number else "") + SUFFIX)
+
+
+def _header(metadata: str) -> Header:
+    try:
+        header = msgspec.json.decode(metadata, type=Header)
+    except msgspec.MsgspecError as e:
+        raise FileDamaged(f"not a snapshot of format {FORMAT} ({e!r})") from None
+    if header.format != FORMAT:
+        raise FileDamaged(f"not a snapshot of format {FORMAT} (it names {header.format})")
+    return header
 
 
 def _log_error(_: None, error: Exception | None) -> None:

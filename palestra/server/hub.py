@@ -23,6 +23,7 @@ from palestra.server.episodes.service import Episodes
 from palestra.server.futures import RequestKind, TrainFuture
 from palestra.server.ledger import Ledger
 from palestra.server.link import Heard, address_in
+from palestra.server.lost_models import LostModels
 from palestra.server.metrics import JournalState, Metrics, QueueState
 from palestra.server.models import TrainedModel
 from palestra.server.observer import Observer
@@ -39,6 +40,7 @@ from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
+from palestra.store.acknowledged import Acknowledged
 from palestra.store.purge import purge
 from palestra.store.records import ModelStatus
 from palestra.store.settings import setting_once
@@ -69,7 +71,14 @@ LOADED = (ModelStatus.PENDING, ModelStatus.READY)
 
 
 class Hub:
-    def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
+    def __init__(
+        self,
+        config: ServeConfig,
+        store: Store,
+        journals: tuple[Journal, Journal],
+        acknowledged: Acknowledged,
+        secret: str,
+    ):
         self.config, self.store, self.secret = config, store, secret
         self.metrics = Metrics()
         self.observer = Observer.of(self.metrics, config.otlp_endpoint)
@@ -77,9 +86,10 @@ class Hub:
         self.checkpoints = Checkpoints(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
         self.training = Training(
             Ledger(*journals),
+            acknowledged,
+            LostModels(store),
             self.observer,
             self._save_snapshot_seq,
-            self._note_lost,
             self._send_samples,
             gap_wait_s=config.gap_wait_s,
             keep_results_s=config.keep_results_s,
@@ -118,8 +128,10 @@ class Hub:
             requests, results = (Journal.open(config.state / "journal" / name) for name in ("requests", "results"))
             stack.push_async_callback(requests.close)
             stack.push_async_callback(results.close)
+            acknowledged = Acknowledged(config.state / "acknowledged")
+            stack.callback(acknowledged.close)
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
-            hub = cls(config, store, (requests, results), secret)
+            hub = cls(config, store, (requests, results), acknowledged, secret)
             stack.callback(hub.observer.close)
             hub._make_workers()
             await hub._recover()
@@ -237,13 +249,6 @@ class Hub:
 
     async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
         await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))
-
-    async def _note_lost(self, model_id: str) -> None:
-        def write(c: Connection) -> None:
-            model_rows.mark_corrupted(c, model_id)
-            model_rows.set_model_status(c, model_id, ModelStatus.UNLOADED, error="its state was lost")
-
-        await self.store.write(write)
 
     async def _on_created(self, future: TrainFuture, outcome: TrainOutcome) -> None:
         failed = outcome.message if isinstance(outcome, Failure) else None
@@ -368,6 +373,7 @@ class Hub:
 
     async def _recover(self) -> None:
         """Sessions, models and samplers from the database, then the journal's requests into the models."""
+        self.training.lost.restore(await self.store.read(model_rows.corrupted_models))
         for row in await self.store.read(session_rows.active_sessions):
             self.sessions.active[row.session_id] = Session(row.session_id, row.owner)
         for row in await self.store.read(lambda c: model_rows.models_in(c, LOADED)):

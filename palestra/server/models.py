@@ -26,7 +26,7 @@ class TrainedModel:
     lora: LoraConfig
     worker: Worker
     snapshot_seq: int = -1
-    """Everything up to here is in a snapshot of the worker's."""
+    """Everything up to here is in each of the worker's snapshots, and may have left the journal."""
     next_seq: int = 0
     """Everything below may go to the worker, or never will come."""
     sent_seq: int = -1
@@ -37,6 +37,8 @@ class TrainedModel:
     settled: set[int] = field(default_factory=set)
     settled_at: list[tuple[int, Position]] = field(default_factory=list)
     """Where the journal says so, with the highest of the numbers: held until a snapshot covers that one."""
+    missing: list[int] = field(default_factory=list)
+    """Acknowledged, and in the journal no more."""
     settling: int = 0
     gap_timer: asyncio.TimerHandle | None = None
     last_request_at: float = field(default_factory=time.time)
@@ -87,6 +89,22 @@ class TrainedModel:
 
     def missing_before(self, border: int) -> list[int]:
         return [n for n in range(self.next_seq, border) if n not in self.early and n not in self.settled]
+
+    def find_missing(self, last_seq: int) -> None:
+        """After a restart: up to this number, everything was in the journal or given up there."""
+        in_journal = {n for n, future in self.futures.items() if future.request_at is not None}
+        self.missing = [n for n in range(self.next_seq, last_seq + 1) if n not in in_journal | self.settled]
+        self.settled.update(self.missing)
+
+    def why_lost(self, received_seq: int) -> str | None:
+        """Whether a worker that has the requests up to here can be sent all others."""
+        if received_seq < self.snapshot_seq:
+            return f"no snapshot of it can be read, and the journal begins after request {self.snapshot_seq}"
+        missing = [n for n in self.missing if n > received_seq]
+        if missing:
+            some = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+            return f"the journal was damaged and has lost request {some}, which had been acknowledged"
+        return None
 
     def stop_timer(self) -> None:
         if self.gap_timer is not None:

@@ -23,10 +23,14 @@ class Recovery:
         for future in self.training.futures.values():
             model = self.training.models.get(future.model_id)
             if model is None and not future.is_done:
-                self.training.fail(future, "the model was unloaded")
+                self.training.fail(future, self.training.lost.message(future.model_id) or "the model was unloaded")
             if model is None or (future.seq_id <= model.snapshot_seq and future.result_at is not None):
                 self.training.ledger.release_request(future)
+        acknowledged = self.training.acknowledged
+        acknowledged.forget_all_but(self.training.absent | self.training.models.keys())
         for model in self.training.models.values():
+            answered = (future.seq_id for future in model.futures.values() if future.result_at is not None)
+            model.find_missing(max(acknowledged.last(model.model_id), *answered, -1))
             self.training.advance(model)
 
     def _take(self, position: Position, record: Requested | Finished | Settled) -> None:

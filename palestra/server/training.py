@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -20,11 +20,13 @@ from palestra.server.errors import Refusal
 from palestra.server.futures import LOADING, RequestKind, TrainFuture, digest_of
 from palestra.server.lanes import GIVE_UP_DEATHS, Lane
 from palestra.server.ledger import Ledger
+from palestra.server.lost_models import LostModels
 from palestra.server.models import MAX_AHEAD, TrainedModel
 from palestra.server.observer import Observer
 from palestra.server.room import Room
 from palestra.server.tinker.paths import MAX_SEQ, TrainRequestId
 from palestra.server.workers import Worker
+from palestra.store.acknowledged import Acknowledged
 from palestra.store.errors import JournalError
 from palestra.types.engine import (
     Blame,
@@ -47,7 +49,6 @@ log = structlog.get_logger()
 Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
-NoteLost = Callable[[str], Coroutine[Any, Any, None]]
 
 UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory beside its copy in the journal
 
@@ -56,9 +57,10 @@ class Training:
     def __init__(
         self,
         ledger: Ledger,
+        acknowledged: Acknowledged,
+        lost: LostModels,
         observer: Observer,
         save_snapshot_seq: SaveSnapshotSeq,
-        note_lost: NoteLost,
         on_wide: Callable[[Worker], None],
         *,
         gap_wait_s: float,
@@ -72,8 +74,8 @@ class Training:
         """Checkpoints that their requests load."""
         self.futures: dict[str, TrainFuture] = {}
         self.hooks: dict[RequestKind, Hook] = {}
-        self.ledger, self._observer, self._save_snapshot_seq = ledger, observer, save_snapshot_seq
-        self._note_lost, self._on_wide = note_lost, on_wide
+        self.ledger, self.acknowledged, self.lost = ledger, acknowledged, lost
+        self._observer, self._save_snapshot_seq, self._on_wide = observer, save_snapshot_seq, on_wide
         self._lanes: dict[Worker, Lane] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
         self._room = Room(max_pending_bytes)
@@ -86,7 +88,8 @@ class Training:
     ) -> TrainFuture:
         """Returns when the request is durable. The same number again returns the same future."""
         if not self._is_here(model):
-            raise Refusal(404, f"{model.model_id} was unloaded, or its session is over")
+            lost = self.lost.message(model.model_id)
+            raise Refusal(404, lost or f"{model.model_id} was unloaded, or its session is over")
         request_id = str(TrainRequestId(model.model_id, seq_id))
         train = Train(request_id=request_id, model_id=model.model_id, seq_id=seq_id, operation=operation)
         message = encode_message(train)
@@ -194,6 +197,8 @@ class Training:
 
     def advance(self, model: TrainedModel) -> None:
         ready = model.take_ready()
+        if ready:  # before anybody is told
+            self.acknowledged.note(model.model_id, model.next_seq - 1)
         self.lane(model.worker).flow(model)
         for future in ready:
             future.message = None  # whether it went or not: the journal has it
@@ -221,7 +226,10 @@ class Training:
             else:
                 self.ledger.release(at)
         except JournalError as e:
-            log.error("a gap could not be noted", model=model.model_id, seq_ids=seq_ids, error=str(e))
+            log.error("a gap could not be noted; trying again", model=model.model_id, seq_ids=seq_ids, error=str(e))
+            model.settled.difference_update(seq_ids)  # or a restart would take them for requests that were lost
+            model.gap_timer = asyncio.get_running_loop().call_later(self._gap_wait_s, self._give_up, model)
+            return
         finally:
             model.settling -= 1
         if self._is_here(model):
@@ -279,9 +287,13 @@ class Training:
             self._lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
 
     def _lose(self, model: TrainedModel, why: str) -> None:
-        log.error("a model's state is lost", model=model.model_id, why=why)
-        self.drop(model, f"the engine lost this model's state ({why}); load its last checkpoint into a new model")
-        self.writing.run(self._note_lost(model.model_id))
+        self.lost.add(model, why)
+        self._take_out(model)
+        self.writing.run(self._end_lost(model, why))
+
+    async def _end_lost(self, model: TrainedModel, why: str) -> None:
+        """The database first: what is let go would not be missed by the next start."""
+        self._let_go(model, await self.lost.note(model, why))
 
     def outcome(self, future: TrainFuture) -> TrainOutcome:
         """Of a future that is done."""
@@ -300,8 +312,12 @@ class Training:
 
     def on_snapshotted(self, message: Snapshotted) -> None:
         model = self.models.get(message.model_id)
-        if model is not None and message.seq_id > model.snapshot_seq:
-            self.writing.run(self._covered(model, message.seq_id))
+        if model is not None:
+            self._cover(model, message.covered_seq)
+
+    def _cover(self, model: TrainedModel, seq_id: int) -> None:
+        if seq_id > model.snapshot_seq:
+            self.writing.run(self._covered(model, seq_id))
 
     async def _covered(self, model: TrainedModel, seq_id: int) -> None:
         """The database first: only then may the journal forget, and of a request only when it has the answer."""
@@ -326,19 +342,31 @@ class Training:
         for model_id in states:
             if model_id not in self.models:
                 worker.link.send(DropModel(model_id=model_id))
+        unstored = {message.request_id for message in hello.unstored}
         lane, mine = self.lane(worker), [m for m in self.models.values() if m.worker is worker]
         for model in mine:  # all of them before anything is sent
             state = states.get(model.model_id)
             lane.meet(model, -1 if state is None else state.received_seq)
         for model in mine:
             state = states.get(model.model_id)
-            if state is not None:
-                self.on_snapshotted(Snapshotted(model_id=model.model_id, seq_id=state.snapshot_seq))
-            elif model.snapshot_seq >= 0:
-                self._lose(model, f"it has no snapshot, though one of request {model.snapshot_seq} was written")
+            why = model.why_lost(-1 if state is None else state.received_seq)
+            if why is not None:
+                self._lose(model, why)
+            elif state is not None:
+                self._cover(model, state.covered_seq)
+                self._end_unanswered(model, state.applied_seq, unstored)
         for message in hello.unstored:
             self.on_trained(worker, message, encode_message(message))
         lane.flow()
+
+    def _end_unanswered(self, model: TrainedModel, applied_seq: int, unstored: set[str]) -> None:
+        """The worker has done them and knows their results no more: those were on disk here, and are not."""
+        for future in model.futures.values():
+            is_open = not (future.is_done or future.is_finishing)
+            if is_open and future.seq_id <= applied_seq and future.request_id not in unstored:
+                log.error("a result is lost", request_id=future.request_id)
+                why = "this request was done, but its result is lost: the journal of results was damaged"
+                self._finished(future, encode_message(future.failed(why)))
 
     def on_exit(self, worker: Worker) -> None:
         guilty = self.lane(worker).on_exit()
@@ -356,15 +384,22 @@ class Training:
 
     def drop(self, model: TrainedModel, reason: str) -> None:
         """The model goes; what still waits for it fails with the reason, what is done can be read for a while."""
+        self._take_out(model)
+        self._let_go(model, reason)
+
+    def _take_out(self, model: TrainedModel) -> None:
         model.stop_timer()
         self.models.pop(model.model_id, None)
         model.worker.link.send(DropModel(model_id=model.model_id))
         self.lane(model.worker).drop(model)
+
+    def _let_go(self, model: TrainedModel, reason: str) -> None:
         self._release_settled(model, MAX_SEQ)
         for future in model.futures.values():
             self.ledger.release_request(future)
             if not future.is_done:
                 self.fail(future, reason)
+        self.acknowledged.forget(model.model_id)
 
     def fail(self, future: TrainFuture, reason: str) -> None:
         future.is_failed = True

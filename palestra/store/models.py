@@ -38,6 +38,11 @@ def models_in(conn: Connection, statuses: Collection[ModelStatus]) -> list[Model
     return fetch_all(conn, Model, query)
 
 
+def corrupted_models(conn: Connection) -> list[Model]:
+    """Those whose state was lost."""
+    return fetch_all(conn, Model, select(t).where(t.c.corrupted))
+
+
 def list_models(
     conn: Connection,
     *,

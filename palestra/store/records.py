@@ -95,7 +95,7 @@ class Model(Struct, frozen=True, kw_only=True):
     status: ModelStatus = ModelStatus.PENDING
     error: str | None = None
     snapshot_seq: int = -1
-    """Requests up to this number are settled: a snapshot on disk covers them."""
+    """Requests up to this number are settled: each of the snapshots on disk covers them."""
     corrupted: bool = False
 
 

@@ -223,8 +223,10 @@ class ModelState(Struct, frozen=True, kw_only=True):
     model_id: str
     received_seq: int
     """Everything up to here is applied or queued in this worker."""
-    snapshot_seq: int
-    """Everything up to here is in a snapshot on disk; -1 for none."""
+    applied_seq: int
+    """Everything up to here is applied: its results are stored, or in `Hello.unstored`."""
+    covered_seq: int
+    """Everything up to here is in each of the snapshots on disk; -1 while there are not as many as are kept."""
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -266,6 +268,9 @@ class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
 class Snapshotted(Struct, frozen=True, kw_only=True, tag="snapshotted"):
     model_id: str
     seq_id: int
+    """The last request that is in it."""
+    covered_seq: int
+    """As in `ModelState`."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, tag="stats"):

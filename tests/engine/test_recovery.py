@@ -121,7 +121,7 @@ def test_stop_keeps_every_model_as_of_its_last_request(drivers: Callable[..., An
     assert driver.wait_exit() == 0
     assert driver.snapshots == {"a": 1}  # not the second pass: it was not waited for
     hello = driver.start()
-    assert [(m.received_seq, m.snapshot_seq) for m in hello.models] == [(1, 1)]
+    assert [(m.received_seq, m.applied_seq) for m in hello.models] == [(1, 1)]
     assert [r.request_id for r in hello.unstored] == ["a/0", "a/1"]
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from palestra.engine.files import FileDamaged, id_of, name_of, read_tensors, write_tensors
 from palestra.types import LoraConfig
@@ -57,7 +59,7 @@ def test_going_on_from_a_snapshot_gives_the_same_bits_at_every_request(desks: Ca
         life.snapshots.take_all()
         next_life = desks()
         model = next_life.table.models["b"]
-        assert (model.received_seq, model.applied_seq, model.snapshot_seq) == (cut - 1,) * 3
+        assert (model.received_seq, model.applied_seq, max(model.snapshots)) == (cut - 1,) * 3
         for operation in operations[cut:]:
             next_life.train("b", operation)
         next_life.run()
@@ -129,7 +131,7 @@ def test_a_snapshot_is_not_taken_without_the_samplers_it_needs(desks: Callable[.
     life.shelf.folder.write_text("in the way")
     life.snapshots.take_all()
     assert not list(life.snapshots.folder.iterdir())
-    assert life.table.models["a"].snapshot_seq == -1
+    assert life.table.models["a"].snapshots == [-1, -1]
     assert life.table.models["a"].is_changed
 
 
@@ -143,8 +145,8 @@ def test_one_is_due_after_a_time_or_many_bytes(desks: Callable[..., Any]) -> Non
     life.table.models["a"].bytes_since_snapshot = 10
     life.train("a", life.a_pass(1))
     life.run()
-    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=1)
-    assert life.snapshots.next_s > 1e9  # nothing has changed since
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=1, covered_seq=-1)
+    assert 0 < life.snapshots.next_s <= 1000  # until the second one, if nothing changes
     life.train("a", life.a_pass(1))
     life.run()
     assert isinstance(life.sent[-1], Trained)
@@ -153,7 +155,22 @@ def test_one_is_due_after_a_time_or_many_bytes(desks: Callable[..., Any]) -> Non
     assert life.snapshots.next_s < 0
     life.snapshots.take_due()
     life.run()
-    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2)
+    assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2, covered_seq=1)
+
+
+def test_a_model_at_rest_is_written_once_more_and_its_requests_are_needed_no_longer(desks: Callable[..., Any]) -> None:
+    life = desks(every_s=0.001)
+    life.create("a")
+    life.train("a", life.a_pass(1))
+    life.run()
+    while life.snapshots.next_s < 1e9:
+        life.snapshots.take_due()
+        life.run()
+    taken = [m for m in life.sent if isinstance(m, Snapshotted)]
+    assert [m.seq_id for m in taken[-2:]] == [1, 1]
+    assert [m.covered_seq for m in taken] == sorted(m.covered_seq for m in taken)
+    assert taken[-1].covered_seq == 1
+    assert len(list(life.snapshots.folder.iterdir())) == 2
 
 
 def test_a_dropped_model_leaves_no_snapshot_even_if_one_is_being_written(desks: Callable[..., Any]) -> None:
@@ -168,20 +185,130 @@ def test_a_dropped_model_leaves_no_snapshot_even_if_one_is_being_written(desks: 
     assert not desks().table.models
 
 
-def test_what_cannot_be_read_is_set_aside_and_the_rest_comes_back(desks: Callable[..., Any]) -> None:
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit of a tensor": lambda file: flip(file, -1000),
+    "a bit of the head": lambda file: flip(file, 60),
+    "cut short": lambda file: file.write_bytes(file.read_bytes()[:-40]),
+    "empty": lambda file: file.write_bytes(b""),
+    "gone": Path.unlink,
+    "another format": lambda file: rewrite(file, lambda head: head.replace('"format":1', '"format":99')),
+    "another shape": lambda file: rewrite(file, weights=lambda weights: weights[:-1]),
+}
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def rewrite(file: Path, head: Callable[[str], str] = str, weights: Callable[[Any], Any] = lambda same: same) -> None:
+    tensors, metadata = read_tensors(file)
+    write_tensors(file, {**tensors, "weights": weights(tensors["weights"])}, head(metadata))
+
+
+def newest_first(life: Any) -> list[Path]:
+    return sorted(life.snapshots.folder.glob("*.snapshot"), key=lambda f: f.stat().st_mtime_ns, reverse=True)
+
+
+@pytest.fixture
+def two_snapshots(desks: Callable[..., Any]) -> Any:
+    """A life that ended behind the second of them, with what the first one has."""
     life = desks()
-    life.create("a", "bb", "ccc", "dddd")
+    life.create("b")
+    for seed in (1, 2):
+        life.train("b", life.a_pass(1, seed=seed))
+        life.run()
+        life.snapshots.take_all()
+        life.images = [*getattr(life, "images", []), life.backend.image(life.table.models["b"].weights)]
+    return life
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_older_snapshot_serves_when_the_newest_is_damaged(
+    damage: str, two_snapshots: Any, desks: Callable[..., Any]
+) -> None:
+    assert two_snapshots.table.models["b"].covered_seq == 1  # what is behind the older one is not forgotten
+    DAMAGES[damage](newest_first(two_snapshots)[0])
+    life = desks()
+    model = life.table.models["b"]
+    assert (model.received_seq, model.applied_seq, model.covered_seq) == (1, 1, -1)
+    image, older = life.backend.image(model.weights), two_snapshots.images[0]
+    assert {name: tensor.tobytes() for name, tensor in image.tensors.items()} == {
+        name: tensor.tobytes() for name, tensor in older.tensors.items()
+    }
+
+
+def test_the_place_of_a_damaged_snapshot_is_taken_by_the_next_one(
+    two_snapshots: Any, desks: Callable[..., Any]
+) -> None:
+    flip(newest_first(two_snapshots)[0], -1)
+    life = desks()
+    life.train("b", life.a_pass(1, seed=2))
+    life.run()
     life.snapshots.take_all()
-    folder = life.snapshots.folder
-    (folder / "a.snapshot").write_bytes((folder / "a.snapshot").read_bytes()[:-40])
-    tensors, metadata = read_tensors(folder / "bb.snapshot")
-    write_tensors(folder / "bb.snapshot", tensors, metadata.replace('"format":1', '"format":99'))
-    tensors, metadata = read_tensors(folder / "ccc.snapshot")
-    write_tensors(folder / "ccc.snapshot", {**tensors, "weights": tensors["weights"][:-1]}, metadata)
-    (folder / "left.snapshot.partial").write_bytes(b"half")
-    assert list(desks().table.models) == ["dddd"]
-    names = sorted(f.name for f in folder.iterdir())
-    assert names == ["a.snapshot.bad", "bb.snapshot.bad", "ccc.snapshot.bad", "dddd.snapshot"]
+    assert life.table.models["b"].covered_seq == 1
+    assert len(newest_first(life)) == 2
+    flip(newest_first(life)[1], -1)
+    assert desks().table.models["b"].applied_seq == 2
+
+
+def test_a_model_without_a_whole_snapshot_does_not_come_back_and_the_others_do(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a", "b")
+    life.snapshots.take_all()
+    life.step("a")
+    life.run()
+    life.snapshots.take_all()
+    for file in newest_first(life):
+        if not file.name.startswith("b"):
+            flip(file, -1)
+    (life.snapshots.folder / "left.snapshot.partial").write_bytes(b"half")
+    assert list(desks().table.models) == ["b"]
+    assert sorted(f.name for f in life.snapshots.folder.iterdir()) == [
+        "a.snapshot.bad",
+        "a@2.snapshot.bad",
+        "b.snapshot",
+    ]
+
+
+def test_snapshots_from_before_there_were_checksums_are_read(desks: Callable[..., Any]) -> None:
+    life = desks()
+    life.create("a")
+    old = life.keep("a", "old")
+    life.step("a", seed=1)
+    life.run()
+    life.snapshots.take_all()
+    said, weights = life.logprobs(old), life.weights("a").tobytes()
+    for file in (life.snapshots.folder / "a.snapshot", life.shelf.folder / "old.sampler"):
+        tensors, metadata = read_tensors(file)
+        save_file(tensors, file, metadata={"palestra": metadata})
+    next_life = desks()
+    assert next_life.weights("a").tobytes() == weights
+    assert next_life.logprobs(old) == said
+    next_life.step("a", seed=2)
+    next_life.run()
+    next_life.snapshots.take_all()
+    assert next_life.table.models["a"].covered_seq == 3
+    flip(newest_first(next_life)[0], -1)
+    assert desks().weights("a").tobytes() == weights
+
+
+def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
+    tensors = {"weights": np.arange(6, dtype=np.float32).reshape(2, 3), "unstored": np.frombuffer(b"abc", np.uint8)}
+    write_tensors(tmp_path / "x", tensors, '{"seq_id":7}')
+    whole = (tmp_path / "x").read_bytes()
+    for at, byte in enumerate(whole):
+        for changed in {byte ^ 1, 0x20 if at % 8 == 0 else byte} - {byte}:
+            (tmp_path / "y").write_bytes(whole[:at] + bytes([changed]) + whole[at + 1 :])
+            try:
+                found, metadata = read_tensors(tmp_path / "y")
+            except FileDamaged:
+                continue
+            assert metadata == '{"seq_id":7}', (at, changed)  # where it means nothing, such as a space
+            assert {n: (t.shape, t.tobytes()) for n, t in found.items()} == {
+                n: (t.shape, t.tobytes()) for n, t in tensors.items()
+            }, (at, changed)
 
 
 def test_a_failed_writing_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def test_an_answer_that_arrives_while_something_is_sent_is_heard(tmp_path: Path)
             for number in range(5):
                 hearing = asyncio.create_task(link.receive())
                 await asyncio.sleep(0)
-                worker.send_multipart([epoch, encode_message(Snapshotted(model_id="m", seq_id=number))])
+                worker.send_multipart([epoch, encode_message(Snapshotted(model_id="m", seq_id=number, covered_seq=-1))])
                 hold_the_loop()
                 link.send(Ping())
                 heard = await asyncio.wait_for(hearing, 5)
-                assert heard.message == Snapshotted(model_id="m", seq_id=number)
+                assert heard.message == Snapshotted(model_id="m", seq_id=number, covered_seq=-1)
         link.close()
 
     asyncio.run(talk())

@@ -38,7 +38,9 @@ class Common:
     def _model(self, caller: Caller, model_id: str) -> TrainedModel:
         model = self.hub.training.models.get(model_id)
         if model is None or model.owner != caller.owner:
-            raise Refusal(404, f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)")
+            lost = self.hub.training.lost.message(model_id, owner=caller.owner)
+            gone = f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)"
+            raise Refusal(404, lost or gone)
         return model
 
     def _sampler(self, caller: Caller, sampler_id: str) -> Sampler:

@@ -269,12 +269,13 @@ class TinkerService(WeightsService):
         future = self.hub.training.futures.get(request_id) or self.hub.sampling.futures.get(request_id)
         if future is not None and future.owner == caller.owner:
             return future
-        lost = parse_request_id(request_id)
-        if isinstance(lost, SampleRequestId):  # another's is as lost as one that never was
-            sampler = self.hub.sampling.samplers.get(lost.sampler_id)
+        known = parse_request_id(request_id)
+        if isinstance(known, SampleRequestId):  # another's is as lost as one that never was
+            sampler = self.hub.sampling.samplers.get(known.sampler_id)
             self.hub.metrics.sample_lost(sampler.worker.name if sampler else "")
             raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
-        raise not_found("request", request_id)
+        lost = self.hub.training.lost.message(known.model_id, owner=caller.owner) if known is not None else None
+        raise not_found("request", request_id) if lost is None else Refusal(404, lost)
 
     def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
         paused = None
