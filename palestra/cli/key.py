@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RIGHTS = ["admin", "trainer", "worker", "episode"]
+RIGHTS = ["admin", "trainer", "worker", "episode", "metrics"]
+FIRST = (
+    "this is the first key: from now on a server on a loopback address needs a valid key from everyone, "
+    "also one that is running (within 2 seconds); whoever has none is refused with 401"
+)
+FOR_WHAT_WAS_THERE = "models and checkpoints made without keys are the owner 'local': palestra key create --owner local"
 
 
 def common_options(command: F) -> F:
@@ -56,18 +61,22 @@ def create(name: str | None, owner: str | None, right: str, as_json: bool, **whe
     """Make a key and show it, this once."""
     name = name or f"key-{secrets.token_hex(3)}"
     with open_store(**where, create=True) as store:
-        from palestra.store.keys import create_key
+        from palestra.store.keys import create_key, list_keys
         from palestra.store.records import Rights
 
         made = store.write_now(
             lambda conn: create_key(conn, name=name, owner=owner or name, rights=Rights(right), now=time.time())
         )
+        is_first = len(store.read_now(lambda conn: list_keys(conn, revoked=True))) == 1
     if as_json:
-        print_json({"key": made.text, **key_json(made.key)})
+        print_json({"key": made.text, **key_json(made.key), **({"note": FIRST} if is_first else {})})
         return
     click.echo(made.text)
     click.echo(f"key {made.key.key_id} {name!r} of {made.key.owner!r} with the right {right!r}", err=True)
     click.echo("keep it now: only its hash is stored. To use it: export TINKER_API_KEY=tml-…", err=True)
+    if is_first:
+        click.echo(FIRST, err=True)
+        click.echo(FOR_WHAT_WAS_THERE, err=True)
 
 
 @key.command("list")

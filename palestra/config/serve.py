@@ -275,6 +275,9 @@ class ServeConfig(Config):
     chunk of a call, which is sent last, to arrive over a slow line."""
     poll_hold_s: NonNegativeFloat = 25.0
     """How long a poll for a result waits before it answers "not yet"."""
+    write_wait_s: NonNegativeFloat = 120.0
+    """While nothing can be written (a full disk, a database that is away) requests are asked to come again for so long;
+    then they are refused with the reason, and so is who waits for an engine that cannot start for it."""
     worker_start_s: NonNegativeFloat = 600.0
     """A worker that is not ready by then, with its model and snapshots loaded, is ended and started again. 0: never."""
     worker_silence_s: NonNegativeFloat = 30.0

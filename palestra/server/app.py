@@ -22,7 +22,7 @@ from palestra.server.anthropic.errors import envelope as anthropic_envelope
 from palestra.server.auth import Doorkeeper
 from palestra.server.episodes import looking_routes, player_routes, wire
 from palestra.server.episodes import routes as episode_routes
-from palestra.server.errors import Refusal
+from palestra.server.errors import Refusal, not_kept
 from palestra.server.hub import Hub
 from palestra.server.logs import RequestLog
 from palestra.server.metrics import CONTENT_TYPE
@@ -38,6 +38,7 @@ from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 from palestra.server.tinkerscript.engine_routes import engine_router
 from palestra.server.tinkerscript.routes import playing_router
+from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
 
@@ -97,6 +98,7 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)
     app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(StoreError, _not_kept)
     app.add_exception_handler(WireError, _malformed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
@@ -110,17 +112,20 @@ async def _healthz() -> dict[str, str]:
 
 
 async def _readyz(request: Request) -> Response:
-    """200 when every engine is there."""
+    """200 when every engine is there and the disks take writes; else why not."""
     hub: Hub = request.app.state.hub
     samplers = hub.sampling.runners
     away = [worker.name for worker in hub.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    ready = not away and not hub.is_leaving
-    return JSONResponse({"ready": ready, "waiting_for": away}, status_code=200 if ready else 503)
+    reasons = [f"{name}: the engine is not there" for name in away] + await hub.disks.troubles()
+    if hub.is_leaving:
+        reasons.append("the server is being stopped")
+    told = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
+    return JSONResponse(told, status_code=503 if reasons else 200)
 
 
 async def _metrics(request: Request) -> Response:
-    """Beyond loopback with a key, like everything else."""
-    await request.app.state.doorkeeper.admit(request)
+    """Of all owners, so not for a trainer's key."""
+    await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
     return Response(request.app.state.hub.metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -128,6 +133,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
     return JSONResponse({"detail": error.detail}, status_code=error.status, headers=headers)
+
+
+async def _not_kept(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreError)
+    return await _refused(request, not_kept(error))
 
 
 async def _malformed(request: Request, error: Exception) -> Response:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from palestra.store.errors import JournalError, StoreError
+
+LASTING = 424  # a permanent one: the SDK sends 5xx again
+
 
 class Refusal(Exception):
     """Permanent unless the status says otherwise: 429 and 503 ask to come back, 400 and 404 do not."""
@@ -9,6 +13,15 @@ class Refusal(Exception):
     def __init__(self, status: int, detail: str, *, retry_after_s: float | None = None):
         super().__init__(detail)
         self.status, self.detail, self.retry_after_s = status, detail, retry_after_s
+
+
+def not_kept(error: StoreError | JournalError) -> Refusal:
+    """What a client is told whose request could not be written. A full disk may have room again in a moment, so it is
+    asked to come back; when that has gone on for `write_wait_s`, its wait ends here."""
+    detail = f"the request could not be kept: {error}"
+    if error.is_lasting:
+        return Refusal(LASTING, f"{detail}; that has gone on for long: see to the server's disk, then send it again")
+    return Refusal(503, detail, retry_after_s=5.0)
 
 
 def not_found(what: str, name: str) -> Refusal:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from palestra.config.serve import ModelConfig, ServeConfig, worker_config
 from palestra.server.checkpoints import Checkpoints
+from palestra.server.disk import Disks
 from palestra.server.episodes.service import Episodes
 from palestra.server.futures import RequestKind, TrainFuture
 from palestra.server.ledger import Ledger
@@ -104,6 +105,7 @@ class Hub:
         self.engine = Engine(config, store, self.episodes.broker)
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
+        self.disks = Disks({"state folder": config.state, "checkpoints": config.checkpoints})
         self.is_leaving = False
         saving = (
             RequestKind.SAVE_WEIGHTS,
@@ -123,9 +125,12 @@ class Hub:
     async def open(cls, config: ServeConfig) -> AsyncIterator[Hub]:
         async with AsyncExitStack() as stack:
             config.state.mkdir(parents=True, exist_ok=True)
-            store = Store.open(config.database)
+            store = Store.open(config.database, patience_s=config.write_wait_s)
             stack.push_async_callback(store.close)
-            requests, results = (Journal.open(config.state / "journal" / name) for name in ("requests", "results"))
+            requests, results = (
+                Journal.open(config.state / "journal" / name, patience_s=config.write_wait_s)
+                for name in ("requests", "results")
+            )
             stack.push_async_callback(requests.close)
             stack.push_async_callback(results.close)
             acknowledged = Acknowledged(config.state / "acknowledged")
@@ -165,7 +170,14 @@ class Hub:
             state = self.config.state / name
             told = worker_config(self.config, model, address_in(self.config.state, name), state)
             log_file = self.config.state / "logs" / f"{name}.log"
-            worker = Worker(model.name[0], told, self, log_file=log_file, patience=patience)
+            worker = Worker(
+                model.name[0],
+                told,
+                self,
+                log_file=log_file,
+                patience=patience,
+                write_wait_s=self.config.write_wait_s,
+            )
             self.workers.update(dict.fromkeys(model.name, worker))
             self.sampling.runners[worker] = self._runner(worker, model)
 

@@ -102,8 +102,8 @@ class TrainedModel:
             return f"no snapshot of it can be read, and the journal begins after request {self.snapshot_seq}"
         missing = [n for n in self.missing if n > received_seq]
         if missing:
-            some = str(missing[0]) if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
-            return f"the journal was damaged and has lost request {some}, which had been acknowledged"
+            some = f"request {missing[0]}" if len(missing) == 1 else f"requests {missing[0]} to {missing[-1]}"
+            return f"the journal was damaged and has lost {some}, acknowledged before"
         return None
 
     def stop_timer(self) -> None:

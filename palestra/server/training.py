@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from palestra.server.background import Background
-from palestra.server.errors import Refusal
+from palestra.server.errors import Refusal, not_kept
 from palestra.server.futures import LOADING, RequestKind, TrainFuture, digest_of
 from palestra.server.lanes import GIVE_UP_DEATHS, Lane
 from palestra.server.ledger import Ledger
@@ -164,9 +164,12 @@ class Training:
         except Exception as e:  # whatever it is, the client must not wait for it
             if not isinstance(e, JournalError):
                 log.exception("a request could not be kept", request_id=future.request_id)
+                e = JournalError(str(e))
             self._forget(future)
-            durable.set_exception(Refusal(503, f"the request could not be kept: {e}", retry_after_s=5.0))
+            durable.set_exception(not_kept(e))
             if self._is_here(model):
+                if e.is_lasting:
+                    self.reject(model, future.seq_id)
                 self.advance(model)
             return
         future.durable = None

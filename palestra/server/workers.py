@@ -23,6 +23,7 @@ from palestra import __version__
 from palestra.server.link import Heard, Link
 from palestra.server.log_files import last_error, last_words, open_log
 from palestra.server.watchdog import Ending, Patience, Watchdog
+from palestra.store.failing import Failing
 from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
 
 log = structlog.get_logger()
@@ -47,7 +48,16 @@ class Listener(Protocol):
 
 
 class Worker:
-    def __init__(self, name: str, config: WorkerConfig, listener: Listener, *, log_file: Path, patience: Patience):
+    def __init__(
+        self,
+        name: str,
+        config: WorkerConfig,
+        listener: Listener,
+        *,
+        log_file: Path,
+        patience: Patience,
+        write_wait_s: float,
+    ):
         self.name, self.config, self.listener = name, config, listener
         self.link = Link(config.address)
         self.card: ModelCard | None = None
@@ -63,6 +73,11 @@ class Worker:
         self._watchdog = Watchdog(patience, self._put_down)
         self._ending = Ending.DIED
         """Of the present life, when it ends."""
+        self._starts_fail = Failing(write_wait_s)
+        self.start_error: OSError | None = None
+        """Why the last start came to nothing."""
+        self.cannot_start = False
+        """That has gone on for long."""
         self._stopping = False
         self._tasks: list[asyncio.Task] = []
 
@@ -197,9 +212,12 @@ class Worker:
             self._spawn()
         except OSError as e:
             log.error("the worker could not be started; trying again", worker=self.name, error=str(e))
+            self.start_error, self.cannot_start = e, self._starts_fail.failed()
             if self._child is not None and self._child.poll() is None and self._child.pid != self._pid:
                 self._child.kill()
             return False
+        self._starts_fail.worked()
+        self.start_error, self.cannot_start = None, False
         return True
 
     async def _watch(self, exits: asyncio.Task) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from palestra.store import schema
 from palestra.store.databases import READERS, Database, database_of
 from palestra.store.errors import StoreError
+from palestra.store.failing import Failing
 from palestra.store.groups import GroupQueue
 
 T = TypeVar("T")
@@ -47,8 +49,9 @@ class _Job(Generic[T]):
 class Store:
     """`async with Store.open(url) as store`, or `with` where there is no loop."""
 
-    def __init__(self, database: Database, *, lock: bool) -> None:
+    def __init__(self, database: Database, *, lock: bool, patience_s: float) -> None:
         self._database = database
+        self._failing = Failing(patience_s)
         self._lock = lock
         self._writes = database.writer()
         self._reads = database.readers()
@@ -59,9 +62,10 @@ class Store:
         self._writer = threading.Thread(target=self._run_writer, name="store-writer", daemon=True)
 
     @classmethod
-    def open(cls, url: str, *, lock: bool = True) -> Self:
-        """Creates folders and file, migrates, and takes the lock. Without `lock` it works beside a running server."""
-        store = cls(database_of(url), lock=lock)
+    def open(cls, url: str, *, lock: bool = True, patience_s: float = math.inf) -> Self:
+        """Creates folders and file, migrates, and takes the lock. Without `lock` it works beside a running server.
+        `patience_s`: errors of writes are lasting when nothing could be written for so long."""
+        store = cls(database_of(url), lock=lock, patience_s=patience_s)
         try:
             store._conn = store._connect()
         except BaseException as e:
@@ -132,13 +136,20 @@ class Store:
         try:
             if self._conn is None:
                 self._conn = self._connect()
-            return self._run(group, self._conn)
+            outcomes = self._run(group, self._conn)
         except Exception as e:
-            # As far as is known nothing was kept, and the next group starts afresh.
-            log.error("a group of %d writes failed", len(group), exc_info=e)
-            self._disconnect()
-            error = StoreError(f"cannot write to the database: {_reason(e)}")
+            error = self._failed(len(group), e)
             return [Outcome(error=error) for _ in group]
+        self._failing.worked()
+        return outcomes
+
+    def _failed(self, count: int, error: Exception) -> StoreError:
+        """As far as is known nothing was kept, and the next group starts afresh."""
+        log.error("a group of %d writes failed", count, exc_info=error)
+        self._disconnect()
+        failed = StoreError(f"cannot write to the database: {_reason(error)}")
+        failed.is_lasting = self._failing.failed()
+        return failed
 
     def _run(self, group: list[_Job[Any]], conn: Connection) -> list[Outcome[Any]]:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""

@@ -6,6 +6,9 @@ from __future__ import annotations
 class StoreError(Exception):
     """The database cannot be opened, read or written."""
 
+    is_lasting = False
+    """Of a write: nothing could be written for longer than `write_wait_s`."""
+
 
 class StoreLocked(StoreError):
     """Another server uses this database."""
@@ -25,3 +28,6 @@ class KeyExists(StoreError):
 
 class JournalError(Exception):
     """The journal is damaged, or cannot be written now."""
+
+    is_lasting = False
+    """As of `StoreError`."""

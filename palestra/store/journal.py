@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Self
 
 from palestra.store import journal_files as files
 from palestra.store.errors import JournalError
+from palestra.store.failing import Failing
 from palestra.store.groups import GroupQueue
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class _Append:
     done: asyncio.Future[Position]
 
 
-_Outcome = tuple[_Append, Position | str]
+_Outcome = tuple[_Append, Position | JournalError]
 """Where it is, or why it is not."""
 
 
@@ -60,9 +62,9 @@ class _Sweep:
 
 
 class Journal:
-    def __init__(self, folder: Path, segment_bytes: int) -> None:
+    def __init__(self, folder: Path, segment_bytes: int, patience_s: float) -> None:
         self.folder = folder
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._failing = segment_bytes, Failing(patience_s)
         self._state = threading.Lock()  # protects _segments: the writer adds, callers release
         self._segments: dict[int, _Segment] = {}
         self._recoverable: list[int] = []
@@ -73,9 +75,10 @@ class Journal:
         self._writer = threading.Thread(target=self._run_writer, name="journal-writer", daemon=True)
 
     @classmethod
-    def open(cls, folder: Path, *, segment_bytes: int = 64 << 20) -> Self:
-        """Cuts off what a crash left half written. Nothing found is deleted before `recover` has passed it."""
-        journal = cls(folder, segment_bytes)
+    def open(cls, folder: Path, *, segment_bytes: int = 64 << 20, patience_s: float = math.inf) -> Self:
+        """Cuts off what a crash left half written. Nothing found is deleted before `recover` has passed it.
+        `patience_s`: errors of writes are lasting when nothing could be written for so long."""
+        journal = cls(folder, segment_bytes, patience_s)
         try:
             journal._look()
         except OSError as e:
@@ -183,8 +186,10 @@ class Journal:
             reason = e.strerror if isinstance(e, OSError) else repr(e)
             error = f"cannot write to the journal in {self.folder}: {reason}"
             log.error("%s; %d records refused", error, len(appends))
-            self._tell([(append, error) for append in appends])
+            is_lasting = self._failing.failed()
+            self._tell([(append, _refused(error, is_lasting=is_lasting)) for append in appends])
             return []
+        self._failing.worked()
         self._tell(list(zip(batch, positions, strict=True)))
         return appends[len(batch) :]
 
@@ -257,11 +262,17 @@ class Journal:
             elif isinstance(outcome, Position):
                 append.done.set_result(outcome)
             else:
-                append.done.set_exception(JournalError(outcome))
+                append.done.set_exception(outcome)
 
-    def _disown(self, outcome: Position | str) -> None:
+    def _disown(self, outcome: Position | JournalError) -> None:
         if isinstance(outcome, Position):
             self.release(outcome)
 
     def _path(self, segment: int) -> Path:
         return files.segment_path(self.folder, segment)
+
+
+def _refused(reason: str, *, is_lasting: bool) -> JournalError:
+    error = JournalError(reason)
+    error.is_lasting = is_lasting
+    return error

@@ -200,6 +200,7 @@ class Rights(StrEnum):
     TRAINER = "trainer"
     WORKER = "worker"
     EPISODE = "episode"
+    METRICS = "metrics"
 
 
 class Key(Struct, frozen=True, kw_only=True):

@@ -55,6 +55,22 @@ def test_the_text_of_a_key_is_shown_once_and_nothing_that_leads_to_it():
     assert "ann" in later
 
 
+def test_the_first_key_says_whom_it_locks_out():
+    first = key("create", "--name", "ann")
+    assert "this is the first key" in first.stderr
+    assert "401" in first.stderr
+    assert "--owner local" in first.stderr
+    assert "first key" not in key("create", "--name", "bob").stderr
+    key("revoke", "ann")
+    key("revoke", "bob")
+    assert "first key" not in key("create", "--name", "cid").stderr  # the door was closed already
+
+
+def test_the_first_key_says_so_in_json_too(tmp_path):
+    assert "first key" in answer("create", "--state", tmp_path / "s")["note"]
+    assert "note" not in answer("create", "--state", tmp_path / "s")
+
+
 def test_a_key_made_beside_a_running_server_is_known_to_it(tmp_path):
     url = f"sqlite:///{tmp_path}/s/palestra.db"
     with Store.open(url) as store:

@@ -50,7 +50,14 @@ def world(make_module_server: MakeServer) -> World:
     return World(server, alice, bob, hers, his, sampled["request_id"], keys)
 
 
-RIGHTS = {"alice": "trainer", "bob": "trainer", "carol": "admin", "a worker": "worker", "an episode": "episode"}
+RIGHTS = {
+    "alice": "trainer",
+    "bob": "trainer",
+    "carol": "admin",
+    "a worker": "worker",
+    "an episode": "episode",
+    "prometheus": "metrics",
+}
 
 # Every call that names something. `s` is Alice's session, or one that never was.
 
@@ -247,7 +254,8 @@ SEEN_BY_WORKERS = ("/get_engine_status", "/get_episode_buffer")
 
 def test_every_call_needs_a_key_with_the_right(world: World) -> None:
     """Whatever a new route will be called: it is in the OpenAPI, so it is tried here."""
-    expected = {None: 401, "tml-" + "0" * 64: 401, "": 401, world.keys["a worker"]: 403, world.keys["an episode"]: 403}
+    of_right = (world.keys[name] for name in ("a worker", "an episode", "prometheus"))
+    expected = {None: 401, "tml-" + "0" * 64: 401, "": 401, **dict.fromkeys(of_right, 403)}
     tried = routes(world)
     assert len(tried) > 40
     for key, status in expected.items():
@@ -257,7 +265,18 @@ def test_every_call_needs_a_key_with_the_right(world: World) -> None:
             wanted = status
             if key == world.keys["a worker"]:
                 wanted = 400 if where in PLAYING else 200 if where in SEEN_BY_WORKERS else status
+            if key == world.keys["prometheus"] and where == "/metrics":
+                wanted = 200
             assert answer.status_code == wanted, f"{key} {method} {where}: {answer.status_code} {answer.text}"
+
+
+def test_metrics_are_for_who_may_see_every_owner(world: World) -> None:
+    ok_to_see = [world.server.http(key=world.keys[name]).get("/metrics") for name in ("carol", "prometheus")]
+    assert all(answer.status_code == 200 and "palestra_requests_total" in answer.text for answer in ok_to_see)
+    bearer = {"authorization": f"Bearer {world.keys['prometheus']}"}  # as Prometheus sends it
+    assert world.server.http(key=None).get("/metrics", headers=bearer).status_code == 200
+    said = refused(world.alice.http.get("/metrics"), 403, said="needs admin or metrics")
+    assert "owner" not in said
 
 
 def test_a_key_may_ask_about_itself_whatever_its_right(world: World) -> None:

@@ -14,28 +14,30 @@ from palestra.server.errors import Refusal
 class NotSaved(Refusal):
     """Nothing of it was done; the same call may come again."""
 
-    def __init__(self) -> None:
-        super().__init__(503, "this could not be saved, so it was not done; send it again", retry_after_s=1.0)
+    def __init__(self, why: BaseException | None = None) -> None:
+        because = "" if why is None else f" ({why})"
+        super().__init__(503, f"this could not be saved, so it was not done{because}; send it again", retry_after_s=1.0)
 
 
 class Write:
     """One that is to come, or under way."""
 
     def __init__(self) -> None:
-        self._is_saved: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._error: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
-    def end(self, *, is_saved: bool) -> None:
-        self._is_saved.set_result(is_saved)
+    def end(self, error: BaseException | None = None) -> None:
+        """`error`: why nothing of it was saved."""
+        self._error.set_result(error)
 
     async def over(self) -> None:
         """However it went. Whoever is cancelled here changes nothing about that."""
-        await asyncio.wait({self._is_saved})
+        await asyncio.wait({self._error})
 
     async def saved(self) -> None:
         """Raises `NotSaved`."""
         await self.over()
-        if not self._is_saved.result():
-            raise NotSaved
+        if (error := self._error.result()) is not None:
+            raise NotSaved(error)
 
 
 class Saving:
@@ -79,7 +81,7 @@ class Saving:
                     self._fail(error)
                 else:
                     self._under_way = None
-                    write.end(is_saved=True)
+                    write.end()
         finally:
             self._writing = None
 
@@ -91,4 +93,4 @@ class Saving:
             self._on_failure(error)
         finally:
             for one in lost:
-                one.end(is_saved=False)
+                one.end(error)

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from palestra.server.errors import Refusal
+from palestra.server.errors import Refusal, not_kept
 from palestra.server.tinker.errors import WireError, shown, wire_error_of
+from palestra.store.errors import StoreError
 
 log = structlog.get_logger()
 
@@ -125,6 +126,8 @@ def as_refusal(error: Exception, **where: str) -> Refusal:
     """What a client is told of an error: those we did not expect are in the log."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, StoreError):
+        return not_kept(error)
     log.error("a request broke", exc_info=error, **where)
     return ApiError(500, BROKE)
 

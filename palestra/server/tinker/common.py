@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from palestra.server.auth import Caller
-from palestra.server.errors import Refusal, not_found
+from palestra.server.errors import LASTING, Refusal, not_found
 from palestra.server.futures import RequestKind
 from palestra.server.hub import Hub
 from palestra.server.models import TrainedModel
@@ -64,6 +64,16 @@ class Common:
 
     def _runner(self, worker: Worker) -> SampleRunner:
         return self.hub.sampling.runners[worker]
+
+    def _why_down(self, worker: Worker) -> str:
+        """Of an engine that is not there. Who waits for one that cannot be started for long is told so instead: what
+        was asked of it stays, and can be read when it is back."""
+        if worker.start_error is None:
+            return "the engine is starting"
+        reason = f"the engine cannot be started: {worker.start_error}"
+        if worker.cannot_start:
+            raise Refusal(LASTING, f"{reason}; see to the server's disk, then ask for the result again")
+        return reason
 
     def _base(self, base_model: str) -> Worker:
         worker = self.hub.base(base_model)

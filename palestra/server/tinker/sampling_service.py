@@ -122,6 +122,8 @@ class SamplingService(Common):
                 future.retrieved = True
         hold_s = self.hub.config.poll_hold_s
         await queue.wait(request.prev_cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
+        if not queue.after(request.prev_cursor) and not sampler.worker.link.is_up:
+            self._why_down(sampler.worker)
         completions = [self._completion(request_id) for request_id in queue.after(request.prev_cursor)]
         return s.RetrieveFuturesResponse(completions=completions, cursor=queue.cursor)
 

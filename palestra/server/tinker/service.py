@@ -285,7 +285,7 @@ class TinkerService(WeightsService):
             of = self.hub.training.models if isinstance(future, TrainFuture) else self.hub.sampling.samplers
             owner = of.get(future.model_id if isinstance(future, TrainFuture) else future.sampler_id)
             if owner is not None and not owner.worker.link.is_up:
-                paused = "the engine is starting"
+                paused = self._why_down(owner.worker)
         return s.TryAgainResponse(
             request_id=future.request_id,
             queue_state="paused_capacity" if paused else "active",

@@ -32,6 +32,7 @@ class Api:
     key: str = KEY
     run: str = field(default_factory=lambda: f"run-{next(_numbers)}")
     client_id: str = "player"
+    metrics_key: str = KEY
 
     def send(self, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
         http = self.server.http(key=self.key)
@@ -74,8 +75,11 @@ class Api:
     def played(self, **query: Any) -> list[Any]:
         return self.get(f"runs/{self.run}/groups", **{"wait_s": 10} | query)["groups"]
 
+    def metrics(self) -> str:
+        return self.server.http(key=self.metrics_key).get("/metrics").text
+
     def metric(self, name: str) -> float:
-        lines = self.server.http(key=self.key).get("/metrics").text.splitlines()
+        lines = self.metrics().splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
     def episode(self, episode_id: str) -> Any:
@@ -131,13 +135,13 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
 @pytest.fixture(scope="session")
 def keys(keyed: Ephebe) -> dict[str, str]:
     made = {"alice": ("alice", "trainer"), "bob": ("bob", "trainer"), "worker": ("alice", "worker")}
-    made["other worker"] = ("alice", "worker")
+    made |= {"other worker": ("alice", "worker"), "prometheus": ("prometheus", "metrics")}
     return {name: keyed.make_key(name, owner=owner, right=right) for name, (owner, right) in made.items()}
 
 
 @pytest.fixture
 def alice(keyed: Ephebe, keys: dict[str, str]) -> Api:
-    api = Api(keyed, keys["alice"])
+    api = Api(keyed, keys["alice"], metrics_key=keys["prometheus"])
     api.put_run()
     return api
 

@@ -190,7 +190,7 @@ def test_episodes_are_listed_and_counted(alice: Api) -> None:
     assert alice.get("episodes", run=alice.run, state="leased")["total"] == 1
     assert alice.get("episodes", run=alice.run, offset=2)["episodes"][0]["group_id"] == "b"
     assert alice.get("episodes", run=alice.run, offset=2**63 - 1)["episodes"] == []
-    metrics = alice.server.http(key=alice.key).get("/metrics").text
+    metrics = alice.metrics()
     of = f'owner="alice",run="{alice.run}"'
     for line in (
         f'queued{{kind="eval",{of}}} 1.0',

@@ -111,7 +111,7 @@ def test_keys_of_attempts_stay_what_they_were_in_earlier_versions() -> None:
 
 
 def requests_counted(api: Api, route: str, status: int) -> float:
-    lines = api.server.http(key=api.key).get("/metrics").text.splitlines()
+    lines = api.metrics().splitlines()
     wanted = f'palestra_requests_total{{route="{route}",status="{status}"}} '
     return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 

@@ -240,8 +240,7 @@ def test_a_cancelled_episode_ends_its_call_at_once(alice: Api) -> None:
     (group,) = alice.played()
     assert (group["state"], group["episodes"]) == ("dropped", [])
     queue = 'palestra_queue_depth{base_model="ephebe",kind="sample"} 0.0'
-    metrics = alice.server.http(key=alice.key)
-    alice.server.until(lambda: queue in metrics.get("/metrics").text)  # and nothing is sampled for it any more
+    alice.server.until(lambda: queue in alice.metrics())  # and nothing is sampled for it any more
 
 
 def test_what_is_released_is_played_by_another(alice: Api, worker: Api) -> None:
@@ -288,5 +287,4 @@ def test_a_cursor_reads_again_until_it_is_committed(alice: Api) -> None:
     assert alice.send("POST", f"runs/{alice.run}/commit", {"cursor": 9}).status_code == 409
     assert alice.get(f"runs/{alice.run}/groups", after=3) == {"groups": [], "cursor": 3}
     assert [line["trajectories"] for one in alice.played(tokens=False) for line in one["episodes"]] == [[]]
-    http: httpx.Client = alice.server.http(key=alice.key)
-    assert f'palestra_episode_claims_total{{owner="alice",run="{alice.run}"}} 3.0' in http.get("/metrics").text
+    assert f'palestra_episode_claims_total{{owner="alice",run="{alice.run}"}} 3.0' in alice.metrics()
