@@ -96,6 +96,7 @@ class Hub:
             keep_results_s=config.keep_results_s,
             max_pending_bytes=config.limits.max_pending_train_bytes,
         )
+        self._recovery = Recovery(self.training)
         self.sampling = Sampling(
             self.observer,
             max_pending=config.limits.max_pending_samples,
@@ -218,12 +219,12 @@ class Hub:
 
     def on_hello(self, worker: Worker, hello: Hello) -> None:
         self.metrics.worker_hello(worker.name, adopted=worker.is_adopted)
-        self.training.on_hello(worker, hello)
+        self._recovery.on_hello(worker, hello)
         self.sampling.on_hello(worker, hello.sampler_ids)
 
     def on_hello_again(self, worker: Worker, hello: Hello) -> None:
         """The line was cut for a moment: what was said meanwhile is said again."""
-        self.training.on_hello(worker, hello)
+        self._recovery.on_hello(worker, hello)
 
     def on_message(self, worker: Worker, heard: Heard) -> None:
         match heard.message:
@@ -417,7 +418,7 @@ class Hub:
                     worker,
                     row.model_path,
                 )
-        Recovery(self.training).run()
+        self._recovery.run()
         live = {f.request_id for m in self.training.models.values() for f in m.futures.values()}
         await self.checkpoints.settle_after_restart(live, self.training.absent)
 

@@ -37,6 +37,8 @@ class TrainedModel:
     settled: set[int] = field(default_factory=set)
     settled_at: list[tuple[int, Position]] = field(default_factory=list)
     """Where the journal says so, with the highest of the numbers: held until a snapshot covers that one."""
+    given_up: set[int] = field(default_factory=set)
+    """They will not come either, but the journal could not be told so yet."""
     missing: list[int] = field(default_factory=list)
     """Acknowledged, and in the journal no more."""
     settling: int = 0
@@ -85,7 +87,8 @@ class TrainedModel:
     def sure_gap(self) -> list[int]:
         """Missing numbers that will not come. A chunked call sends its first part last, so a pass may still fill a gap
         before other passes; nothing comes before anything else."""
-        return self.missing_before(max((n for n, f in self.early.items() if not f.kind.is_pass), default=-1))
+        missing = self.missing_before(max((n for n, f in self.early.items() if not f.kind.is_pass), default=-1))
+        return sorted({n for n in self.given_up if n >= self.next_seq}.union(missing))
 
     def missing_before(self, border: int) -> list[int]:
         return [n for n in range(self.next_seq, border) if n not in self.early and n not in self.settled]

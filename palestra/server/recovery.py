@@ -1,16 +1,25 @@
-"""After a restart: the journal's records back into the models the database knows."""
+"""After a restart: the journal's records back into the models the database knows, then the worker's snapshots behind
+them. What neither has is noticed here.
+
+Owns: what a restarted server or worker brings. Never touches: requests that come later.
+"""
 
 from __future__ import annotations
 
 from palestra.server.futures import LOADING, TrainFuture
 from palestra.server.ledger import About, Finished, Requested, Settled, loaded_folder
+from palestra.server.models import TrainedModel
 from palestra.server.training import Training
+from palestra.server.workers import Worker
 from palestra.store.journal import Position
+from palestra.types.engine import DropModel, Hello, ModelState, encode_message
 
 
 class Recovery:
     def __init__(self, training: Training):
         self.training = training
+
+    # A server comes
 
     def run(self) -> None:
         """What belongs to no model is let go, except of models whose base is not served this time: that stays."""
@@ -70,3 +79,35 @@ class Recovery:
         else:
             model.settled_at.append((last, position))
             model.settled.update(n for n in record.seq_ids if n >= model.next_seq)
+
+    # A worker comes
+
+    def on_hello(self, worker: Worker, hello: Hello) -> None:
+        training = self.training
+        states = {state.model_id: state for state in hello.models}
+        for model_id in states.keys() - training.models.keys():
+            worker.link.send(DropModel(model_id=model_id))
+        unstored = {message.request_id for message in hello.unstored}
+        lane, mine = training.lane(worker), [m for m in training.models.values() if m.worker is worker]
+        for model in mine:  # all of them before anything is sent
+            lane.meet(model, states.get(model.model_id, _nothing_of(model.model_id)).received_seq)
+        for model in mine:
+            self._meet(model, states.get(model.model_id, _nothing_of(model.model_id)), unstored)
+        for message in hello.unstored:
+            training.on_trained(worker, message, encode_message(message))
+        lane.flow()
+
+    def _meet(self, model: TrainedModel, state: ModelState, unstored: set[str]) -> None:
+        why = model.why_lost(state.received_seq)
+        if why is not None:
+            self.training.lose(model, why)
+            return
+        self.training.cover(model, state.covered_seq)
+        for future in model.futures.values():
+            is_open = not (future.is_done or future.is_finishing)
+            if is_open and future.seq_id <= state.applied_seq and future.request_id not in unstored:
+                self.training.lose_result(future)  # the worker forgot it when it was on disk here
+
+
+def _nothing_of(model_id: str) -> ModelState:
+    return ModelState(model_id=model_id, received_seq=-1, applied_seq=-1, covered_seq=-1)

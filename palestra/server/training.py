@@ -32,7 +32,6 @@ from palestra.types.engine import (
     Blame,
     DropModel,
     Failure,
-    Hello,
     Loaded,
     Operation,
     Snapshotted,
@@ -50,6 +49,7 @@ Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 SaveSnapshotSeq = Callable[[str, int], Awaitable[None]]
 
+SETTLE_AGAIN_S = 5.0  # after a gap could not be noted: a full disk stays full for a while
 UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory beside its copy in the journal
 
 
@@ -221,6 +221,7 @@ class Training:
     async def _settle(self, model: TrainedModel, seq_ids: list[int]) -> None:
         model.stop_timer()
         model.settled.update(seq_ids)
+        model.given_up.difference_update(seq_ids)
         model.settling += 1
         try:
             at = await self.ledger.give_up(model.model_id, seq_ids)
@@ -231,7 +232,9 @@ class Training:
         except JournalError as e:
             log.error("a gap could not be noted; trying again", model=model.model_id, seq_ids=seq_ids, error=str(e))
             model.settled.difference_update(seq_ids)  # or a restart would take them for requests that were lost
-            model.gap_timer = asyncio.get_running_loop().call_later(self._gap_wait_s, self._give_up, model)
+            model.given_up.update(seq_ids)
+            if self._is_here(model):
+                model.gap_timer = asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, self.advance, model)
             return
         finally:
             model.settling -= 1
@@ -287,9 +290,9 @@ class Training:
         """What succeeded once must succeed again; else the model is not what its client was told it is."""
         model = self.models.get(future.model_id)
         if model is not None and not isinstance(self.outcome(future), Failure):
-            self._lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
+            self.lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
 
-    def _lose(self, model: TrainedModel, why: str) -> None:
+    def lose(self, model: TrainedModel, why: str) -> None:
         self.lost.add(model, why)
         self._take_out(model)
         self.writing.run(self._end_lost(model, why))
@@ -316,9 +319,9 @@ class Training:
     def on_snapshotted(self, message: Snapshotted) -> None:
         model = self.models.get(message.model_id)
         if model is not None:
-            self._cover(model, message.covered_seq)
+            self.cover(model, message.covered_seq)
 
-    def _cover(self, model: TrainedModel, seq_id: int) -> None:
+    def cover(self, model: TrainedModel, seq_id: int) -> None:
         if seq_id > model.snapshot_seq:
             self.writing.run(self._covered(model, seq_id))
 
@@ -338,38 +341,7 @@ class Training:
                 self.ledger.release(position)
         model.settled_at = [s for s in model.settled_at if s[0] > up_to]
 
-    # A worker comes
-
-    def on_hello(self, worker: Worker, hello: Hello) -> None:
-        states = {state.model_id: state for state in hello.models}
-        for model_id in states:
-            if model_id not in self.models:
-                worker.link.send(DropModel(model_id=model_id))
-        unstored = {message.request_id for message in hello.unstored}
-        lane, mine = self.lane(worker), [m for m in self.models.values() if m.worker is worker]
-        for model in mine:  # all of them before anything is sent
-            state = states.get(model.model_id)
-            lane.meet(model, -1 if state is None else state.received_seq)
-        for model in mine:
-            state = states.get(model.model_id)
-            why = model.why_lost(-1 if state is None else state.received_seq)
-            if why is not None:
-                self._lose(model, why)
-            elif state is not None:
-                self._cover(model, state.covered_seq)
-                self._end_unanswered(model, state.applied_seq, unstored)
-        for message in hello.unstored:
-            self.on_trained(worker, message, encode_message(message))
-        lane.flow()
-
-    def _end_unanswered(self, model: TrainedModel, applied_seq: int, unstored: set[str]) -> None:
-        """The worker has done them and knows their results no more: those were on disk here, and are not."""
-        for future in model.futures.values():
-            is_open = not (future.is_done or future.is_finishing)
-            if is_open and future.seq_id <= applied_seq and future.request_id not in unstored:
-                log.error("a result is lost", request_id=future.request_id)
-                why = "this request was done, but its result is lost: the journal of results was damaged"
-                self._finished(future, encode_message(future.failed(why)))
+    # A worker goes
 
     def on_exit(self, worker: Worker) -> None:
         guilty = self.lane(worker).on_exit()
@@ -378,7 +350,7 @@ class Training:
         log.error("a request ended the worker again and again; it is given up", request_id=guilty.request_id)
         why = f"ended the worker {GIVE_UP_DEATHS} times in a row, while nothing else ran"
         if guilty.is_done:
-            self._lose(self.models[guilty.model_id], f"request {guilty.seq_id}, done before, {why} at a replay")
+            self.lose(self.models[guilty.model_id], f"request {guilty.seq_id}, done before, {why} at a replay")
         else:
             given_up = guilty.failed(f"this request {why}; it was given up and had no effect")
             self.on_trained(worker, given_up, encode_message(given_up))
@@ -407,6 +379,12 @@ class Training:
     def fail(self, future: TrainFuture, reason: str) -> None:
         future.is_failed = True
         self._finished(future, encode_message(future.failed(reason)))
+
+    def lose_result(self, future: TrainFuture) -> None:
+        """It had its effect, and has it again when the model is replayed."""
+        log.error("a result is lost", request_id=future.request_id)
+        why = "this request was done, but its result is lost: the journal of results was damaged"
+        self._finished(future, encode_message(future.failed(why)))
 
     def _finished(self, future: TrainFuture, frame: bytes) -> None:
         future.finish(frame)

@@ -13,6 +13,8 @@ import struct
 import zlib
 from pathlib import Path
 
+from palestra.store.errors import JournalError
+
 log = logging.getLogger(__name__)
 
 _SLOT = struct.Struct("<Iq116s")
@@ -26,7 +28,10 @@ class Acknowledged:
 
     def __init__(self, file: Path):
         self.file = file
-        self._fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as e:
+            raise JournalError(f"cannot open {file}: {e.strerror}") from e
         self._seqs: dict[str, int] = {}
         self._slots: dict[str, int] = {}
         self._free: list[int] = []

@@ -127,7 +127,8 @@ def as_refusal(error: Exception, **where: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StoreError):
-        return not_kept(error)
+        told = not_kept(error)
+        return ApiError(503, told.detail, retry_after_s=told.retry_after_s, is_final=error.is_lasting)
     log.error("a request broke", exc_info=error, **where)
     return ApiError(500, BROKE)
 
