@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
@@ -28,7 +27,7 @@ FIRST = (
     "this is the first key: from now on a server on a loopback address needs a valid key from everyone, "
     "also one that is running (within 2 seconds); whoever has none is refused with 401"
 )
-FOR_WHAT_WAS_THERE = "models and checkpoints made without keys are the owner 'local': palestra key create --owner local"
+BEFORE = "what was made without keys belongs to 'local'; for a key that sees it: palestra key create --owner local"
 
 
 def common_options(command: F) -> F:
@@ -76,7 +75,7 @@ def create(name: str | None, owner: str | None, right: str, as_json: bool, **whe
     click.echo("keep it now: only its hash is stored. To use it: export TINKER_API_KEY=tml-…", err=True)
     if is_first:
         click.echo(FIRST, err=True)
-        click.echo(FOR_WHAT_WAS_THERE, err=True)
+        click.echo(BEFORE, err=True)
 
 
 @key.command("list")
@@ -136,13 +135,13 @@ def open_store(
     flags = {"state": state, "database": database}
     given = [Override(name, value, f"--{name}") for name, value in flags.items() if value is not None]
     with one_line_errors(ConfigError):
-        url = load_config(ServeConfig, files, given).database
-    file = Path(url.partition(":///")[2])
-    if not create and url.startswith("sqlite") and not file.is_file():
+        config = load_config(ServeConfig, files, given)
+    file = config.database_file
+    if not create and file is not None and not file.is_file():
         raise fail(f"no database {file}; name the server's with --state DIR, --database URL or -c FILE", USAGE)
     with needs_extra("server"):
         from palestra.store import Store, StoreError
-    with one_line_errors(StoreError), needs_extra("postgres"), Store.open(url, lock=False) as store:
+    with one_line_errors(StoreError), needs_extra("postgres"), Store.open(config.database, lock=False) as store:
         yield store
 
 

@@ -298,6 +298,11 @@ class ServeConfig(Config):
         return (self.tinkerscript.host or self.host) if self.tinkerscript.enabled else None
 
     @property
+    def database_file(self) -> Path | None:
+        """Of SQLite; None: the database is a server's."""
+        return Path(self.database.partition(":///")[2]) if self.database.startswith("sqlite") else None
+
+    @property
     def is_loopback(self) -> bool:
         """Wherever it listens."""
         return _is_loopback(self.host) and (self.tinkerscript_host is None or _is_loopback(self.tinkerscript_host))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from palestra.engine.backend import DatumDone, MicroBatch, Weights
+from palestra.engine.files import FileDamaged
 from palestra.model.errors import ModelError
 from palestra.types import LoraConfig
 from palestra.types.engine import (
@@ -185,6 +186,8 @@ def failure_of(error: Exception, where: str) -> Failure:
     if isinstance(error, ModelError):
         return Failure(message=str(error), blame=Blame.USER)
     log.error("failed where=%s", where, exc_info=error)
+    if isinstance(error, FileDamaged):
+        return Failure(message=str(error), blame=Blame.SERVER)
     if isinstance(error, OSError):
         return Failure(message=f"a file could not be read or written: {error}", blame=Blame.SERVER)
     return Failure(message=f"the engine failed: {type(error).__name__}: {error}", blame=Blame.SERVER)

@@ -234,7 +234,7 @@ class SamplerShelf:
         except (FileDamaged, msgspec.MsgspecError, KeyError) as e:
             log.error("sampler_unusable sampler=%s error=%r", kept.sampler_id, e)
             lost = f"the weights of sampler {kept.sampler_id!r} are lost (a damaged file): save them again"
-            raise DataError(lost) from None
+            raise FileDamaged(lost) from None
 
 
 def _log_error(_: None, error: Exception | None) -> None:

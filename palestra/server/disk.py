@@ -32,18 +32,29 @@ class Disks:
             if self._looking is None:
                 self._looking = asyncio.create_task(asyncio.to_thread(self._look))
             looking = self._looking
-            self._found = await asyncio.shield(looking)
-            self._looked_at, self._looking = time.monotonic(), None
+            try:
+                self._found = await asyncio.shield(looking)
+                self._looked_at = time.monotonic()
+            finally:
+                if looking.done():
+                    self._looking = None
         return self._found
 
     def _look(self) -> list[str]:
-        found = {name: _trouble(folder) for name, folder in self._folders.items()}
-        return [f"{name}: {trouble}" for name, trouble in found.items() if trouble is not None]
+        there = {name: _existing(folder) for name, folder in self._folders.items()}
+        disks: dict[int, list[str]] = {}
+        for name, folder in there.items():
+            disks.setdefault(folder.stat().st_dev, []).append(name)
+        found = {", ".join(names): _trouble(there[names[0]]) for names in disks.values()}
+        return [f"{names}: {trouble}" for names, trouble in found.items() if trouble is not None]
+
+
+def _existing(folder: Path) -> Path:
+    """It is made when it is needed."""
+    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
 
 
 def _trouble(folder: Path) -> str | None:
-    while not folder.exists() and folder != folder.parent:  # it is made when it is needed
-        folder = folder.parent
     try:
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE_BYTES:

@@ -72,14 +72,7 @@ LOADED = (ModelStatus.PENDING, ModelStatus.READY)
 
 
 class Hub:
-    def __init__(
-        self,
-        config: ServeConfig,
-        store: Store,
-        journals: tuple[Journal, Journal],
-        acknowledged: Acknowledged,
-        secret: str,
-    ):
+    def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
         self.config, self.store, self.secret = config, store, secret
         self.metrics = Metrics()
         self.observer = Observer.of(self.metrics, config.otlp_endpoint)
@@ -87,7 +80,7 @@ class Hub:
         self.checkpoints = Checkpoints(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
         self.training = Training(
             Ledger(*journals),
-            acknowledged,
+            Acknowledged(config.state / "acknowledged"),
             LostModels(store),
             self.observer,
             self._save_snapshot_seq,
@@ -106,7 +99,13 @@ class Hub:
         self.engine = Engine(config, store, self.episodes.broker)
         self.workers: dict[str, Worker] = {}
         """By each name a base model is served as."""
-        self.disks = Disks({"state folder": config.state, "checkpoints": config.checkpoints})
+        self.disks = Disks(
+            {
+                "state folder": config.state,
+                "checkpoints": config.checkpoints,
+                **({"database": config.database_file.parent} if config.database_file is not None else {}),
+            }
+        )
         self.is_leaving = False
         saving = (
             RequestKind.SAVE_WEIGHTS,
@@ -134,10 +133,9 @@ class Hub:
             )
             stack.push_async_callback(requests.close)
             stack.push_async_callback(results.close)
-            acknowledged = Acknowledged(config.state / "acknowledged")
-            stack.callback(acknowledged.close)
             secret = await store.write(lambda c: setting_once(c, "server_secret", lambda: secrets.token_hex(32)))
-            hub = cls(config, store, (requests, results), acknowledged, secret)
+            hub = cls(config, store, (requests, results), secret)
+            stack.callback(hub.training.acknowledged.close)
             stack.callback(hub.observer.close)
             hub._make_workers()
             await hub._recover()

@@ -234,6 +234,7 @@ def test_a_damaged_spool_file_is_our_trouble(small: Any) -> None:
     name = small.sample(kept[0])
     small.run()
     assert small.outcome(name).blame is Blame.SERVER
+    assert "weights of sampler 's0' are lost" in small.outcome(name).message
 
 
 def test_bad_samples_fail_alone(desk: Any) -> None:

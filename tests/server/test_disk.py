@@ -12,6 +12,8 @@ def test_a_disk_without_room_is_named_and_one_with_room_is_not(tmp_path: Path) -
     disks = Disks({"state folder": tmp_path / "not" / "made yet", "checkpoints": Path("/proc")})
     (trouble,) = asyncio.run(disks.troubles())
     assert trouble.startswith("checkpoints: the disk is full (0 KiB free")
+    (trouble,) = asyncio.run(Disks(dict.fromkeys(("state folder", "database"), Path("/proc"))).troubles())
+    assert trouble.startswith("state folder, database: the disk is full")
     assert not list(tmp_path.iterdir())
 
 
