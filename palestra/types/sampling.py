@@ -25,7 +25,7 @@ class GrammarKind(StrEnum):
     """llguidance's dialect: added tokens by name or id, `%json {…}` for schemas. Or GBNF: it has no rule `start`."""
 
 
-MAX_TEMPERATURE = 100.0  # hotter than that, what is drawn no longer depends on the model
+MAX_TEMPERATURE = 100.0  # nearly every token is then as likely as any other; more can only be a mistake
 MAX_GRAMMAR = 1 << 18  # characters; more than twice what OpenAI takes
 
 
