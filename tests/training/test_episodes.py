@@ -178,7 +178,8 @@ def test_weights_that_are_gone_are_waited_for(ephebe_url):
     """A player of any kind is asked to come back: the trainer that was killed will publish others."""
     task = Task(id="t", environment="arithmetic", prompt=[{"role": "user", "content": "1 + 1?"}])
     with EpisodeClient(ephebe_url, KEY) as client:
-        run = client.run("gone", model="0123:sample:7")
+        run = client.run("gone")
+        run.publish(0, "0123:sample:7")
         run.register([NewGroup(group_id="g", task=task, size=1)])
         (episode,) = client.claim(1, run="gone", wait_s=10)
         body = {"model": episode.model, "messages": task.prompt, "max_tokens": 4}

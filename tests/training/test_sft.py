@@ -33,7 +33,7 @@ class Told(Silence):
         self.stages: set[str] = set()
 
     def stage(self, stage: str, done: int, total: int) -> None:
-        assert 0 < done <= total
+        assert 0 <= done <= total
         self.stages.add(stage)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
