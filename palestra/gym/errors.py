@@ -10,6 +10,8 @@ from typing import Any
 from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
+WRONG_REQUEST = frozenset({400, 413, 422})
+"""Of a model server. Its other refusals, a key or a model that is not there, are no row's fault."""
 
 
 class GymError(Exception):
@@ -97,6 +99,6 @@ def _kind_of(path: str, status: int) -> FailureClass:
     """What an error is that says nothing about itself: as of NeMo Gym's servers, or of a world that broke."""
     if path.endswith("/verify"):
         return FailureClass.VERIFIER_REFUSED if is_refusal(status) else FailureClass.VERIFIER_ERROR
-    if is_refusal(status):
-        return FailureClass.ROW_REFUSED
-    return FailureClass.MODEL_ERROR if path.endswith(MODEL_PATHS) else FailureClass.WORLD_ERROR
+    if path.endswith(MODEL_PATHS):
+        return FailureClass.ROW_REFUSED if status in WRONG_REQUEST else FailureClass.MODEL_ERROR
+    return FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.WORLD_ERROR

@@ -13,6 +13,7 @@ from string import Template
 
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerKind
+from palestra.gym.registry import OURS
 from palestra.gym.servers.resources import RESERVED
 
 SKELETON = Path(__file__).parent / "skeleton"
@@ -28,6 +29,8 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
         raise GymConfigError(
             f"{name!r} cannot be a server's name: small letters, digits and _, beginning with a letter"
         )
+    if name in OURS.get(kind, ()):
+        raise GymConfigError(f"{name!r} is always taken from us, not from a folder; choose another name")
     folder = below / kind / name
     if folder.exists():
         raise GymConfigError(f"{folder} exists already; choose another name or remove it first")

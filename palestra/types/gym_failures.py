@@ -17,6 +17,8 @@ from msgspec import Struct
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL
 
 REASON_CHARS = 2_000
+OTHER_REASONS = ("_ng_failure_judge_error", "error")
+"""Where NeMo Gym's servers have it: of a judge that failed, of a remote agent."""
 PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 that may be another one the next time."""
 
@@ -87,10 +89,11 @@ class Failure(Struct, frozen=True, kw_only=True):
         kind = fields.get(FAILURE_CLASS) if isinstance(fields, Mapping) else None
         if not kind:
             return None
-        status, reason = fields.get("status"), fields.get(FAILURE_REASON)
+        status = fields.get("status")
+        reasons = (fields.get(name) for name in (FAILURE_REASON, *OTHER_REASONS))
         return cls(
             kind=str(kind),
-            reason=reason if isinstance(reason, str) else "",
+            reason=next((one[:REASON_CHARS] for one in reasons if isinstance(one, str)), ""),
             status=status if isinstance(status, int) else None,
             is_final=bool(fields.get(FAILURE_TERMINAL)),
         )

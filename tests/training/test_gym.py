@@ -194,6 +194,23 @@ def test_the_model_learns_over_a_gym(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_scaffolded_world_is_learned_with_the_config_it_comes_with(tmp_path: Path) -> None:
+    def palestra(*arguments: str) -> None:
+        command = [sys.executable, "-m", "palestra.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    palestra("gym", "new", "tally")
+    palestra("train", "resources_servers/tally/train.yaml", "--name", "learns", "--display", "none")
+    metrics = RunReader(tmp_path / "runs/learns").read_metrics()
+    evals = [one["eval/success"] for one in metrics if "eval/success" in one]
+    assert 0.1 < evals[0] < 0.7, "there is something to begin with, and something to learn"
+    assert evals[-1] > 0.75
+    assert all(one["rollouts/failed"] == 0 for one in metrics)
+
+
+@pytest.mark.slow
 def test_a_gym_that_runs_already_plays_for_a_run(run_training, ephebe_url: str, tmp_path: Path) -> None:
     entry = {"name": "gym:mine", "tasks": str(write_rows(tmp_path))}
     changes = {"rollout": {"max_tokens": 24}, "data": {"zero_variance": "keep"}, "steps": 1, "alias": "mine"}

@@ -105,6 +105,7 @@ def test_what_may_pass_is_asked_again() -> None:
         (always(["no object"]), 2, "bad_answer: its answer is no JSON object"),
         (always({**RIGHT, "reward": None}), 1, "its reward is no number"),
         (always({"_ng_failure_class": "gone"}), 2, "gone: no reason told"),
+        (always({"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "sleeps"}), 2, "judge_failed: sleeps"),
         (always({"_ng_failure_class": "gone", "_ng_failure_terminal": True}), 1, "gone"),
         (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent does not want it kept"),
     ],

@@ -118,6 +118,13 @@ def test_names_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_agent_cannot_have_the_name_of_one_of_ours(tmp_path: Path) -> None:
+    result = CliRunner().invoke(gym_new.new, ["--below", str(tmp_path), "--agent", "simple_agent"])
+    assert result.exit_code == 1
+    assert "'simple_agent' is always taken from us" in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_overwritten(made: Path) -> None:
     (made / "app.py").write_text("mine")
     result = CliRunner().invoke(gym_new.new, ["tally"])

@@ -95,13 +95,14 @@ def _passed_on(error: ClientResponseError) -> dict[str, Any]:
         return found
     path, status = error.request_info.url.path, error.status
     told = {REASON: f"{path} answered {status}: {_words(found, text)[:WORDS]}", "status": status}
-    is_refused = 400 <= status < 500 and status not in (408, 409, 425, 429)
+    is_model = "/v1/" in path
+    is_refused = status in (400, 413, 422) if is_model else 400 <= status < 500 and status not in (408, 409, 425, 429)
     if path.endswith("/verify"):
         kind = "verifier_refused" if is_refused else "verifier_error"
     elif is_refused:
         kind = "row_refused"
     else:
-        kind = "model_error" if "/v1/" in path else "world_error"
+        kind = "model_error" if is_model else "world_error"
     return {CLASS: kind, **told, **({TERMINAL: True} if is_refused else {})}
 
 
