@@ -77,6 +77,7 @@ class Acknowledged:
 
     def close(self) -> None:
         os.close(self._fd)
+        self._fd = -1  # or what comes late would go into another file
 
     def _write(self, slot: int, record: bytes) -> None:
         try:

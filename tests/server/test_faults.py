@@ -310,7 +310,12 @@ def test_a_deleted_checkpoint_stays_on_disk_while_a_replay_would_load_it(make_se
     assert folder.is_dir()
     kill_worker(server)
     assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics["loss:sum"] == before
-    assert server.stop() == 0  # with a snapshot: nothing is replayed any more
+    assert server.stop() == 0  # with one snapshot: if that is damaged, the load is replayed
+    server.start()
+    time.sleep(3.0)
+    assert folder.is_dir()
+    assert server.stop() == 0
+    server.overrides.append("models.0.snapshot_every_s=0.3")  # and now the other one
     server.start()
     server.until(lambda: not folder.exists())
     assert model.forward(batch(0), "cross_entropy").result(timeout=60).metrics["loss:sum"] == before
