@@ -2,7 +2,7 @@
 sampled by vLLM, and at a second one to compare with.
 
     palestra serve --model ephebe models.0.sampler=vllm models.0.vllm.python=.venv-vllm/bin/python
-    python benchmarks/vllm_mismatch.py --url http://127.0.0.1:8000 [--peer-url URL]
+    python benchmarks/vllm_mismatch.py --server http://127.0.0.1:8000 [--peer-url URL]
 
 Owns: the samples, the figures. Never touches: servers; any that speaks Tinker's API will do.
 """
@@ -87,11 +87,11 @@ def _datum(tokens: list[int]) -> types.Datum:
 
 def main() -> None:
     parser = argument_parser("vllm_mismatch", "Logprobs of sampled tokens beside the trainer's own.")
-    parser.add_argument("--url", required=True, help="a server whose model is sampled by vLLM")
+    parser.add_argument("--server", required=True, help="a server whose model is sampled by vLLM")
     parser.add_argument("--model", help="which of its models; default: the first")
     args = parser.parse_args()
     prompts = 8 if args.quick else 64
-    ours = mismatches(args.url, args.model, prompts)
+    ours = mismatches(args.server, args.model, prompts)
     peer = mismatches(args.peer_url, args.model, prompts) if args.peer_url else {}
     rows = [
         Row(

@@ -105,7 +105,7 @@ async def train(args: argparse.Namespace) -> None:
     tokenizer = ChatTokenizer.load(args.tokenizer)
     tasks = spec(args.environment).load().tasks("train")
     order = random.Random(args.seed)
-    service = tinker.ServiceClient(base_url=args.server, api_key=os.environ.get("TINKER_API_KEY", "tml-local"))
+    service = tinker.ServiceClient(base_url=args.server, api_key=args.key)
     model = await service.create_lora_training_client_async(base_model=args.model, rank=16, seed=args.seed)
     adam = types.AdamParams(learning_rate=args.lr, grad_clip_norm=1.0)
     for step in range(1, args.steps + 1):
@@ -129,6 +129,7 @@ async def train(args: argparse.Namespace) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--server", default="http://127.0.0.1:8000", metavar="URL")
+    options.add_argument("--key", default=os.environ.get("TINKER_API_KEY", "tml-local"))
     options.add_argument("--model", default="ephebe", help="what the server calls it")
     options.add_argument("--tokenizer", type=Path, default=BUNDLED, help="a folder with the model's tokenizer")
     options.add_argument("--environment", default="arithmetic")

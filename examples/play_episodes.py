@@ -2,7 +2,7 @@
 
     palestra serve                                   # somewhere
     python examples/play_episodes.py --register 8    # makes some sums to play; leave it out where a trainer does
-    python examples/play_episodes.py --url http://gpu-box:8000 --key tml-…
+    python examples/play_episodes.py --server http://gpu-box:8000 --key tml-…
 
 Needs `pip install palestra openai`: no model, no GPU. Start as many as you like, and kill them when you like.
 """
@@ -39,13 +39,13 @@ def register(client: EpisodeClient, run: str, count: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--server", default="http://127.0.0.1:8000", metavar="URL")
     parser.add_argument("--key", help="where the server needs one  [TINKER_API_KEY]")
     parser.add_argument("--run", default="sums")
     parser.add_argument("--register", type=int, default=0, metavar="N", help="groups of sums to begin with")
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="stop when nothing came for so long  [never]")
     args = parser.parse_args()
-    with EpisodeClient(args.url, args.key) as client:
+    with EpisodeClient(args.server, args.key) as client:
         register(client, args.run, args.register)
         while True:
             try:

@@ -32,6 +32,7 @@ from palestra.server.openai.errors import BROKE, envelope
 from palestra.server.openai.responses import routes as responses_routes
 from palestra.server.openai.service import OpenAIService
 from palestra.server.openapi import describe, refusals
+from palestra.server.pages import add_pages
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
@@ -68,6 +69,8 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
         title="Palestra",
         version=__version__,
         summary="A Tinker-compatible training engine",
+        docs_url=None,
+        redoc_url=None,
         responses=refusals(ErrorResponse),
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are elsewhere; asking costs each request
     )
@@ -94,6 +97,7 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
     describe(app, wire.BODIES, wire.ANSWERS)
     describe(app, (), (*PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
+    add_pages(app)
     app.add_api_route("/healthz", _healthz, tags=["operations"])
     app.add_api_route("/readyz", _readyz, tags=["operations"])
     app.add_api_route("/metrics", _metrics, tags=["operations"], response_class=Response)

@@ -1,4 +1,4 @@
-"""One episode of the server's, played with an environment: by the trainer itself, or by `palestra episodes play`.
+"""One episode of the server's, played with an environment: by the trainer itself, or by `palestra episode play`.
 
 Owns: the turns of an episode, its time, what its result says. Never touches: claiming and leases; tokens, which the
 server keeps.

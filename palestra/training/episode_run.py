@@ -124,7 +124,7 @@ class EpisodeRun:
             if not self._names.read(one.group_id).is_ours:
                 raise TrainingError(
                     f"run {self._run.name!r} at {self._session.url} has open groups of another trainer "
-                    f"({one.group_id}); take another name (episodes.run=NAME), or cancel them: palestra episodes "
+                    f"({one.group_id}); take another name (episodes.run=NAME), or cancel them: palestra episode "
                     f"cancel --run {self._run.name} --all"
                 )
             if self._names.is_settled(one.group_id, self._session.state):
@@ -185,4 +185,4 @@ def where_to_play(config: GrpoConfig, url: str, name: str) -> str:
     here = f"{config.episodes.players} players here" if config.episodes.players else "nobody plays here"
     if config.server is None:
         return f"episodes of run {name!r}: {here}; for players elsewhere: palestra serve, and train with --server URL"
-    return f"episodes of run {name!r}: {here}; elsewhere: palestra episodes play --url {url} --run {name}"
+    return f"episodes of run {name!r}: {here}; elsewhere: palestra episode play --server {url} --run {name}"

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_the_python_one_makes_sums_and_plays_them(arena, client):
-    command = [sys.executable, EXAMPLES / "play_episodes.py", "--url", arena.url, "--key", arena.trainer]
+    command = [sys.executable, EXAMPLES / "play_episodes.py", "--server", arena.url, "--key", arena.trainer]
     command += ["--run", "by-python", "--register", "2", "--wait", "0"]
     played = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert played.returncode == 0, played.stderr

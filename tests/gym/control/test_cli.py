@@ -101,3 +101,12 @@ def test_nemo_gyms_faces_take_head_without_a_warning(
         ng_collect_rollouts()
     assert ended.value.code == 4
     assert capsys.readouterr().err.startswith("error: no gym answers at http://127.0.0.1:9")
+
+
+def test_an_agent_that_the_gym_does_not_have_is_exit_code_3(gym: RunningGym, tmp_path: Path) -> None:
+    row = {"responses_create_params": {"input": "2 + 2?"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    files = ["-i", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    result = CliRunner().invoke(main, ["gym", "collect", "--server", gym.head, "--agent", "nobody", *files])
+    assert result.exit_code == 3, result.output
+    assert "the gym has no agent 'nobody'" in result.stderr
