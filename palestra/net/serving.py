@@ -13,6 +13,8 @@ import uvicorn
 
 from palestra.net.bounded_http import HttpBounds, bounded_http
 
+__all__ = ["HttpBounds", "HttpServer"]
+
 
 class HttpServer(uvicorn.Server):
     """Signals are for whoever runs it."""

@@ -14,8 +14,7 @@ import structlog
 
 from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.net.bounded_http import HttpBounds
-from palestra.net.serving import HttpServer
+from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import create_app
 from palestra.server.hub import Hub
 from palestra.server.logs import set_up_logs
