@@ -112,9 +112,10 @@ def mcp(key: str, data: str | None) -> None:
     from contextlib import redirect_stdout
 
     from palestra.environments.platform import PlatformError
+    from palestra.environments.platform.errors import UnknownName
     from palestra.environments.platform.faces.stdio import open_world, serve_lines
 
-    with one_line_errors(PlatformError):
+    with one_line_errors(PlatformError, code=USAGE), one_line_errors(UnknownName):
         world = open_world(key, data, lambda verdict: tell_verdict(key, verdict))
     tell(f"{world.title} in {world.instance.seed.key}, by MCP on standard input and output, until the input ends")
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer

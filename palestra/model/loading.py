@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from palestra.model import kernels
 from palestra.model.decoder import Decoder
 from palestra.model.errors import ModelError, TokenizerError
 from palestra.model.numerics import Numerics, set_numerics
@@ -36,15 +37,17 @@ def load_model(
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder; make a small one with: palestra model random {folder}")
     spec = ModelSpec.from_folder(folder)
-    name = dtype or (spec.dtype if spec.dtype in DTYPES else "float32")
-    if name not in DTYPES:
-        raise ModelError(f"dtype {name!r} is not supported; supported: {', '.join(DTYPES)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as e:
         raise ModelError(f"device {device!r} cannot be used here ({e}); `palestra doctor` lists what works") from None
+    # A CPU computes float16 many times slower than float32.
+    supported = [n for n in DTYPES if n != "float16" or kernels.can_run_on(where)]
+    name = dtype or (spec.dtype if spec.dtype in supported else "float32")
+    if name not in supported:
+        raise ModelError(f"dtype {name!r} is not supported on {where.type}; supported: {', '.join(supported)}")
     if where.type == "cuda":
         set_numerics(numerics)
     return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where)))

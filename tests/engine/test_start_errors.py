@@ -54,7 +54,7 @@ def test_a_broken_model_folder_is_one_line_with_the_file_in_it(start, micro_mode
 
 def test_a_model_that_does_not_fit_into_memory_says_so(start, micro_model):
     said = start(micro_model, cache_tokens=10**12)
-    assert said.startswith("error: there is not enough memory for the model on device 'cpu'")
+    assert said.startswith("error: there is not enough memory for the model on its device")
     assert "take a smaller model" in said
 
 

@@ -213,7 +213,7 @@ def test_malformed_tokenizer_is_named(copy_of, content):
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "fp32"])
 def test_unsupported_dtype_names_those_supported(micro_model, dtype):
-    with pytest.raises(ModelError, match=rf"dtype '{dtype}' is not supported; supported: float32, bfloat16"):
+    with pytest.raises(ModelError, match=rf"dtype '{dtype}' is not supported on cpu; supported: float32, bfloat16"):
         load_model(micro_model, dtype=dtype)
 
 

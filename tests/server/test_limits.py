@@ -240,10 +240,10 @@ def _greedy(api: Raw, sampler: str, number: int) -> httpx.Response:
 # Starting and stopping
 
 
-def one_line(server: Any, *said: str) -> None:
-    """It ends with status 1 and says why in one line, without a trace."""
+def one_line(server: Any, *said: str, code: int = 1) -> None:
+    """It ends with this status and says why in one line, without a trace."""
     server.launch()
-    assert server.process.wait(60) == 1, server.tail()
+    assert server.process.wait(60) == code, server.tail()
     lines = [line for line in server.said().splitlines() if line.strip()]
     assert len(lines) == 1, lines
     assert lines[0].lower().startswith("error"), lines
@@ -266,10 +266,10 @@ def test_a_port_in_use_is_told(tight_server: Any, make_server: MakeServer) -> No
 
 
 def test_a_folder_that_is_no_model_is_told(make_server: MakeServer, tmp_path: Path, micro_model: Path) -> None:
-    one_line(make_server(start=False, model=tmp_path / "nothing"), "no such folder")
+    one_line(make_server(start=False, model=tmp_path / "nothing"), "no such folder", code=2)
     empty = tmp_path / "empty"
     empty.mkdir()
-    one_line(make_server(start=False, model=empty), "config.json")
+    one_line(make_server(start=False, model=empty), "config.json", code=2)
     torn = shutil.copytree(micro_model, tmp_path / "torn")
     (torn / "model.safetensors").write_bytes(b"not weights")
     one_line(make_server(start=False, model=torn), "model.safetensors")

@@ -29,7 +29,7 @@ def script() -> ModuleType:
 
 def rewards_of(script: ModuleType, capsys: pytest.CaptureFixture[str], server: str, **settings: Any) -> list[float]:
     given = {"model": "ephebe", "tokenizer": script.BUNDLED, "environment": "arithmetic", "lr": 2e-3, "seed": 0}
-    asyncio.run(script.train(Namespace(server=server, **given | {"max_tokens": 48} | settings)))
+    asyncio.run(script.train(Namespace(server=server, key="tml-any", **given | {"max_tokens": 48} | settings)))
     return [float(found) for found in re.findall(r"reward ([\d.]+)", capsys.readouterr().out)]
 
 

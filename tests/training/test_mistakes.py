@@ -294,7 +294,8 @@ def test_a_run_where_nothing_can_be_learned_goes_on(folder, ephebe_url, asynchro
     )
     code, said = train(config, "--name", "flat", "--display", "lines")
     assert code == 0, said
-    assert "nothing to learn in this step: zero_variance" in said
+    assert "nothing to learn in step 1: " in said
+    assert "nothing to learn in step 2\n" in said
     rows = RunReader("runs/flat").read_metrics()
     least = 16 * (2 if zero_variance == "refill" else 1)
     assert all(row["rollouts/total"] >= least and row["batch/sequences"] == 0 for row in rows)

@@ -74,6 +74,8 @@ class Calls:
             try:
                 with self._trusted():
                     return self.transport.connect()
+            except ServerSilent:
+                raise
             except BROKEN as error:
                 self.closed.wait(patience.next_delay(Waiting(str(error) or type(error).__name__)))
 
@@ -145,6 +147,8 @@ class Calls:
         try:
             with self._trusted():
                 got = self.transport.exchange(request, headers)
+        except ServerSilent:
+            raise
         except BROKEN as error:
             return Waiting(str(error) or type(error).__name__)
         if got.status not in COME_BACK:

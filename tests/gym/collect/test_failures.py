@@ -90,7 +90,7 @@ def write_rows(folder: Path) -> Wanted:
 async def collected(wanted: Wanted) -> tuple[Standing, list[dict[str, Any]]]:
     async with Endpoint(reply).serving() as url, aiohttp.ClientSession() as session:
         with serving(classes(url), is_shared=False) as gym:
-            directory = Directory(session)
+            directory = Directory(session, url)
             directory.urls = {name: one.url for name, one in gym.config.servers.items()}
             directory.kinds = {name: str(one.kind) for name, one in gym.config.servers.items()}
             standing = await collect(wanted, RowPlayer(session, directory, wanted.patience), {})

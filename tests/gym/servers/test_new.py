@@ -104,7 +104,7 @@ def test_what_does_not_fit_an_agents_config_is_found(agent: Path) -> None:
     file = agent / "configs/careful.yaml"
     file.write_text(file.read_text().replace("looks: 1", "lokos: 1"))
     result = checked("careful")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{file}: " in result.output.replace("\n", "")
     assert "lokos: unknown setting" in result.output
     assert "did you mean: looks?" in result.output
@@ -113,14 +113,14 @@ def test_what_does_not_fit_an_agents_config_is_found(agent: Path) -> None:
 @pytest.mark.parametrize("name", ["verify", "Tally", "1st", "a-b", "../x", "class", ""])
 def test_names_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(gym_new.new, ["--below", str(tmp_path), "--", name])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "cannot be a server's name" in result.output
     assert not list(tmp_path.iterdir())
 
 
 def test_an_agent_cannot_have_the_name_of_one_of_ours(tmp_path: Path) -> None:
     result = CliRunner().invoke(gym_new.new, ["--below", str(tmp_path), "--agent", "simple_agent"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "'simple_agent' is always taken from us" in result.output
     assert not list(tmp_path.iterdir())
 
@@ -128,14 +128,14 @@ def test_an_agent_cannot_have_the_name_of_one_of_ours(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(made: Path) -> None:
     (made / "app.py").write_text("mine")
     result = CliRunner().invoke(gym_new.new, ["tally"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "exists already" in result.output
     assert (made / "app.py").read_text() == "mine"
 
 
 def test_an_unknown_server_is_told_with_the_nearest(made: Path) -> None:
     result = checked("tali")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "did you mean: tally?" in result.output
 
 
@@ -151,9 +151,9 @@ def test_rows_that_cannot_be_played_are_found(made: Path, line: str, words: str)
     (made / "data/example.jsonl").write_text(line + "\n")
     with pytest.raises(GymConfigError, match=words):
         check_folder(made)
-    assert checked("resources_servers/tally").exit_code == 1
+    assert checked("resources_servers/tally").exit_code == 2
 
 
 def test_shipped_agents_are_found_by_kind() -> None:
     assert checked("responses_api_agents/simple_agent").exit_code == 0
-    assert checked("resources_servers/simple_agent").exit_code == 1
+    assert checked("resources_servers/simple_agent").exit_code == 3

@@ -66,7 +66,7 @@ def test_what_the_stand_in_lacks_is_named_with_its_place(odd: Path) -> None:
 
 def test_the_command_ends_before_anything_starts(odd: Path) -> None:
     result = CliRunner().invoke(main, ["gym", "run", "--search-dir", str(odd), "-c", "gym.yaml", "head_server.port=0"])
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "nemo_gym.sandbox.balloons" in result.stderr
     assert "The head is at" not in result.stderr
 

@@ -136,7 +136,8 @@ def test_claims_wait_for_weights_and_are_told_where_nobody_trains(keyed: Ephebe,
 
 
 def test_a_claim_that_waits_gets_nothing_while_weights_are_on_their_way(keyed: Ephebe, owner_of: OwnerOf) -> None:
-    frank = Api(keyed, owner_of("frank"), run="tinkerscript")
+    metrics_key = keyed.make_key("frank's prometheus", owner="prometheus", right="metrics")
+    frank = Api(keyed, owner_of("frank"), run="tinkerscript", metrics_key=metrics_key)
     root = Root(keyed, frank.key)
     root.post("update_engine_status", engine_status="ENGINE.ROLLING")
     before = frank.metric("palestra_episode_claims_waiting")

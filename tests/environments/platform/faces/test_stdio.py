@@ -125,17 +125,17 @@ def test_an_answer_is_given_once_and_ends_the_task():
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "code", "told"),
     [
-        (["kyes"], "did you mean keys?"),
-        (["keys-nothing-0-1"], "keys has no task template 'nothing'"),
-        (["keys", "--data", "vast-1"], "a key looks like small-17"),
-        ([PUT, "--data", "small-1"], "a task brings its own data"),
+        (["kyes"], 3, "did you mean keys?"),
+        (["keys-nothing-0-1"], 3, "keys has no task template 'nothing'"),
+        (["keys", "--data", "vast-1"], 2, "a key looks like small-17"),
+        ([PUT, "--data", "small-1"], 2, "a task brings its own data"),
     ],
 )
-def test_what_cannot_be_served_is_told_and_nothing_is_said_on_stdout(args: list[str], told: str):
+def test_what_cannot_be_served_is_told_and_nothing_is_said_on_stdout(args: list[str], code: int, told: str):
     result = said(*args)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (code, "")
     assert told in result.stderr
 
 
