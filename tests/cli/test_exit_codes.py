@@ -138,6 +138,7 @@ def test_a_server_that_does_not_answer_is_4_in_every_command(path):
 
 def test_ctrl_c_is_130():
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, "-m", "palestra.cli", "episode", "list", "--server", url]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as listing:

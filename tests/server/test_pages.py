@@ -39,7 +39,7 @@ def test_the_root_links_to_docs_health_and_api(server):
 
 
 def test_the_root_tells_strangers_nothing_about_this_server(server):
-    page = server.http(key=None).get("/").text
+    page = server.http(key=None).get("/").raise_for_status().text
     version = server.http().get("/openapi.json").json()["info"]["version"]
     for known in (server.name, server.model.name, str(server.folder), version):
         assert known not in page
