@@ -69,7 +69,8 @@ def test_an_entry_whose_agent_is_overruled_by_the_rows_says_so_once(
 
     def notes(agent: str | None = MATH, **more: Any) -> list[str]:
         caplog.clear()
-        entry = EnvironmentEntry(name="gym", tasks=file, eval_tasks=file, config={**GYM, "agent": agent}, **more)
+        config = {**GYM, "agent": agent}
+        entry = EnvironmentEntry(name="gym:overruled", tasks=file, eval_tasks=file, config=config, **more)
         assert len(gym_tasks(entry, "train")) == len(gym_tasks(entry, "eval")) == 8
         return [one.getMessage() for one in caplog.records if one.name.startswith("palestra")]  # not of SDKs
 
