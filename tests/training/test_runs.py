@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from palestra.training.batches import build_batch
-from palestra.training.record_files import LineFile, RunError, read_lines, read_records, write_json, write_records
-from palestra.training.run_lock import Holder, RunLocked
-from palestra.training.run_reader import Part, RunNotFound, RunReader, RunStatus, find_run, list_runs
-from palestra.training.runs import RunFolder
+from palestra.runs.lock import Holder, RunLocked
+from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus, find_run, list_runs
+from palestra.runs.record_files import LineFile, RunError, read_lines, read_records, write_json, write_records
+from palestra.runs.writer import RunFolder
+from palestra.training.batches.rows import build_batch
 from tests.training.records import make_config, make_group
 
 
@@ -70,7 +70,7 @@ def test_runs_without_a_name_get_different_ones(root):
 
 
 def test_a_failed_start_leaves_no_lock(root, monkeypatch):
-    monkeypatch.setattr("palestra.training.runs.gather_facts", lambda: 1 / 0)
+    monkeypatch.setattr("palestra.runs.writer.gather_facts", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         create(root)
     monkeypatch.undo()
@@ -221,7 +221,7 @@ def test_a_second_writer_is_told_who_has_the_run(root):
 
 KILLED = """
 import sys, time
-from palestra.training.runs import RunFolder
+from palestra.runs.writer import RunFolder
 from tests.training.records import make_config
 run = RunFolder.create(sys.argv[1], "first", make_config())
 for step in range(10**6):
