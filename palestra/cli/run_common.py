@@ -1,6 +1,6 @@
 """What the commands about runs share: finding one, telling it in columns, text that cannot harm a terminal.
 
-Owns: the `--runs` option, escaping. Never touches: the files; `run_reader` does.
+Owns: the `--runs` option, escaping. Never touches: the files; `runs.reader` does.
 """
 
 from __future__ import annotations

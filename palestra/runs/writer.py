@@ -1,6 +1,6 @@
 """A run's folder, for the trainer that writes it.
 
-Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is `run_reader`'s.
+Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is `reader`'s.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from palestra.config.gym_entries import GymEntry
+from palestra.config.environment_entries import GymEntry
 from palestra.training.rollouts.gym_player import GymPlayer
 from palestra.training.rollouts.gym_servers import Gym, PolicyAddress
 from palestra.training.rollouts.player import RolloutSettings

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
 from palestra.training.policy import Sampler, SamplingError
 from palestra.training.rollouts.batched import BatchedRollouts, split_batches

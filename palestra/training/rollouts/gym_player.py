@@ -18,7 +18,7 @@ import httpx
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
-from palestra.config.gym_entries import GymEntry, gym_entry
+from palestra.config.environment_entries import GymEntry, gym_entry
 from palestra.config.train import GrpoConfig
 from palestra.environments.gym_rows import ROW
 from palestra.training.policy import Sampler

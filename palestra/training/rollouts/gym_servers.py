@@ -14,8 +14,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
-from palestra.config.gym_entries import GymEntry, GymStart, gym_entry
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry, GymEntry, GymStart, gym_entry
 from palestra.training.aliases import api_key
 from palestra.training.own_process import own_process
 from palestra.training.rollouts.collecting import TrainingError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet, TaskFileError, spec
 from palestra.environments.fleet import fleet_row
 from palestra.environments.fleet.gold import gold_lines

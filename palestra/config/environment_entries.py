@@ -1,20 +1,35 @@
-"""`config` of an environment entry that is a gym.
+"""Entries under `environments` of a training config, and the `config` of one that is a gym.
 
-Owns: its keys, and which settings of a run do not go with a gym. Never touches: the gym's own files, starting it.
+Owns: their keys, and which settings of a run do not go with a gym. Never touches: the gym's own files, starting it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from palestra.config.base import Config, Folder
+from palestra.config.base import Config, File, Folder
 from palestra.types.gym import is_gym
 
-if TYPE_CHECKING:
-    from palestra.config.train import EnvironmentEntry, GrpoConfig
+
+class EnvironmentEntry(Config):
+    name: str
+    """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
+    the servers of a gym."""
+    weight: PositiveFloat = 1.0
+    """Share of the tasks, beside the other environments."""
+    tasks: File | None = None
+    """JSONL: one task in a line. Default: the environment's own."""
+    eval_tasks: File | None = None
+    config: dict[str, Any] = Field(default={})
+    """`env_config` of the environment."""
+    extras: dict[str, Any] = Field(default={})
+    """Added to each task's own."""
+    max_turns: PositiveInt | None = None
+    """None: the environment's own."""
 
 
 class GymStart(Config):
@@ -61,9 +76,9 @@ def gym_entry(entry: EnvironmentEntry) -> GymEntry:
         raise ValueError(f"environment {entry.name!r}: {where}: {found['msg'].removeprefix('Value error, ')}") from None
 
 
-def check_gyms(config: GrpoConfig) -> None:
+def check_gyms(environments: Sequence[EnvironmentEntry], rollouts: str, style: str) -> None:
     """Raises ValueError for what a gym would not do."""
-    gyms = [entry for entry in config.environments if is_gym(entry.name)]
+    gyms = [entry for entry in environments if is_gym(entry.name)]
     for entry in gyms:
         gym_entry(entry)
         if entry.max_turns is not None:
@@ -72,7 +87,7 @@ def check_gyms(config: GrpoConfig) -> None:
             json.dumps(entry.extras, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"environment {entry.name!r}: extras go into JSON rows, and cannot: {error}") from None
-    if gyms and config.rollouts == "episodes":
+    if gyms and rollouts == "episodes":
         raise ValueError(f"{gyms[0].name!r} is played by its own servers, not as episodes; make rollouts local")
-    if gyms and config.rollout.style == "batched":
+    if gyms and style == "batched":
         raise ValueError(f"rollout.style is batched: rollouts of {gyms[0].name!r} go at their own speed; make it async")
