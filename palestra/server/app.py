@@ -17,28 +17,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from palestra import __version__
-from palestra.server.anthropic import routes as anthropic_routes
-from palestra.server.anthropic.errors import envelope as anthropic_envelope
-from palestra.server.auth import Doorkeeper
+from palestra.server.agentjet.routes import playing_router
+from palestra.server.agentjet.trainer_routes import engine_router
+from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.metrics import CONTENT_TYPE
+from palestra.server.core.wire_errors import WireError
 from palestra.server.episodes import looking_routes, player_routes, wire
 from palestra.server.episodes import routes as episode_routes
-from palestra.server.errors import Refusal, not_kept
+from palestra.server.http.auth import Doorkeeper
+from palestra.server.http.logs import RequestLog
+from palestra.server.http.openapi import describe, refusals
 from palestra.server.hub import Hub
-from palestra.server.logs import RequestLog
-from palestra.server.metrics import CONTENT_TYPE
-from palestra.server.openai import alias_routes
-from palestra.server.openai import routes as openai_routes
-from palestra.server.openai.errors import BROKE, envelope
-from palestra.server.openai.responses import routes as responses_routes
-from palestra.server.openai.service import OpenAIService
-from palestra.server.openapi import describe, refusals
+from palestra.server.model_api import alias_routes
+from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.errors import BROKE, envelope
+from palestra.server.model_api.messages import routes as anthropic_routes
+from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
+from palestra.server.model_api.responses import routes as responses_routes
+from palestra.server.model_api.service import OpenAIService
 from palestra.server.pages import add_pages
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
-from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
-from palestra.server.tinkerscript.engine_routes import engine_router
-from palestra.server.tinkerscript.routes import playing_router
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS

@@ -18,24 +18,24 @@ import structlog
 from sqlalchemy import Connection
 
 from palestra.config.serve import ModelConfig, ServeConfig, worker_config
-from palestra.server.checkpoints import Checkpoints
-from palestra.server.disk import Disks
-from palestra.server.episodes.service import Episodes
-from palestra.server.futures import RequestKind, TrainFuture
-from palestra.server.ledger import Ledger
-from palestra.server.link import Heard, address_in
-from palestra.server.lost_models import LostModels
-from palestra.server.metrics import JournalState, Metrics, QueueState
-from palestra.server.models import TrainedModel
-from palestra.server.observer import Observer
-from palestra.server.recovery import Recovery
-from palestra.server.sample_runners import SampleRunner, WorkerRunner
-from palestra.server.sampling import Sampler, Sampling
-from palestra.server.sessions import Session, Sessions
-from palestra.server.tinkerscript.engine import Engine
-from palestra.server.training import Training
-from palestra.server.watchdog import Ending, Patience
-from palestra.server.workers import Worker, WorkerError
+from palestra.server.agentjet.trainer import Engine
+from palestra.server.broker.service import Episodes
+from palestra.server.core.checkpoints import Checkpoints
+from palestra.server.core.disk import Disks
+from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.ledger import Ledger
+from palestra.server.core.link import Heard, address_in
+from palestra.server.core.lost_models import LostModels
+from palestra.server.core.metrics import JournalState, Metrics, QueueState
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.observer import Observer
+from palestra.server.core.recovery import Recovery
+from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
+from palestra.server.core.sampling import Sampler, Sampling
+from palestra.server.core.sessions import Session, Sessions
+from palestra.server.core.training import Training
+from palestra.server.core.watchdog import Ending, Patience
+from palestra.server.core.workers import Worker, WorkerError
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows

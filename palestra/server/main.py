@@ -16,9 +16,9 @@ from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import create_app
+from palestra.server.core.workers import WorkerError
+from palestra.server.http.logs import set_up_logs
 from palestra.server.hub import Hub
-from palestra.server.logs import set_up_logs
-from palestra.server.workers import WorkerError
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
 from palestra.store.keys import create_key, list_keys

@@ -8,7 +8,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.server.room import Room
+from palestra.server.core.room import Room
 
 
 @given(st.integers(1, 50), st.lists(st.sampled_from("abcd")))

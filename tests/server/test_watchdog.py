@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tinker import types
 
-from palestra.server.watchdog import LOOKS, Ending, Patience, Watchdog
+from palestra.server.core.watchdog import LOOKS, Ending, Patience, Watchdog
 from palestra.types.engine import Beat
 from tests.server.test_faults import batch
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from palestra.server.auth import TRAINERS, Caller, Doorkeeper
+from palestra.server.http.auth import TRAINERS, Caller, Doorkeeper
 from palestra.server.tinker.service import TinkerService
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from palestra.server.auth import Caller
-from palestra.server.errors import LASTING, Refusal, not_found
-from palestra.server.futures import RequestKind
+from palestra.server.core.errors import LASTING, Refusal, not_found
+from palestra.server.core.futures import RequestKind
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.sample_runners import SampleRunner
+from palestra.server.core.sampling import Sampler
+from palestra.server.core.sessions import Session
+from palestra.server.core.workers import Worker
+from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
-from palestra.server.models import TrainedModel
-from palestra.server.sample_runners import SampleRunner
-from palestra.server.sampling import Sampler
-from palestra.server.sessions import Session
 from palestra.server.tinker import schemas as s
-from palestra.server.workers import Worker
 from palestra.types.engine import Operation
 
 

@@ -16,11 +16,11 @@ import zstandard
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
+from palestra.server.core.paths import check_run_id
+from palestra.server.core.wire_errors import TooLarge, WireError, shown, wire_error_of
 from palestra.server.tinker import packed
 from palestra.server.tinker import schemas_data as schemas
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.errors import TooLarge, WireError, shown, wire_error_of
-from palestra.server.tinker.paths import check_run_id
 from palestra.server.tinker.tensors import tensor_of_message, tensor_of_schema
 from palestra.types import Datum, SampleRequest, SamplingParams, TextChunk
 from palestra.types.engine import Pass

@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from palestra.server.auth import Caller
-from palestra.server.checkpoints import key_of
-from palestra.server.errors import Refusal, not_found
+from palestra.server.core.checkpoints import key_of
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
+from palestra.server.core.wire_errors import WireError, shown
+from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, Signer, Ticket, files_in, version_of
-from palestra.server.tinker.errors import WireError, shown
-from palestra.server.tinker.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows

@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 
-from palestra.server.auth import Caller
-from palestra.server.errors import Refusal
-from palestra.server.futures import RequestKind
+from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind
+from palestra.server.core.paths import SamplerId, TinkerPath
+from palestra.server.core.sampling import Completions, Sampler
+from palestra.server.core.workers import Worker
+from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub, weights_of
-from palestra.server.sampling import Completions, Sampler
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.common import Common, is_over
 from palestra.server.tinker.decode import SampleCall
-from palestra.server.tinker.paths import SamplerId, TinkerPath
 from palestra.server.tinker.schemas_rest import SamplerResponse
-from palestra.server.workers import Worker
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import Sampler as SamplerRow
 from palestra.types.engine import Failure, Sampled, SavedAdapter, decode_from_worker

@@ -13,21 +13,21 @@ from typing import Any
 
 import msgspec
 
-from palestra.server.auth import Caller
-from palestra.server.errors import Refusal, not_found
-from palestra.server.futures import RequestKind, SampleFuture, TrainFuture
-from palestra.server.models import TrainedModel
-from palestra.server.sessions import Session
-from palestra.server.tinker import encode
-from palestra.server.tinker import schemas as s
-from palestra.server.tinker.common import is_over
-from palestra.server.tinker.decode import PassRequest
-from palestra.server.tinker.paths import (
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.paths import (
     ModelId,
     SampleRequestId,
     TinkerPath,
     parse_request_id,
 )
+from palestra.server.core.sessions import Session
+from palestra.server.http.auth import Caller
+from palestra.server.tinker import encode
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.common import is_over
+from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.weights_service import WeightsService
 from palestra.store import models as model_rows
 from palestra.store import sessions as session_rows

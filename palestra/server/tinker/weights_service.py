@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from palestra.server.auth import Caller
-from palestra.server.errors import Refusal
-from palestra.server.futures import RequestKind
-from palestra.server.models import TrainedModel
+from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
+from palestra.server.http.auth import Caller
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.paths import SamplerId, TinkerPath, TrainRequestId, check_name
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.store import samplers as sampler_rows
 from palestra.store.records import CheckpointKind, Sampler

@@ -10,10 +10,10 @@ import pytest
 
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import bundled_model
-from palestra.server.anthropic.messages import read_conversation
-from palestra.server.anthropic.request import chat_request, check_thinking
-from palestra.server.anthropic.schemas import MessagesRequest
-from palestra.server.openai.errors import ApiError
+from palestra.server.model_api.errors import ApiError
+from palestra.server.model_api.messages.messages import read_conversation
+from palestra.server.model_api.messages.request import chat_request, check_thinking
+from palestra.server.model_api.messages.schemas import MessagesRequest
 
 TOOL = {"name": "count", "description": "How many there are.", "input_schema": {"type": "object"}}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "count", "input": {"item": "cups"}}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from palestra.server.anthropic.errors import AnthropicRoute
-from palestra.server.errors import Refusal
-from palestra.server.openai.errors import ApiError, invalid, no_model
+from palestra.server.core.errors import Refusal
+from palestra.server.model_api.errors import ApiError, invalid, no_model
+from palestra.server.model_api.messages.errors import AnthropicRoute
 
 KINDS = {
     400: "invalid_request_error",

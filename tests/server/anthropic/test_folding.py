@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from palestra.chat.speech import Said, Thought
-from palestra.server.anthropic.answer import whole
-from palestra.server.anthropic.schemas import MessagesRequest
-from palestra.server.anthropic.stream import lines
-from palestra.server.openai.chat_events import (
+from palestra.server.model_api.chat.events import (
     Begun,
     ChatAnswer,
     ChatEvent,
@@ -29,7 +26,10 @@ from palestra.server.openai.chat_events import (
     ToolCall,
     Usage,
 )
-from palestra.server.openai.errors import ApiError
+from palestra.server.model_api.errors import ApiError
+from palestra.server.model_api.messages.answer import whole
+from palestra.server.model_api.messages.schemas import MessagesRequest
+from palestra.server.model_api.messages.stream import lines
 from palestra.types.sampling import SampledSequence, SampleResult, StopReason
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.episodes import rates
-from palestra.server.episodes.rates import Rates
+from palestra.server.broker import rates
+from palestra.server.broker.rates import Rates
 from tests.server.episodes.conftest import Api, player, ref, say
 from tests.server.openai.conftest import Ephebe, _make
 

@@ -13,10 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from palestra.episodes.board import Board
-from palestra.server.episodes import observer as observing
-from palestra.server.episodes.clock import Clock
-from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.tracing import AttemptTrace, SpanRef, attempt_spans, read_traceparent, traceparent_of
+from palestra.server.broker import observer as observing
+from palestra.server.broker.clock import Clock
+from palestra.server.broker.observer import EpisodeObserver
+from palestra.server.broker.tracing import AttemptTrace, SpanRef, attempt_spans, read_traceparent, traceparent_of
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -126,7 +126,7 @@ def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> N
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from palestra.server.traces import Traces
+    from palestra.server.core.otlp import Traces
 
     told, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
     clock = Clock(lambda: wall[0], lambda: steady[0])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from palestra.chat import ChatTokenizer
 from palestra.chat.speech import Said, Thought
 from palestra.config.bundled import bundled_model
-from palestra.server.openai.chat_events import (
+from palestra.server.model_api.chat.events import (
     Begun,
     ChatAnswer,
     ChatEvent,
@@ -26,13 +26,13 @@ from palestra.server.openai.chat_events import (
     ToolCall,
     Usage,
 )
-from palestra.server.openai.errors import ApiError
-from palestra.server.openai.messages import TOKEN_FIELDS
-from palestra.server.openai.responses.answer import Header, response_body
-from palestra.server.openai.responses.items import read_input
-from palestra.server.openai.responses.request import chat_request
-from palestra.server.openai.responses.schemas import LOGPROBS, ResponsesRequest
-from palestra.server.openai.responses.stream import response_events
+from palestra.server.model_api.chat.messages import TOKEN_FIELDS
+from palestra.server.model_api.errors import ApiError
+from palestra.server.model_api.responses.answer import Header, response_body
+from palestra.server.model_api.responses.items import read_input
+from palestra.server.model_api.responses.request import chat_request
+from palestra.server.model_api.responses.schemas import LOGPROBS, ResponsesRequest
+from palestra.server.model_api.responses.stream import response_events
 from palestra.types import SampleResult
 from palestra.types.sampling import SampledSequence, StopReason
 

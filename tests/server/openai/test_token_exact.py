@@ -15,7 +15,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.conversations import Ask, Match, Place, Reply
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ServeConfig
-from palestra.server.openai.held import HeldConversations
+from palestra.server.model_api.held import HeldConversations
 from palestra.store import Store
 from tests.server.openai.conftest import MODEL, Ephebe
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker.types.checkpoint import ParsedCheckpointTinkerPath
 
-from palestra.server.tinker.errors import WireError
-from palestra.server.tinker.paths import (
+from palestra.server.core.paths import (
     MAX_SEQ,
     ModelId,
     SampleRequestId,
@@ -17,6 +16,7 @@ from palestra.server.tinker.paths import (
     TrainRequestId,
     parse_request_id,
 )
+from palestra.server.core.wire_errors import WireError
 from palestra.server.tinker.rest_objects import REST_TYPES
 from palestra.store.records import CheckpointKind
 

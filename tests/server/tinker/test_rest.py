@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
+from palestra.server.core.sessions import Session as LiveSession
 from palestra.server.hub import Hub
-from palestra.server.sessions import Session as LiveSession
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tinker import types as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from palestra.server.core.wire_errors import TooLarge, WireError
 from palestra.server.tinker import decode
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.errors import TooLarge, WireError
 from palestra.types import Datum, TensorData, TextChunk
 
 MODEL = "373e:train:0"

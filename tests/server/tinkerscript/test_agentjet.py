@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from palestra.config.serve import ModelConfig
 from palestra.config.train import GrpoConfig
-from palestra.server.tinkerscript.agentjet import DIRECT, JobConfig
-from palestra.server.tinkerscript.agentjet_yaml import MAX_BYTES, AgentJetError, read_keys
-from palestra.server.tinkerscript.engine_book import EngineRecord
-from palestra.server.tinkerscript.engine_config import make_config, map_for_server, name_run
-from palestra.server.tinkerscript.engine_files import DUMMIES, EngineFolder
+from palestra.server.agentjet.settings import DIRECT, JobConfig
+from palestra.server.agentjet.settings_file import MAX_BYTES, AgentJetError, read_keys
+from palestra.server.agentjet.trainer_book import EngineRecord
+from palestra.server.agentjet.trainer_config import make_config, map_for_server, name_run
+from palestra.server.agentjet.trainer_files import DUMMIES, EngineFolder
 
 URL = "http://127.0.0.1:8000"
 MODELS = [ModelConfig(path=Path("/models/Qwen3-8B"), name=["Qwen/Qwen3-8B", "student"])]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.server.episodes.service import Episodes
-from palestra.server.metrics import Metrics
-from palestra.server.observer import Observer
-from palestra.server.tinkerscript.engine import Engine, EngineRefusal
-from palestra.server.tinkerscript.engine_book import EngineBook, EngineRecord
-from palestra.server.tinkerscript.engine_status import FED_S, has_begun, why_not
+from palestra.server.agentjet.trainer import Engine, EngineRefusal
+from palestra.server.agentjet.trainer_book import EngineBook, EngineRecord
+from palestra.server.agentjet.trainer_status import FED_S, has_begun, why_not
+from palestra.server.broker.service import Episodes
+from palestra.server.core.metrics import Metrics
+from palestra.server.core.observer import Observer
 from palestra.store import Store
 from palestra.store.keys import hash_key, list_keys
 from palestra.store.records import Rights

@@ -24,10 +24,10 @@ import zmq.asyncio
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeApiError, EpisodeClient
 from palestra.episodes.client.listening import ListenError
 from palestra.episodes.client.run import Run
-from palestra.server.episodes.push_addresses import check_address
-from palestra.server.episodes.push_line import Line
-from palestra.server.errors import Refusal
-from palestra.server.tinkerscript.results import AT_ONCE
+from palestra.server.agentjet.results import AT_ONCE
+from palestra.server.broker.push_addresses import check_address
+from palestra.server.broker.push_line import Line
+from palestra.server.core.errors import Refusal
 from tests.server.episodes.conftest import Api
 from tests.server.openai.conftest import Ephebe
 from tests.server.tinkerscript.conftest import Root, say
