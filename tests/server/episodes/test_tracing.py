@@ -28,7 +28,7 @@ from palestra.types.episodes import (
 )
 from palestra.types.rollouts import Task
 from tests.server.episodes.conftest import Api, player, ref, say
-from tests.server.openai.conftest import Ephebe
+from tests.server.model_api.conftest import Ephebe
 
 OWN = SpanRef(0xA1 << 96, 0xB2 << 32)
 """A span of the player's own."""

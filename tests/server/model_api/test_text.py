@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 
 @pytest.fixture

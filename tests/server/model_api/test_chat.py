@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
-from tests.server.openai.stockroom import TOOLS, question, result
+from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.stockroom import TOOLS, question, result
 
 Chat = Callable[..., Any]
 IDS = {"return_token_ids": True}

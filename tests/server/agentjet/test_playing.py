@@ -10,9 +10,9 @@ import pytest
 
 from palestra.episodes import EpisodeApiError, EpisodeClientError, TinkerScriptClient
 from palestra.episodes.client.tinkerscript import WorkflowOutput
+from tests.server.agentjet.conftest import AgentJet, Root, say
 from tests.server.episodes.conftest import Api, group
-from tests.server.openai.conftest import Ephebe
-from tests.server.tinkerscript.conftest import AgentJet, Root, say
+from tests.server.model_api.conftest import Ephebe
 
 OwnerOf = Callable[..., str]
 

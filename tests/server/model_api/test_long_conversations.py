@@ -16,7 +16,7 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.model.random_tokenizer import write_tokenizer
 from tests.chat.conftest import dress
-from tests.server.openai.conftest import Ephebe
+from tests.server.model_api.conftest import Ephebe
 
 FAMILIES = ("thinking", "headers", "brackets", "turns", "bars")
 WORDS = ["Hello", " né", " 🙂", "漢字", "<|im_end|>", "</s>", "<think>", " {", "1.0", "\n", "  "]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 HI = {"role": "user", "content": "Hi"}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

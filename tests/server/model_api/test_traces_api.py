@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 MakeEphebe = Callable[..., Ephebe]
 BIG = 10**30

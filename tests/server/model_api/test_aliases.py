@@ -19,7 +19,7 @@ from palestra.server.model_api.aliases import MAX_ALIASES, Aliases
 from palestra.server.model_api.errors import ApiError
 from palestra.store import Store
 from tests.server.conftest import KEY
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 MakeEphebe = Callable[..., Ephebe]
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

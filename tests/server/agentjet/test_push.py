@@ -28,9 +28,9 @@ from palestra.server.agentjet.results import AT_ONCE
 from palestra.server.broker.push_addresses import check_address
 from palestra.server.broker.push_line import Line
 from palestra.server.core.errors import Refusal
+from tests.server.agentjet.conftest import Root, say
 from tests.server.episodes.conftest import Api
-from tests.server.openai.conftest import Ephebe
-from tests.server.tinkerscript.conftest import Root, say
+from tests.server.model_api.conftest import Ephebe
 
 RECEIVE_S = 30
 

@@ -17,7 +17,7 @@ from palestra.config.bundled import bundled_model
 from palestra.config.serve import ServeConfig
 from palestra.server.model_api.held import HeldConversations
 from palestra.store import Store
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 Chat = Callable[..., Any]
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}

@@ -11,8 +11,8 @@ import anthropic
 import pytest
 from pydantic import BaseModel
 
-from tests.server.openai.conftest import MODEL, Ephebe
-from tests.server.openai.stockroom import STOCK, SYSTEM, TOOLS, answered
+from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.stockroom import STOCK, SYSTEM, TOOLS, answered
 
 ASKED: Any = {"role": "user", "content": "How many cups and hats are there together?"}
 STOCKROOM: dict[str, Any] = {

@@ -19,7 +19,7 @@ import pytest
 
 from palestra.episodes import TinkerScriptClient
 from palestra.episodes.client.tinkerscript import EngineError, WorkflowOutput
-from tests.server.openai.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, _make
 
 OFFLINE, BOOTING, ROLLING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING"
 SECOND = "; TinkerScript at "

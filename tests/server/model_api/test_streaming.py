@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
-from tests.server.openai.stockroom import TOOLS, question
+from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.stockroom import TOOLS, question
 
 Chat = Callable[..., Any]
 IDS = {"return_token_ids": True}

@@ -11,8 +11,8 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
-from tests.server.openai.conftest import MODEL, Ephebe
-from tests.server.openai.stockroom import SYSTEM, TOOLS, answered
+from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.stockroom import SYSTEM, TOOLS, answered
 
 Ask = Callable[..., Any]
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 LONG = 400  # tokens: about a second
 

@@ -19,8 +19,8 @@ from agents import (
 )
 from pydantic import BaseModel, Field
 
-from tests.server.openai.conftest import MODEL, Ephebe
-from tests.server.openai.stockroom import STOCK, SYSTEM
+from tests.server.model_api.conftest import MODEL, Ephebe
+from tests.server.model_api.stockroom import STOCK, SYSTEM
 
 QUESTION = "How many cups and hats are there together?"
 UNTRACED = RunConfig(tracing_disabled=True)

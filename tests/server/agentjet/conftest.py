@@ -19,7 +19,7 @@ import pytest
 
 from tests.server.conftest import KEY
 from tests.server.episodes.conftest import Api, keyed, keys
-from tests.server.openai.conftest import Ephebe, _make, make_ephebe
+from tests.server.model_api.conftest import Ephebe, _make, make_ephebe
 
 __all__ = ["keyed", "keys", "make_ephebe"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 HI = [{"role": "user", "content": "Hi"}]
 IMAGE = [{"type": "image_url", "image_url": {"url": "x"}}]
