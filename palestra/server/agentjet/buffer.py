@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from palestra.episodes.board import Board
 from palestra.server.agentjet.names import ADDRESS, uuid_of
-from palestra.server.http.auth import EPISODE_PREFIX
+from palestra.server.core.callers import EPISODE_PREFIX
 from palestra.types.episodes import EpisodeInfo, EpisodeState
 from palestra.types.tinkerscript import EpisodeBuffer, EpisodeStatus
 

@@ -22,9 +22,9 @@ from palestra.server.agentjet.outputs import result_of
 from palestra.server.agentjet.trainer import Engine
 from palestra.server.broker.claims import Claim
 from palestra.server.broker.service import Episodes
+from palestra.server.core.callers import TRAINERS
 from palestra.server.core.errors import Refusal
 from palestra.server.episodes.player_routes import endpoint
-from palestra.server.http.auth import TRAINERS
 from palestra.server.http.connection import while_connected
 from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, Trainer, holder, speaker
 from palestra.server.http.json_records import json_response, read_record

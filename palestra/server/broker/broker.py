@@ -26,8 +26,8 @@ from palestra.server.broker.keys import MAX_VOID, EpisodeKeys
 from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.saving import NotSaved, Saving
 from palestra.server.broker.signals import Signals
+from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import AttemptRef
 from palestra.store import Store
 from palestra.store.episodes import load_all, save_changes
 from palestra.types.episode_rows import EpisodeRow, SavedRows

@@ -20,8 +20,8 @@ from palestra.server.broker.rates import Rates
 from palestra.server.broker.saving import Write
 from palestra.server.broker.tracing import traceparent_of
 from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import AttemptRef
 from palestra.types.episodes import ClaimRequest, Held, Lease
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from palestra.chat.trajectories import Trajectory, trajectories
+from palestra.chat.trajectories import Trajectory
 from palestra.server.broker.broker import Broker
-from palestra.server.http.auth import AttemptRef
-from palestra.server.model_api.traces import model_call
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.store import Store
 from palestra.store import traces as rows
 from palestra.store.traces import Turn, TurnKey
@@ -75,7 +75,7 @@ def _with_tokens(conn: Connection, owner: str, group: PlayedGroup) -> PlayedGrou
 def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpisode:
     attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
     turns = played_turns(conn, owner, attempt.origin)
-    found = trajectories([model_call(one.turn) for one in turns])
+    found = trajectories_of(one.turn for one in turns)
     return replace(episode, trajectories=[_told(one, turns, episode.info.version) for one in found])
 
 

@@ -9,7 +9,7 @@ import hashlib
 from binascii import b2a_base64
 from collections import OrderedDict
 
-from palestra.server.http.auth import EPISODE_PREFIX, AttemptRef
+from palestra.server.core.callers import EPISODE_PREFIX, AttemptRef
 
 BLOCK = 64  # bytes that SHA-256 takes at once
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")

@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from palestra.episodes.errors import BoardError
 from palestra.episodes.news import Call
 from palestra.server.broker.broker import BoardRefusal, Broker
-from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import AttemptRef, Caller
-from palestra.server.model_api.errors import ApiError
+from palestra.server.core.callers import AttemptRef, Caller
+from palestra.server.core.errors import ApiError, Refusal
 from palestra.store.traces import TurnFacts
 from palestra.types.episodes import EpisodeState
 

@@ -19,15 +19,9 @@ from prometheus_client.registry import Collector
 from palestra.episodes.board import Board
 from palestra.episodes.news import OpenLease, Progress
 from palestra.server.broker.clock import Clock
-from palestra.server.broker.tracing import (
-    Span,
-    attempt_spans,
-    call_span,
-    end_span,
-    failed_call_span,
-    trace_id_of,
-)
-from palestra.server.http.auth import AttemptRef
+from palestra.server.broker.tracing import attempt_spans, call_span, end_span, failed_call_span, trace_id_of
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.spans import Span
 from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:

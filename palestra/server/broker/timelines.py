@@ -19,7 +19,7 @@ from palestra.server.broker.broker import BoardRefusal, Broker
 from palestra.server.broker.deliveries import AGENT, KeptTurn, played_turns
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.tracing import trace_id_of
-from palestra.server.http.auth import AttemptRef
+from palestra.server.core.callers import AttemptRef
 from palestra.store import Store
 from palestra.types.episodes import EpisodeInfo
 from palestra.types.rollouts import Message

@@ -1,6 +1,6 @@
 """Episodes as traces: one for each attempt, with its time in the queue, its lease, its model calls and its end.
 
-Owns: ids of traces, W3C's `traceparent`, the shape of the spans. Never touches: sending them; `server.traces` does.
+Owns: ids of traces, W3C's `traceparent`, the shape of the spans. Never touches: sending them; `core.otlp` does.
 
 The ids are made from the attempt's name: a repeated claim and a server that was started again tell the same ones, and
 nothing has to be remembered meanwhile.
@@ -9,13 +9,14 @@ nothing has to be remembered meanwhile.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from palestra.episodes.news import OpenLease
 from palestra.episodes.records import queued_since
-from palestra.server.http.auth import AttemptRef
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.spans import Span, SpanRef
 from palestra.types.episodes import Ended, EpisodeInfo
 
 if TYPE_CHECKING:
@@ -24,17 +25,6 @@ if TYPE_CHECKING:
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SpanRef:
-    trace_id: int
-    span_id: int
-    is_sampled: bool = True
-
-    @property
-    def traceparent(self) -> str:
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.is_sampled):02x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +41,6 @@ class AttemptTrace:
         made = _ids(origin)
         trace, root, leased = (int(part, 16) for part in (made[:32], made[32:48], made[48:]))
         return cls(SpanRef(trace, root), SpanRef(trace, leased))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One that is over. Times are seconds since the epoch."""
-
-    name: str
-    began_at: float
-    ended_at: float
-    parent: SpanRef | None
-    ref: SpanRef | None = None
-    """None: any id will do, nobody needs it."""
-    link: SpanRef | None = None
-    attributes: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
 
 
 def trace_id_of(origin: str) -> str:

@@ -15,6 +15,29 @@ class Refusal(Exception):
         self.status, self.detail, self.retry_after_s = status, detail, retry_after_s
 
 
+class ApiError(Refusal):
+    """Says which parameter is meant, by which code programs know it, and whether sending it again is of any use."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        is_final: bool = False,
+    ):
+        super().__init__(status, detail, retry_after_s=retry_after_s)
+        self.param, self.code = param, code
+        self.is_final = is_final
+        """To send it again would not help, whatever SDKs think of the status."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"} if self.is_final else {}
+
+
 def not_kept(error: StoreError | JournalError) -> Refusal:
     """What a client is told whose request could not be written. A full disk may have room again in a moment, so it is
     asked to come back; when that has gone on for `write_wait_s`, its wait ends here."""

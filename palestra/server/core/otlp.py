@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 )
 
 from palestra.config.redaction import redact
-from palestra.server.broker.tracing import Span, SpanRef
+from palestra.server.core.spans import Span, SpanRef
 
 
 class Traces:

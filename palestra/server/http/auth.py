@@ -12,63 +12,19 @@ import ipaddress
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import SplitResult, urlsplit
 
-from msgspec import Struct
 from starlette.requests import HTTPConnection
 
+from palestra.server.core.callers import ANYBODY, EPISODE_PREFIX, TRAINERS, AttemptRef, Caller
 from palestra.server.core.errors import Refusal
 from palestra.store import Store
 from palestra.store.keys import find_key, list_keys
-from palestra.store.records import Key, Rights
-from palestra.types.episodes import LeaseRef
+from palestra.store.records import Rights
 
-LOCAL_OWNER = "local"
 CACHE_S = 2.0  # a key that is revoked works no longer than this
 CACHE_SIZE = 4096
-TRAINERS = (Rights.ADMIN, Rights.TRAINER)
-EPISODE_PREFIX = "ep-"  # of keys that are no row anywhere: the broker knows them
-
-
-class AttemptRef(Struct, frozen=True, gc=False):
-    """One attempt to play an episode."""
-
-    owner: str
-    episode_id: str
-    attempt: int
-
-    @property
-    def ref(self) -> LeaseRef:
-        return LeaseRef(episode_id=self.episode_id, attempt=self.attempt)
-
-    @property
-    def origin(self) -> str:
-        """What its traces are found by."""
-        return f"{self.episode_id}#{self.attempt}"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    owner: str
-    right: Rights
-    key: Key | None = None
-    attempt: AttemptRef | None = None
-    """Whose key it is, with the right `episode`."""
-    traceparent: str = ""
-    """As such a player sent it."""
-
-    @property
-    def who(self) -> str:
-        """Among the owner's: those of one key, or of one attempt, are not told apart."""
-        if self.attempt is not None:
-            return self.attempt.origin
-        return "" if self.key is None else str(self.key.key_id)
-
-
-ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
-"""On a loopback address, where there are no keys."""
 
 
 class Doorkeeper:

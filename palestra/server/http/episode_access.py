@@ -12,8 +12,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from palestra.server.broker.service import Episodes
+from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import TRAINERS, Caller, Doorkeeper
+from palestra.server.http.auth import Doorkeeper
 from palestra.store.records import Rights
 from palestra.types.episodes import EndRequest, LeaseRef
 

@@ -13,8 +13,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
-from palestra.server.model_api.errors import ApiError, invalid
+from palestra.server.model_api.errors import invalid
 from palestra.store import Store
 from palestra.store import aliases as rows
 from palestra.store.records import Alias

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.errors import ApiError, Refusal, not_kept
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.store.errors import StoreError
 
@@ -38,27 +38,6 @@ class ErrorDetail(BaseModel):
 
 class ErrorEnvelope(BaseModel):
     error: ErrorDetail
-
-
-class ApiError(Refusal):
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_s: float | None = None,
-        is_final: bool = False,
-    ):
-        super().__init__(status, detail, retry_after_s=retry_after_s)
-        self.param, self.code = param, code
-        self.is_final = is_final
-        """To send it again would not help, whatever SDKs think of the status."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"x-should-retry": "false"} if self.is_final else {}
 
 
 def invalid(param: str | None, detail: str, *, code: str | None = None) -> ApiError:

@@ -14,15 +14,15 @@ from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.tool_formats import tool_format
-from palestra.server.core.errors import Refusal
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.paths import SCHEME, TinkerPath
 from palestra.server.core.sampling import Sampler
 from palestra.server.core.wire_errors import WireError
 from palestra.server.core.workers import Worker
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.model_api.aliases import Aliases, check_name, target_gone, target_missing
-from palestra.server.model_api.errors import ApiError, invalid, no_model
+from palestra.server.model_api.errors import invalid, no_model
 from palestra.store.records import Alias
 from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
 from palestra.types.episodes import SamplingBounds

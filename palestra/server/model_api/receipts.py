@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import structlog
 
 from palestra.server.broker.model_calls import EpisodeCalls
-from palestra.server.http.auth import AttemptRef
+from palestra.server.core.callers import AttemptRef
 from palestra.store import Store
 from palestra.store import traces as rows
 from palestra.store.traces import TurnKey

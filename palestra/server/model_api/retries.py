@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.http.connection import while_connected
 from palestra.server.model_api.receipts import Receipts
 

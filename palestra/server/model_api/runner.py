@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from palestra.server.core.errors import Refusal
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.futures import SampleFuture
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
-from palestra.server.model_api.errors import ApiError
 from palestra.server.model_api.models import Target, weights_name
 from palestra.server.tinker.decode import SampleCall
 from palestra.server.tinker.sampling_service import SamplingService

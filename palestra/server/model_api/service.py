@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from palestra.chat import ChatTokenizer
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.hub import Hub
 from palestra.server.model_api.chat.answers import chat_body, chat_chunks
 from palestra.server.model_api.chat.asks import ask_of

@@ -15,13 +15,13 @@ import msgspec
 from sqlalchemy import Connection
 
 from palestra.chat.canonical import Message
-from palestra.chat.trajectories import ModelCall, SampledTokens, trajectories
 from palestra.chat.turns import Answer, Held, Prompt
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import ApiError
+from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.server.core.wire_errors import shown
-from palestra.server.http.auth import Caller
-from palestra.server.model_api.errors import ApiError
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.receipts import Receipts
 from palestra.store import Store
@@ -120,7 +120,7 @@ class Traces:
 
     async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
         _, turns = await self._read(caller, trace_id)
-        found = trajectories([model_call(turn) for turn in turns])
+        found = trajectories_of(turns)
         return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
 
     async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
@@ -185,11 +185,6 @@ def _turn(call: Call) -> Turn:
 
 def _answers(call: Call) -> list[KeptAnswer]:
     return [KeptAnswer(name=answer.name, thoughts=dict(answer.thoughts)) for answer in call.answers]
-
-
-def model_call(turn: Turn) -> ModelCall:
-    samples = [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]
-    return ModelCall(prompt=turn.prompt, samples=samples)
 
 
 def _about(trace: Trace) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.errors import LASTING, Refusal, not_found
 from palestra.server.core.futures import RequestKind
 from palestra.server.core.models import TrainedModel
@@ -11,7 +12,6 @@ from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.sampling import Sampler
 from palestra.server.core.sessions import Session
 from palestra.server.core.workers import Worker
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.tinker import schemas as s
 from palestra.types.engine import Operation

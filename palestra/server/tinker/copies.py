@@ -18,10 +18,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.checkpoints import key_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.tinker.downloads import files_in
 from palestra.server.tinker.schemas_rest import CopyWeightsRequest

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.checkpoints import key_of
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.core.wire_errors import WireError, shown
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r

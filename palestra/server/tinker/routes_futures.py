@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.encode import json_bytes
 
 router = APIRouter(prefix="/api/v1", tags=["futures"])

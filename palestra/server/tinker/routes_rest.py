@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import FileResponse
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.paths import TinkerPath
-from palestra.server.http.auth import Caller
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.access import CallerNow
 from palestra.server.tinker.copies import copy_weights
 from palestra.server.tinker.downloads import Ticket
 from palestra.server.tinker.rest_service import RestService, Scope, path_from

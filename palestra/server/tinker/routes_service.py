@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.access import ServiceNow
 
 router = APIRouter(prefix="/api/v1", tags=["service"])
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from palestra.server.http.access import CallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
 
 router = APIRouter(prefix="/api/v1", tags=["training"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind
 from palestra.server.core.paths import SamplerId, TinkerPath
 from palestra.server.core.sampling import Completions, Sampler
 from palestra.server.core.workers import Worker
-from palestra.server.http.auth import Caller
 from palestra.server.hub import Hub, weights_of
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.common import Common, is_over

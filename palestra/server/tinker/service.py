@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
 from palestra.server.core.models import TrainedModel
@@ -23,7 +24,6 @@ from palestra.server.core.paths import (
     parse_request_id,
 )
 from palestra.server.core.sessions import Session
-from palestra.server.http.auth import Caller
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.common import is_over

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind
 from palestra.server.core.models import TrainedModel
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
-from palestra.server.http.auth import Caller
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.sampling_service import SamplingService

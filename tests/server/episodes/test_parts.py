@@ -20,8 +20,8 @@ from palestra.server.broker.keys import EpisodeKeys
 from palestra.server.broker.saving import NotSaved, Saving
 from palestra.server.broker.signals import Signals
 from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import AttemptRef
 from palestra.server.http.json_records import record_of
 from palestra.store import Store
 from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered

@@ -16,7 +16,8 @@ from palestra.episodes.board import Board
 from palestra.server.broker import observer as observing
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.observer import EpisodeObserver
-from palestra.server.broker.tracing import AttemptTrace, SpanRef, attempt_spans, read_traceparent, traceparent_of
+from palestra.server.broker.tracing import AttemptTrace, attempt_spans, read_traceparent, traceparent_of
+from palestra.server.core.spans import SpanRef
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import main
 from palestra.config.bundled import bundled_model
+from palestra.server.core.errors import ApiError
 from palestra.server.model_api.aliases import MAX_ALIASES, Aliases
-from palestra.server.model_api.errors import ApiError
 from palestra.store import Store
 from tests.server.conftest import KEY
 from tests.server.model_api.conftest import MODEL, Ephebe

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from palestra.chat import ChatTokenizer
 from palestra.chat.speech import Said, Thought
 from palestra.config.bundled import bundled_model
+from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import (
     Begun,
     ChatAnswer,
@@ -27,7 +28,6 @@ from palestra.server.model_api.chat.events import (
     Usage,
 )
 from palestra.server.model_api.chat.messages import TOKEN_FIELDS
-from palestra.server.model_api.errors import ApiError
 from palestra.server.model_api.responses.answer import Header, response_body
 from palestra.server.model_api.responses.items import read_input
 from palestra.server.model_api.responses.request import chat_request

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from palestra.chat.turns import Ask, History, Prefix
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.messages import check_depth, given_tokens, read_messages, read_tools
 from palestra.server.model_api.chat.schemas import ChatRequest, TokenizeRequest
 from palestra.server.model_api.errors import invalid

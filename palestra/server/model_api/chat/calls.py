@@ -14,7 +14,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.conversations import Ask, Place, Prompt, Reply
 from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_formats import ToolFormat
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.hub import Hub
 from palestra.server.model_api.chat.asks import ask_of
 from palestra.server.model_api.chat.events import Begun, ChatAnswer, ChatEvent, Choice, Delta, Ended, Finish, Usage

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from palestra.chat.tool_formats.lark import literal
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import Sampling
-from palestra.server.model_api.errors import ApiError, invalid
+from palestra.server.model_api.errors import invalid
 from palestra.types import MAX_GRAMMAR, Grammar, GrammarKind
 
 OBJECT = {"type": "object"}

@@ -11,8 +11,9 @@ from typing import Any
 
 from palestra.chat.nesting import MAX_DEPTH, is_too_deep
 from palestra.chat.tool_calls import read_json
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
-from palestra.server.model_api.errors import ApiError, invalid
+from palestra.server.model_api.errors import invalid
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """And what templates call them: few know `developer`."""

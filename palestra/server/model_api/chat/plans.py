@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversations import Match
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.bounds import bounded, bounded_tokens
 from palestra.server.model_api.chat.params import sampling_params, shown_params
 from palestra.server.model_api.chat.schemas import Sampling

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from palestra.server.http.access import CallerNow, ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, refusals
 from palestra.server.model_api.chat import schemas as s
@@ -15,7 +16,6 @@ from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute, parse_b
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.service import OpenAIService
 from palestra.server.model_api.sse import sse
-from palestra.server.tinker.access import CallerNow, ModelCallerNow
 
 PREFIXES = ("/v1", "/oai/api/v1")
 """OpenAI's own, and hosted Tinker's."""

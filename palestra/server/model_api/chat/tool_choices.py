@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from palestra.chat.tool_formats.lark import AS_TRAINED
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
-from palestra.server.model_api.errors import ApiError, invalid
+from palestra.server.model_api.errors import invalid
 
 Tool = dict[str, Any]
 

@@ -12,8 +12,8 @@ from contextlib import aclosing
 from palestra.chat import ChatTokenizer
 from palestra.chat.conversations import Match
 from palestra.chat.errors import TooLongError
+from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import Caller
 from palestra.server.model_api.chat.answers import Header
 from palestra.server.model_api.chat.formats import text_grammar
 from palestra.server.model_api.chat.plans import Origin, Plan, Wanted, plan

@@ -11,9 +11,9 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from palestra.server.core.errors import Refusal
+from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.http import logs
-from palestra.server.model_api.errors import ApiError, RefusingRoute, invalid
+from palestra.server.model_api.errors import RefusingRoute, invalid
 
 
 class ErrorDetail(BaseModel):

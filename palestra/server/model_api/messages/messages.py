@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.messages import MAX_MESSAGES, CallsSoFar
-from palestra.server.model_api.errors import ApiError
 from palestra.server.model_api.messages.errors import wrong
 
 Block = Mapping[str, Any]

@@ -9,7 +9,8 @@ import secrets
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
+from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
 from palestra.server.model_api.chat import routes as openai_routes
@@ -23,7 +24,6 @@ from palestra.server.model_api.messages.request import chat_request, check_think
 from palestra.server.model_api.messages.schemas import CountRequest, MessagesRequest
 from palestra.server.model_api.service import OpenAIService
 from palestra.server.model_api.sse import sse
-from palestra.server.tinker.access import ModelCallerNow
 
 OWN_PREFIX = "/anthropic/v1"
 PREFIXES = (*openai_routes.PREFIXES, OWN_PREFIX)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from palestra.server.http.auth import Caller
+from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.calls import ChatCalls
 from palestra.server.model_api.errors import parse_body
 from palestra.server.model_api.json_text import dumps

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.messages import TOKEN_FIELDS
-from palestra.server.model_api.errors import ApiError, invalid
+from palestra.server.model_api.errors import invalid
 
 ROLES = ("user", "assistant", "system", "developer")
 INSTRUCTING = ("system", "developer")

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
-from palestra.server.model_api.errors import ApiError, invalid, parse_fields
+from palestra.server.model_api.errors import invalid, parse_fields
 from palestra.server.model_api.responses.items import read_input
 from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
 

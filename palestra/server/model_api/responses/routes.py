@@ -5,14 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
+from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
 from palestra.server.model_api.chat.routes import ServiceNow
-from palestra.server.model_api.errors import ApiError, ErrorEnvelope, OpenAIRoute
+from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute
 from palestra.server.model_api.responses.calls import ResponsesCall
 from palestra.server.model_api.sse import sse
-from palestra.server.tinker.access import ModelCallerNow
 
 router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
 

@@ -10,7 +10,7 @@ import pytest
 
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import bundled_model
-from palestra.server.model_api.errors import ApiError
+from palestra.server.core.errors import ApiError
 from palestra.server.model_api.messages.messages import read_conversation
 from palestra.server.model_api.messages.request import chat_request, check_thinking
 from palestra.server.model_api.messages.schemas import MessagesRequest

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from palestra.server.core.errors import Refusal
-from palestra.server.model_api.errors import ApiError, invalid, no_model
+from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.model_api.errors import invalid, no_model
 from palestra.server.model_api.messages.errors import AnthropicRoute
 
 KINDS = {

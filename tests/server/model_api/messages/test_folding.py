@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from palestra.chat.speech import Said, Thought
+from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import (
     Begun,
     ChatAnswer,
@@ -26,7 +27,6 @@ from palestra.server.model_api.chat.events import (
     ToolCall,
     Usage,
 )
-from palestra.server.model_api.errors import ApiError
 from palestra.server.model_api.messages.answer import whole
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.messages.stream import lines
