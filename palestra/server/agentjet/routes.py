@@ -19,14 +19,13 @@ from palestra.server.agentjet import registering
 from palestra.server.agentjet.buffer import buffer_of
 from palestra.server.agentjet.names import lease_id_of, lease_of, uuid_of
 from palestra.server.agentjet.outputs import result_of
-from palestra.server.agentjet.trainer import Engine
+from palestra.server.agentjet.trainer import AgentJetTrainer
 from palestra.server.broker.claims import Claim
 from palestra.server.broker.service import Episodes
 from palestra.server.core.callers import TRAINERS
 from palestra.server.core.errors import Refusal
-from palestra.server.episodes.player_routes import endpoint
 from palestra.server.http.connection import while_connected
-from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, Trainer, holder, speaker
+from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, Trainer, endpoint, holder, speaker
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
 from palestra.types import tinkerscript as t
@@ -171,7 +170,7 @@ def _by_their_names(detail: str) -> str:
 
 async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease | str:
     """Or why not. Who hangs up while it waits has claimed nothing."""
-    hold, engine = partial(while_connected, request), request.app.state.engine
+    hold, engine = partial(while_connected, request), request.app.state.trainer
     loop, wait_s = asyncio.get_running_loop(), min(claim.request.wait_s, episodes.broker.config.max_wait_s)
     until = loop.time() + wait_s
     status = engine.status(claim.owner)
@@ -190,11 +189,11 @@ async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease 
     return NOTHING if status is EngineStatus.ROLLING else f"{status}: {ADVICE[status]}"
 
 
-def _is_rolling(engine: Engine, owner: str) -> bool:
+def _is_rolling(engine: AgentJetTrainer, owner: str) -> bool:
     return engine.status(owner) is EngineStatus.ROLLING
 
 
-async def _settled(engine: Engine, owner: str, episodes: Episodes, until: float) -> EngineStatus:
+async def _settled(engine: AgentJetTrainer, owner: str, episodes: Episodes, until: float) -> EngineStatus:
     """What it is when weights are in place, or when the time is over."""
     loop = asyncio.get_running_loop()
     while (status := engine.status(owner)) in PASSES_SOON:

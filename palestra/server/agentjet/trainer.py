@@ -63,7 +63,7 @@ class _Life:
     """Config, start, stop and end, one at a time."""
 
 
-class Engine:
+class AgentJetTrainer:
     def __init__(
         self, config: ServeConfig, store: Store, broker: Broker, *, clock: Callable[[], float] = time.monotonic
     ):

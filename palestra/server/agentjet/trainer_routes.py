@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from palestra.server.agentjet.settings_file import AgentJetError
-from palestra.server.agentjet.trainer import Engine, EngineRefusal
+from palestra.server.agentjet.trainer import AgentJetTrainer, EngineRefusal
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
 from palestra.server.http.episode_access import PLAYERS, Trainer
@@ -23,8 +23,8 @@ from palestra.types.tinkerscript import EngineStatus
 engine_router = APIRouter(tags=["tinkerscript"])
 
 
-async def _engine(request: Request) -> Engine:
-    return request.app.state.hub.engine
+async def _engine(request: Request) -> AgentJetTrainer:
+    return request.app.state.trainer
 
 
 async def _looker(request: Request) -> Caller:
@@ -35,7 +35,7 @@ async def _admin(request: Request) -> Caller:
     return await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN,))
 
 
-EngineNow = Annotated[Engine, Depends(_engine)]
+EngineNow = Annotated[AgentJetTrainer, Depends(_engine)]
 Looker = Annotated[Caller, Depends(_looker)]
 Admin = Annotated[Caller, Depends(_admin)]
 

@@ -9,7 +9,7 @@ Owns: when to look what is to be sent, the groups of a run. Never touches: which
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -46,6 +46,9 @@ class Looker(Protocol):
     def forget(self, key: RunKey | None) -> None:
         """The run is deleted, and another one of its name begins anew; None: all runs are as they were saved."""
         ...
+
+
+MakeLooker = Callable[[Broker, Deliveries, Errands], Looker]
 
 
 class Pushes:

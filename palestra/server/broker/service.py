@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
 
 from palestra.config.serve import EpisodesConfig
-from palestra.server.agentjet.results import ResultPushes
 from palestra.server.broker.broker import Broker
 from palestra.server.broker.claims import Claims
 from palestra.server.broker.deliveries import Deliveries
@@ -17,7 +16,7 @@ from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.pressure import Pressure
-from palestra.server.broker.push import Pushes, RunPushes
+from palestra.server.broker.push import MakeLooker, Pushes, RunPushes
 from palestra.server.broker.push_errands import Errands
 from palestra.server.broker.timelines import Timelines
 from palestra.server.core.observer import Observer
@@ -26,7 +25,15 @@ from palestra.types.episodes import Held, RunInfo
 
 
 class Episodes:
-    def __init__(self, store: Store, config: EpisodesConfig, observer: Observer, secret: str):
+    def __init__(
+        self,
+        store: Store,
+        config: EpisodesConfig,
+        observer: Observer,
+        secret: str,
+        *,
+        more_pushes: Sequence[MakeLooker] = (),
+    ):
         watch = EpisodeObserver(observer.metrics.registry, observer.traces)
         self.broker = Broker(store, config, watch, secret)
         self.pressure = Pressure(config.max_calls_waiting)
@@ -37,8 +44,8 @@ class Episodes:
         self.calls = EpisodeCalls(self.broker)
         errands = Errands()
         self.listeners = RunPushes(self.broker, self.deliveries, errands)
-        results = ResultPushes(self.broker, self.deliveries, errands)
-        self.pushes = Pushes(self.broker, errands, (self.listeners, results))
+        others = [make(self.broker, self.deliveries, errands) for make in more_pushes]
+        self.pushes = Pushes(self.broker, errands, (self.listeners, *others))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

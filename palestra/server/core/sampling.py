@@ -27,6 +27,7 @@ from palestra.server.core.training import outcome_name
 from palestra.server.core.workers import Worker
 from palestra.types import SampleRequest
 from palestra.types.engine import (
+    BaseModel,
     Blame,
     DropSamplers,
     Failure,
@@ -34,6 +35,7 @@ from palestra.types.engine import (
     Sample,
     Sampled,
     SampleWeights,
+    SavedAdapter,
     Stats,
     Streamed,
     encode_message,
@@ -268,3 +270,11 @@ class Sampling:
             keep = READ_KEEP_S if future.retrieved else self._keep_results_s
             if now - future.finished_at > keep:
                 self.forget(future)
+
+
+def weights_of(sampler_id: str, model_id: str | None, seq_id: int | None, folder: str | None) -> SampleWeights:
+    if folder is not None:
+        return SavedAdapter(folder=folder)
+    if model_id is not None and seq_id is not None:
+        return KeptSampler(sampler_id=sampler_id, model_id=model_id, seq_id=seq_id)
+    return BaseModel()

@@ -63,9 +63,9 @@ async def _check_model(request: Request, caller: Caller, run: str, model: str) -
     """That its players will be answered. Weights that a run has already may be gone: they come back with its trainer,
     and a call that is sent again means the same."""
     try:
-        await request.app.state.openai.models.find(caller, model)
+        await request.app.state.model_api.models.find(caller, model)
     except ApiError as error:
-        found = await request.app.state.hub.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
+        found = await request.app.state.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
         if not any(info.run == run and info.model == model for info in found):
             raise Refusal(400, f"model: {error.detail}; or make the run without one, and publish weights") from error
 

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from palestra.server.broker.service import Episodes
 from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.http.auth import Doorkeeper
 from palestra.store.records import Rights
@@ -23,7 +24,7 @@ MAX_ID = 128
 
 
 async def _episodes(request: Request) -> Episodes:
-    return request.app.state.hub.episodes
+    return request.app.state.episodes
 
 
 async def _trainer(request: Request) -> Caller:
@@ -68,3 +69,9 @@ def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndReques
         detail = f"this key speaks for episode {attempt.episode_id}, attempt {attempt.attempt}, and for no other"
         raise Refusal(403, detail)
     return None
+
+
+def endpoint(request: Request) -> tuple[str, str]:
+    """Where a player reaches the model, and the name of one."""
+    core: Core = request.app.state.core
+    return f"{core.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(core.workers))

@@ -14,13 +14,14 @@ from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.tool_formats import tool_format
+from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.paths import SCHEME, TinkerPath
 from palestra.server.core.sampling import Sampler
 from palestra.server.core.wire_errors import WireError
 from palestra.server.core.workers import Worker
-from palestra.server.hub import Hub
 from palestra.server.model_api.aliases import Aliases, check_name, target_gone, target_missing
 from palestra.server.model_api.errors import invalid, no_model
 from palestra.store.records import Alias
@@ -53,23 +54,23 @@ class Target:
 
 
 class Models:
-    def __init__(self, hub: Hub):
-        self._hub = hub
-        self.aliases = Aliases(hub.store)
+    def __init__(self, core: Core, calls: EpisodeCalls):
+        self._core, self._calls = core, calls
+        self.aliases = Aliases(core.store)
         self._tokenizers: dict[str, asyncio.Task[ChatTokenizer]] = {}
         self._tool_formats = {
-            model.name[0]: tool_format(model.tool_format) for model in hub.config.models if model.tool_format
+            model.name[0]: tool_format(model.tool_format) for model in core.config.models if model.tool_format
         }
         """Those that a setting names."""
 
     @property
     def names(self) -> list[str]:
-        return list(self._hub.workers)
+        return list(self._core.workers)
 
     async def find(self, caller: Caller, name: str) -> Target:
         """Under an episode's key its run's model, whatever it is called."""
         if caller.attempt is not None:
-            name = self._played(self._hub.episodes.calls.model_of(caller.attempt), name)
+            name = self._played(self._calls.model_of(caller.attempt), name)
         return await self._named(caller, name)
 
     @asynccontextmanager
@@ -78,9 +79,9 @@ class Models:
         if caller.attempt is None:
             yield await self.find(caller, name)
             return
-        async with self._hub.episodes.calls.calling(caller.attempt, caller.traceparent) as call:
+        async with self._calls.calling(caller.attempt, caller.traceparent) as call:
             target = await self._of_run(caller, call.model, name)
-            self._hub.episodes.calls.played_by(caller.attempt, call.run, target.worker.name)
+            self._calls.played_by(caller.attempt, call.run, target.worker.name)
             yield replace(target, version=call.version, bounds=call.bounds)
 
     async def _of_run(self, caller: Caller, model: str | None, name: str) -> Target:
@@ -95,7 +96,7 @@ class Models:
 
     def _played(self, model: str | None, name: str) -> str:
         """Of a run without a model: the only one there is, or what the player names."""
-        return model or (self.names[0] if len(self._hub.all_workers) == 1 else name)
+        return model or (self.names[0] if len(self._core.all_workers) == 1 else name)
 
     async def _named(self, caller: Caller, name: str) -> Target:
         target = await self._find(caller, name)
@@ -113,14 +114,14 @@ class Models:
         """What is called so itself."""
         if name.startswith(SCHEME):
             try:
-                checkpoint = await self._hub.checkpoints.find(TinkerPath.parse(name), caller.owner)
+                checkpoint = await self._core.checkpoints.find(TinkerPath.parse(name), caller.owner)
             except (WireError, Refusal):
                 return None
-            worker = self._hub.base(checkpoint.base_model)
+            worker = self._core.base(checkpoint.base_model)
             return Target(name, worker, model_path=name) if worker is not None else None
-        if (sampler := self._hub.sampling.samplers.get(name)) is not None and sampler.owner == caller.owner:
+        if (sampler := self._core.sampling.samplers.get(name)) is not None and sampler.owner == caller.owner:
             return Target(name, sampler.worker, sampling_session_id=name)
-        worker = self._hub.base(name)
+        worker = self._core.base(name)
         return Target(name, worker, base_model=name) if worker is not None else None
 
     async def _behind(self, caller: Caller, alias: Alias) -> Target | None:
@@ -138,14 +139,14 @@ class Models:
         """The base models, and aliases that work. For an episode, its run's model."""
         if caller.attempt is not None:
             return [await self.find(caller, self.names[0])]
-        bases = [Target(name, worker, base_model=name) for name, worker in self._hub.workers.items()]
+        bases = [Target(name, worker, base_model=name) for name, worker in self._core.workers.items()]
         mine = [alias for alias in await self.aliases.of(caller.owner) if alias.name not in self.names]
         found = [await self._behind(caller, alias) for alias in mine]
         return bases + [target for target in found if target is not None]
 
     async def find_or_only(self, caller: Caller, name: str | None) -> Target:
         """Without a name, the one model there is."""
-        if name is None and caller.attempt is None and len(self._hub.all_workers) != 1:
+        if name is None and caller.attempt is None and len(self._core.all_workers) != 1:
             raise invalid("model", f"model: name one of {', '.join(self.names)}")
         return await self.find(caller, self.names[0] if name is None else name)
 

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.core.futures import SampleFuture
-from palestra.server.hub import Hub
+from palestra.server.core.samplers import SampleCall, Samplers
 from palestra.server.model_api.models import Target, weights_name
-from palestra.server.tinker.decode import SampleCall
-from palestra.server.tinker.sampling_service import SamplingService
 from palestra.types import Grammar, SampleRequest, SampleResult
 from palestra.types.engine import Blame, Failure, Sampled, StreamedTokens, decode_from_worker
 from palestra.types.sampling import StopReason
@@ -34,8 +34,8 @@ class Outcome:
 
 
 class Run:
-    def __init__(self, hub: Hub, future: SampleFuture, weights: str, grammar: Grammar | None):
-        self._hub, self._future = hub, future
+    def __init__(self, core: Core, future: SampleFuture, weights: str, grammar: Grammar | None):
+        self._core, self._future = core, future
         self.weights = weights
         """Which it is sampled from, exactly."""
         self._grammar = grammar
@@ -72,13 +72,13 @@ class Run:
         return Outcome(message.outcome, message.compute_s)
 
     def _refuse_when_leaving(self) -> None:
-        if self._hub.is_leaving and not self._future.is_done:
+        if self._core.is_leaving and not self._future.is_done:
             raise ApiError(503, "the server is being stopped", retry_after_s=2.0)
 
 
 class Runner:
-    def __init__(self, hub: Hub, tinker: SamplingService):
-        self._hub, self._tinker = hub, tinker
+    def __init__(self, core: Core, samplers: Samplers, calls: EpisodeCalls):
+        self._core, self._samplers, self._calls = core, samplers, calls
 
     @asynccontextmanager
     async def run(
@@ -88,14 +88,13 @@ class Runner:
         call = SampleCall(
             request, target.sampling_session_id, None, target.base_model, target.model_path, stream=stream
         )
-        sampling = self._hub.sampling
+        sampling = self._core.sampling
         try:
-            accepted = await self._tinker.sample(caller, call)
-            future = sampling.futures[accepted.request_id]
+            future = await self._samplers.sample(caller, call)
             try:
-                with self._hub.episodes.calls.aborting(caller, lambda: sampling.cancel(future)):
+                with self._calls.aborting(caller, lambda: sampling.cancel(future)):
                     weights = weights_name(sampling.samplers[future.sampler_id])
-                    yield Run(self._hub, future, weights, request.grammar)
+                    yield Run(self._core, future, weights, request.grammar)
             finally:
                 sampling.cancel(future)  # nothing to do for one that is done
                 sampling.forget(future)

@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from palestra.chat import ChatTokenizer
+from palestra.server.broker.service import Episodes
 from palestra.server.core.callers import Caller
-from palestra.server.hub import Hub
+from palestra.server.core.core import Core
+from palestra.server.core.samplers import Samplers
 from palestra.server.model_api.chat.answers import chat_body, chat_chunks
 from palestra.server.model_api.chat.asks import ask_of
 from palestra.server.model_api.chat.calls import ChatCalls
@@ -25,18 +27,17 @@ from palestra.server.model_api.receipts import Receipts
 from palestra.server.model_api.retries import Retries
 from palestra.server.model_api.runner import Runner
 from palestra.server.model_api.traces import Traces
-from palestra.server.tinker.sampling_service import SamplingService
 
 
-class OpenAIService:
-    def __init__(self, hub: Hub, tinker: SamplingService):
-        self.models = Models(hub)
-        receipts = Receipts(hub.store, hub.episodes.calls)
-        self.traces = Traces(hub.store, hub.episodes.calls, receipts, hub.episodes.masking)
+class ModelApi:
+    def __init__(self, core: Core, samplers: Samplers, episodes: Episodes):
+        self.models = Models(core, episodes.calls)
+        receipts = Receipts(core.store, episodes.calls)
+        self.traces = Traces(core.store, episodes.calls, receipts, episodes.masking)
         self.retries = Retries(receipts)
-        self._held = HeldConversations(hub.config, hub.store)
-        runner = Runner(hub, tinker)
-        self.chats = ChatCalls(hub, self.models, runner, self.traces, self._held, receipts)
+        self._held = HeldConversations(core.config, core.store)
+        runner = Runner(core, samplers, episodes.calls)
+        self.chats = ChatCalls(core.metrics, self.models, runner, self.traces, self._held, receipts)
         self.texts = TextCalls(self.models, runner, self.traces, receipts)
 
     async def chat(self, caller: Caller, call: ChatRequest, response_id: str) -> bytes:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
 from palestra.server.core.paths import check_run_id
+from palestra.server.core.samplers import SampleCall
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.server.tinker import packed
 from palestra.server.tinker import schemas_data as schemas
@@ -32,19 +33,6 @@ class PassRequest:
     seq_id: int
     """1 or more."""
     operation: Pass
-
-
-@dataclass(frozen=True, slots=True)
-class SampleCall:
-    """A sampling session and a number in it; or, from old SDKs, a base model or a path."""
-
-    request: SampleRequest
-    sampling_session_id: str | None
-    seq_id: int | None
-    """Set whenever an SDK sets `sampling_session_id`."""
-    base_model: str | None
-    model_path: str | None
-    stream: bool = False
 
 
 def parse_json(schema: type[M], body: bytes) -> M:

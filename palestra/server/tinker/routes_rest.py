@@ -28,7 +28,7 @@ Offset = Annotated[int, Query(ge=0, le=INT64)]
 
 
 def _rest(request: Request) -> RestService:
-    return RestService(request.app.state.hub)
+    return RestService(request.app.state.core)
 
 
 async def _key_holder(request: Request) -> Caller:
@@ -129,7 +129,7 @@ async def copy(
     caller: CallerNow,
     x_idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
 ) -> r.CopyWeightsResponse:
-    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.hub, caller, body, x_idempotency_key))
+    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.core, caller, body, x_idempotency_key))
 
 
 # Sessions

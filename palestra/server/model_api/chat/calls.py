@@ -15,7 +15,7 @@ from palestra.chat.conversations import Ask, Place, Prompt, Reply
 from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_formats import ToolFormat
 from palestra.server.core.callers import Caller
-from palestra.server.hub import Hub
+from palestra.server.core.metrics import Metrics
 from palestra.server.model_api.chat.asks import ask_of
 from palestra.server.model_api.chat.events import Begun, ChatAnswer, ChatEvent, Choice, Delta, Ended, Finish, Usage
 from palestra.server.model_api.chat.formats import chat_grammar
@@ -51,14 +51,14 @@ class Chat:
 class ChatCalls:
     def __init__(
         self,
-        hub: Hub,
+        metrics: Metrics,
         models: Models,
         runner: Runner,
         traces: Traces,
         held: HeldConversations,
         receipts: Receipts,
     ):
-        self._hub, self._models, self._runner = hub, models, runner
+        self._metrics, self._models, self._runner = metrics, models, runner
         self._traces, self._held, self._receipts = traces, held, receipts
 
     async def answer(self, caller: Caller, call: ChatRequest, *, route: str, response_id: str) -> ChatAnswer:
@@ -119,7 +119,7 @@ class ChatCalls:
 
     def _count(self, target: Target, prompt: Prompt) -> None:
         for count in prompt.counts:
-            self._hub.metrics.conversation(target.worker.name, count)
+            self._metrics.conversation(target.worker.name, count)
 
     async def _keep(self, chat: Chat, outcome: Outcome, weights: str, choices: Sequence[Choice]) -> ChatAnswer:
         """The turn is on disk when it returns, and the conversation can go on."""

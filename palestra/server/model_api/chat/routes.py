@@ -14,7 +14,7 @@ from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, 
 from palestra.server.model_api.chat import schemas as s
 from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute, parse_body
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.service import OpenAIService
+from palestra.server.model_api.service import ModelApi
 from palestra.server.model_api.sse import sse
 
 PREFIXES = ("/v1", "/oai/api/v1")
@@ -25,11 +25,11 @@ router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), t
 tokens = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
 
 
-async def _service(request: Request) -> OpenAIService:
-    return request.app.state.openai
+async def _service(request: Request) -> ModelApi:
+    return request.app.state.model_api
 
 
-ServiceNow = Annotated[OpenAIService, Depends(_service)]
+ServiceNow = Annotated[ModelApi, Depends(_service)]
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 Offset = Annotated[int, Query(ge=0, lt=2**31)]
 

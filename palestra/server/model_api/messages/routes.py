@@ -22,7 +22,7 @@ from palestra.server.model_api.messages.answer import whole
 from palestra.server.model_api.messages.errors import AnthropicRoute, ErrorEnvelope, headers
 from palestra.server.model_api.messages.request import chat_request, check_thinking, counted_request
 from palestra.server.model_api.messages.schemas import CountRequest, MessagesRequest
-from palestra.server.model_api.service import OpenAIService
+from palestra.server.model_api.service import ModelApi
 from palestra.server.model_api.sse import sse
 
 OWN_PREFIX = "/anthropic/v1"
@@ -61,7 +61,7 @@ async def count_tokens(request: Request, service: ServiceNow, caller: ModelCalle
     return JSONResponse({"input_tokens": count}, headers=headers())
 
 
-async def _check(service: OpenAIService, caller: Caller, call: CountRequest) -> None:
+async def _check(service: ModelApi, caller: Caller, call: CountRequest) -> None:
     if call.thinking is not None:
         check_thinking(call, await service.models.tokenizer(await service.models.find(caller, call.model)))
 
