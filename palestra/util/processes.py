@@ -10,12 +10,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+LOOK_S = 0.02
 Stream = int | IO[bytes] | None
 """None: the parent's own."""
 
@@ -56,8 +58,9 @@ async def stop(process: Process, patience_s: float) -> None:
     """It is asked to end, and after `patience_s` made to, with whoever is left of its group."""
     if process.returncode is None:
         process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience_s)
+    deadline = time.monotonic() + patience_s
+    while process.returncode is None and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)  # `wait` would also wait for its pipes, which children of its own may hold
     await kill(process)
 
 
