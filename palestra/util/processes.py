@@ -59,8 +59,9 @@ async def stop(process: Process, patience_s: float) -> None:
     if process.returncode is None:
         process.terminate()
     deadline = time.monotonic() + patience_s
-    while process.returncode is None and time.monotonic() < deadline:
-        await asyncio.sleep(LOOK_S)  # `wait` would also wait for its pipes, which children of its own may hold
+    while process.returncode is None and time.monotonic() < deadline:  # noqa: ASYNC110
+        # `wait` would also wait for its pipes, which children of its own may hold.
+        await asyncio.sleep(LOOK_S)
     await kill(process)
 
 
