@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from palestra.gym.config import OurSettings, our_settings
-from palestra.gym.errors import ServerStartError
+from palestra.gym.errors import ServerStartError, WrongServerSettings
 from palestra.gym.start import BAD_SETTINGS
 from palestra.gym.supervisor.child import log_to
 from palestra.gym.supervisor.places import NotPlaced, Place, Running
@@ -91,7 +91,8 @@ class Keeper:
         self._change(State.FAILED)
         words = self.child.last_words if self.child is not None else ""
         tries = "" if ended.is_final else f" ({failures} times in a row)"
-        return ServerStartError(f"{self.name}: {ended.reason}{tries}; its last words:\n{words or '(none)'}")
+        kind = WrongServerSettings if ended.is_final else ServerStartError
+        return kind(f"{self.name}: {ended.reason}{tries}; its last words:\n{words or '(none)'}")
 
     async def _live(self) -> Ended:
         """One child, from its start to its end or to the moment it is given up as hung."""
