@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from palestra.episodes.client.api import BATCH
-from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
-from palestra.types.episodes import Beat, Lease, LeaseRef
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, InvalidResult
+from palestra.episodes.client.results import check_result
+from palestra.types.episodes import Beat, Ended, EndRequest, EndStatus, EpisodeResult, Lease, LeaseRef
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,10 @@ class Held:
     reason: str = ""
     is_over: bool = False
     """Ended or released by this client."""
-    is_ending: bool = False
-    """A result is on its way, and the answer to it tells: a beat that comes between finds the attempt ended."""
+    result: EpisodeResult | None = None
+    """As it was sent last. Its answer tells: a beat that comes between finds the attempt ended."""
+    ended: Ended | None = None
+    """What the server made of it."""
 
     @classmethod
     def of(cls, lease: Lease) -> Held:
@@ -45,6 +48,26 @@ class Held:
 
     def lose(self, reason: str) -> None:
         self.can_continue, self.reason = False, reason
+
+    def end_request(self, result: EpisodeResult) -> EndRequest:
+        if self.is_over and self.ended is None:
+            raise InvalidResult(f"episode {self.lease.episode_id} was given back: it cannot be ended any more")
+        self.result = check_result(result)
+        return EndRequest(episode_id=self.lease.episode_id, attempt=self.lease.attempt, result=result)
+
+    def settle(self, ended: Ended) -> Ended:
+        """Notes what the server made of a result. Too late is told and logged; what is the player's mistake is
+        raised."""
+        name = self.lease.episode_id
+        if ended.status is EndStatus.INVALID:  # it may be ended again, better
+            raise InvalidResult(f"episode {name}: {ended.detail or ended.status}")
+        self.ended, self.is_over = ended, True
+        if ended.status is EndStatus.CONFLICT:
+            raise InvalidResult(f"episode {name} has ended with another result: {ended.detail}")
+        if not ended.is_kept:
+            self.lose(f"{ended.status}: {ended.detail}" if ended.detail else str(ended.status))
+            log.warning("episode %s, attempt %d: the result does not count: %s", name, self.lease.attempt, ended.status)
+        return ended
 
 
 Send = Callable[[Sequence[LeaseRef], float], list[Beat]]
@@ -135,5 +158,5 @@ class Heartbeat:
     def _lose(self, held: Held, reason: str) -> None:
         if self._held.pop(held.ref, None) is held and not held.is_over:
             held.lose(reason or "lease_lost")
-            level = logging.DEBUG if held.is_ending else logging.WARNING
+            level = logging.DEBUG if held.result is not None else logging.WARNING
             log.log(level, "episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)

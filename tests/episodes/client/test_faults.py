@@ -15,7 +15,7 @@ import pytest
 from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, ServerSilent
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import LONGEST_RETRY_AFTER_S, Calls, Patience, Waiting
-from palestra.episodes.client.transport import Transport
+from palestra.episodes.client.loop_thread import SHARED
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 
 RUNS = Answer(200, {"runs": []})
@@ -101,8 +101,8 @@ def test_threads_that_get_their_first_answers_at_once_live_on():
 
 def test_a_server_that_says_nothing_is_asked_again():
     with FaultServer(Hang(), RUNS) as server:
-        calls = Calls(Transport(server.url), None, 5)
-        assert calls.do(api.Call("GET", "/runs", api.RunList, timeout_s=0.05)).runs == []
+        calls = Calls(server.url, None, 5)
+        assert SHARED.wait(calls.do(api.Call("GET", "/runs", api.RunList, timeout_s=0.05))).runs == []
 
 
 def test_what_is_refused_is_not_asked_again():
@@ -169,7 +169,7 @@ def test_a_server_that_is_away_is_told_once_each_time(caplog):
 
 
 def test_waiting_grows_is_spread_and_does_what_the_server_asks():
-    patience = Patience("http://x", threading.Event(), 1e9)
+    patience = Patience(Calls("http://x"), 1e9)
     delays = [patience.next_delay(Waiting("down")) for _ in range(12)]
     assert 0.1 <= delays[0] <= 0.15
     assert delays[5] > delays[2] > delays[0]
@@ -191,8 +191,7 @@ def test_waiting_grows_is_spread_and_does_what_the_server_asks():
 )
 def test_retry_after_in_every_form(told, least, most):
     with FaultServer(Answer(503, b"", retry_after=told)) as server:
-        calls = Calls(Transport(server.url), None, 0)
-        got = calls._try(calls._begin(api.get_runs(), 0)[1])
+        got = SHARED.wait(Calls(server.url)._try(api.get_runs()))
         assert isinstance(got, Waiting)
         assert least <= got.retry_after_s <= most
 
@@ -243,9 +242,14 @@ def test_a_proxy_is_used_where_the_environment_names_one(monkeypatch):
         assert asked.path == "http://outside.example:8000/episodes/v1/runs"
         assert asked.headers["host"] == "outside.example:8000"
         assert asked.headers["proxy-authorization"] == "Basic YW5uOnMgY3J0"
-        for url in ("http://inside.example", "http://127.0.0.1:8000", "http://localhost"):
-            assert Transport(url)._proxy is None
-        assert Transport("http://outside.example", proxy="")._proxy is None
+        with FaultServer(RUNS) as server:
+            for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+                with EpisodeClient(url) as client:
+                    assert client.runs() == []
+        for url, given in (("http://inside.example", None), ("http://outside.example", "")):
+            with EpisodeClient(url, proxy=given, retry_s=0) as client, pytest.raises(ServerSilent, match="Errno"):
+                client.runs()
+        assert len(proxy.requests) == 1
 
 
 def test_tls_goes_through_a_proxy_as_a_tunnel():
