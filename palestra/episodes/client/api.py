@@ -1,13 +1,13 @@
 """The episode API call by call, as values: what to send where, and what comes back.
 
-Owns: paths, bodies, the shapes of answers. Never touches: sending; the sync and the async client do, in their ways.
+Owns: paths, bodies, the shapes of answers. Never touches: sending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -19,7 +19,6 @@ from palestra.types.episodes import (
     Ended,
     EndRequest,
     EpisodeInfo,
-    EpisodeKind,
     EpisodeState,
     Lease,
     LeaseRef,
@@ -46,7 +45,7 @@ class Call(Generic[T]):
     method: str
     path: str
     answer: type[T]
-    body: Any = None
+    body: object = None
     query: Mapping[str, object] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
 
@@ -232,27 +231,6 @@ def export_episodes(
 def _meant(run: str | None, state: EpisodeState | str | None, which: Which) -> dict[str, object]:
     named = {"run": run, "state": None if state is None else str(EpisodeState(state)), **which}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def claim_request(
-    client_id: str,
-    claim_id: str,
-    *,
-    run: str | None,
-    kind: EpisodeKind | str | None,
-    max_n: int,
-    lease_s: float | None,
-    wait_s: float,
-) -> ClaimRequest:
-    return ClaimRequest(
-        client_id=client_id,
-        claim_id=claim_id,
-        run=run,
-        kind=None if kind is None else EpisodeKind(kind),
-        max_n=max_n,
-        wait_s=wait_s,
-        lease_s=lease_s,
-    )
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:

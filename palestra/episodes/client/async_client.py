@@ -19,7 +19,7 @@ from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_run import AsyncRun
 from palestra.episodes.client.calls import RETRY_S, Calls
 from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, NoEpisode
-from palestra.episodes.client.heartbeat import Held
+from palestra.episodes.client.heartbeat import HeldLease
 from palestra.episodes.client.leases import GOODBYE_S, Leases, new_id
 from palestra.episodes.client.loop_thread import SHARED, outcome
 from palestra.episodes.client.results import as_result
@@ -166,7 +166,7 @@ class AsyncEpisodeClient:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 claimed = await asyncio.wrap_future(asking)
-            held = [Held.of(lease) for lease in claimed.leases]
+            held = [HeldLease.of(lease) for lease in claimed.leases]
             await self.leases.release(held, "the claim was cancelled", retry_s=GOODBYE_S)
         except (EpisodeClientError, TimeoutError) as error:
             log.info("a claim was cancelled: %s", error or "nothing came of it")

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard, Unpack
 
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
-from palestra.episodes.client.heartbeat import Held
+from palestra.episodes.client.heartbeat import HeldLease
 from palestra.episodes.client.leases import GOODBYE_S, Leases
 from palestra.episodes.client.results import ResultParts, error_of, result_of
 from palestra.types.episodes import Ended, EpisodeKind, EpisodeResult
@@ -38,7 +38,7 @@ class OnError(StrEnum):
 class EpisodeView:
     """What a lease says, whoever holds it."""
 
-    def __init__(self, held: Held):
+    def __init__(self, held: HeldLease):
         self.held = held
 
     @property
@@ -133,7 +133,7 @@ class EpisodeView:
 
 
 class AsyncEpisode(EpisodeView):
-    def __init__(self, held: Held, leases: Leases):
+    def __init__(self, held: HeldLease, leases: Leases):
         super().__init__(held)
         self._leases = leases
 

@@ -24,7 +24,7 @@ from palestra.episodes.client import api
 from palestra.episodes.client.api import Call
 from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, NotThere, ServerSilent
 from palestra.episodes.client.exchange import Broken, Exchange, lines
-from palestra.episodes.client.loop_thread import SHARED
+from palestra.episodes.client.loop_thread import SHARED, shared
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,47 +68,20 @@ class Calls:
     def url(self) -> str:
         return self._exchange.url
 
+    @shared
     async def do(self, call: Call[T], *, retry_s: float | None = None) -> T:
         """`retry_s`: for calls that are worth less patience than others; 0: none."""
-        return await SHARED.join(self._do(call, retry_s))
-
-    async def reach(self) -> None:
-        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
-        await SHARED.join(self._reach())
-
-    def lines(self, call: Call[T]) -> AsyncGenerator[T, None]:
-        """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
-        return SHARED.follow(self._lines(call))
-
-    async def pause(self, seconds: float) -> None:
-        """Wakes when this client is closed."""
-        await SHARED.join(self._pause(seconds))
-
-    async def close(self) -> None:
-        """Calls under way still end; those that wait for the server do not."""
-        await SHARED.join(self._close())
-
-    async def _do(self, call: Call[T], retry_s: float | None) -> T:
         patience = Patience(self, self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         while True:
             async with self._call_under_way():
                 got = await self._try(call)
             if isinstance(got, httpx.Response):
                 return self._read(got, call)
-            await self._pause(patience.next_delay(got))
+            await self.pause(patience.next_delay(got))
 
-    async def _reach(self) -> None:
-        patience = Patience(self, min(REACH_S, self.retry_s))
-        while True:
-            async with self._call_under_way():
-                try:
-                    await self._exchange.send(api.health(REACH_S))
-                    return
-                except Broken as error:
-                    if error.is_reached:
-                        return
-                    waiting = Waiting(error.reason)
-            await self._pause(patience.next_delay(waiting))
+    def lines(self, call: Call[T]) -> AsyncGenerator[T, None]:
+        """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
+        return SHARED.follow(self._lines(call))
 
     async def _lines(self, call: Call[T]) -> AsyncGenerator[T, None]:
         async with self._call_under_way():
@@ -122,6 +95,40 @@ class Calls:
                             yield self._record(line, answer.status_code, call)
             except Broken as error:
                 raise ServerSilent(f"{self.url} broke off: {error.reason}") from error
+
+    @shared
+    async def reach(self) -> None:
+        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
+        patience = Patience(self, min(REACH_S, self.retry_s))
+        while True:
+            async with self._call_under_way():
+                try:
+                    await self._exchange.send(api.health(REACH_S))
+                    return
+                except Broken as error:
+                    if error.is_reached:
+                        return
+                    waiting = Waiting(error.reason)
+            await self.pause(patience.next_delay(waiting))
+
+    @shared
+    async def pause(self, seconds: float) -> None:
+        """Wakes when this client is closed."""
+        woken = asyncio.get_running_loop().create_future()
+        self._pausing.add(woken)
+        try:
+            await asyncio.wait([woken], timeout=seconds)
+        finally:
+            self._pausing.discard(woken)
+
+    @shared
+    async def close(self) -> None:
+        """Calls under way still end; those that wait for the server do not."""
+        self._is_closed = True
+        for woken in self._pausing:
+            woken.cancel()
+        if not self._running:
+            await self._exchange.close()
 
     async def _try(self, call: Call[Any]) -> httpx.Response | Waiting:
         try:
@@ -144,21 +151,6 @@ class Calls:
             self._running -= 1
             if self._is_closed and not self._running:
                 await self._exchange.close()
-
-    async def _pause(self, seconds: float) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        self._pausing.add(woken)
-        try:
-            await asyncio.wait([woken], timeout=seconds)
-        finally:
-            self._pausing.discard(woken)
-
-    async def _close(self) -> None:
-        self._is_closed = True
-        for woken in self._pausing:
-            woken.cancel()
-        if not self._running:
-            await self._exchange.close()
 
     def _read(self, got: httpx.Response, call: Call[T]) -> T:
         if got.status_code >= 300:

@@ -24,7 +24,7 @@ AGAIN_S = 1.0  # after a beat that was not answered
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLease:
     """A lease, and what the server said about it last."""
 
     lease: Lease
@@ -39,7 +39,7 @@ class Held:
     """What the server made of it."""
 
     @classmethod
-    def of(cls, lease: Lease) -> Held:
+    def of(cls, lease: Lease) -> HeldLease:
         return cls(lease, time.monotonic() + lease.lease_s / BEATS)
 
     @property
@@ -80,10 +80,10 @@ class Heartbeat:
     def __init__(self, send: Send):
         self._send = send
         self._changed = threading.Condition()  # protects all below
-        self._held: dict[LeaseRef, Held] = {}
+        self._held: dict[LeaseRef, HeldLease] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, leases: Sequence[Held]) -> None:
+    def add(self, leases: Sequence[HeldLease]) -> None:
         with self._changed:
             self._held.update({held.ref: held for held in leases})
             if self._thread is None and self._held:
@@ -91,13 +91,13 @@ class Heartbeat:
                 self._thread.start()
             self._changed.notify()
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldLease) -> None:
         with self._changed:
             if self._held.get(held.ref) is held:
                 del self._held[held.ref]
             self._changed.notify()
 
-    def clear(self) -> list[Held]:
+    def clear(self) -> list[HeldLease]:
         """The thread ends; returns what it held."""
         with self._changed:
             held, self._held = list(self._held.values()), {}
@@ -119,7 +119,7 @@ class Heartbeat:
         while batch := self._next_batch():
             self._beat(batch)
 
-    def _next_batch(self) -> list[Held]:
+    def _next_batch(self) -> list[HeldLease]:
         """Waits until one is due, and takes those along that soon will be. Empty: there is no lease left."""
         with self._changed:
             while self._held:
@@ -132,7 +132,7 @@ class Heartbeat:
             self._thread = None
             return []
 
-    def _beat(self, batch: Sequence[Held]) -> None:
+    def _beat(self, batch: Sequence[HeldLease]) -> None:
         now = time.monotonic()
         shortest_s = min(held.lease.lease_s for held in batch) / BEATS
         for held in batch:  # unless the answer says otherwise
@@ -155,7 +155,7 @@ class Heartbeat:
             return
         self.take_in(beats, now)
 
-    def _lose(self, held: Held, reason: str) -> None:
+    def _lose(self, held: HeldLease, reason: str) -> None:
         if self._held.pop(held.ref, None) is held and not held.is_over:
             held.lose(reason or "lease_lost")
             level = logging.DEBUG if held.result is not None else logging.WARNING

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import Calls
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
-from palestra.episodes.client.heartbeat import Heartbeat, Held
+from palestra.episodes.client.heartbeat import Heartbeat, HeldLease
 from palestra.episodes.client.loop_thread import SHARED
 from palestra.types.episodes import Beat, Ended, EpisodeResult, Lease, LeaseRef
 
@@ -30,21 +30,21 @@ class Leases:
         self.calls, self.client_id = calls, client_id or new_client_id()
         self.heartbeat = Heartbeat(self._beat)
 
-    def hold(self, leases: Sequence[Lease]) -> list[Held]:
-        held = [Held.of(lease) for lease in leases]
+    def hold(self, leases: Sequence[Lease]) -> list[HeldLease]:
+        held = [HeldLease.of(lease) for lease in leases]
         self.heartbeat.add(held)
         return held
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: HeldLease) -> None:
         """This client does nothing more about it: no lease is kept that nobody plays under."""
         held.is_over = True
         self.heartbeat.drop(held)
 
-    async def end(self, held: Held, result: EpisodeResult) -> Ended:
+    async def end(self, held: HeldLease, result: EpisodeResult) -> Ended:
         told = await self.calls.do(api.end(self.client_id, [held.end_request(result)]))
         return self._settle(held, told.ended[0])
 
-    async def end_many(self, results: Sequence[tuple[Held, EpisodeResult]]) -> list[Ended]:
+    async def end_many(self, results: Sequence[tuple[HeldLease, EpisodeResult]]) -> list[Ended]:
         """What is refused is told in its place, not raised."""
         told: list[Ended] = []
         for batch in api.batches([held.end_request(result) for held, result in results]):
@@ -56,7 +56,7 @@ class Leases:
                 log.warning("%s", error)
         return told
 
-    async def release(self, leases: Iterable[Held], reason: str, *, retry_s: float | None = None) -> None:
+    async def release(self, leases: Iterable[HeldLease], reason: str, *, retry_s: float | None = None) -> None:
         """Those that are over already stay so."""
         held = [one for one in leases if not one.is_over]
         for one in held:
@@ -65,7 +65,7 @@ class Leases:
         for batch in api.batches([one.ref for one in held]):
             await self.calls.do(api.release(self.client_id, batch, reason), retry_s=retry_s)
 
-    async def check(self, held: Held) -> None:
+    async def check(self, held: HeldLease) -> None:
         asked_at = time.monotonic()
         told = await self.calls.do(api.heartbeat(self.client_id, [held.ref]))
         self.heartbeat.take_in(told.beats, asked_at)
@@ -78,7 +78,7 @@ class Leases:
         except EpisodeClientError as error:
             log.warning("%d leases were not given back: %s", len(held), error)
 
-    def _settle(self, held: Held, ended: Ended) -> Ended:
+    def _settle(self, held: HeldLease, ended: Ended) -> Ended:
         try:
             return held.settle(ended)
         finally:

@@ -9,11 +9,14 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 NAME = "palestra-episodes"
@@ -135,3 +138,15 @@ async def _cancel_others() -> None:
 SHARED = LoopThread(NAME)
 """What every client of this process says to its server is said here: a player may keep its own loop busy."""
 os.register_at_fork(after_in_child=SHARED.forget)
+
+
+def shared(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Of a coroutine that is awaited on any event loop, and runs on the shared one."""
+
+    @wraps(method)
+    async def join(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await SHARED.join(method(self, *args, **kwargs))
+
+    return join
