@@ -23,6 +23,7 @@ from palestra.episodes.client.heartbeat import HeldLease
 from palestra.episodes.client.leases import GOODBYE_S, Leases, new_id
 from palestra.episodes.client.loop_thread import SHARED, outcome
 from palestra.episodes.client.results import as_result
+from palestra.types.episode_wire import Claimed, EpisodePage
 from palestra.types.episodes import (
     ClaimRequest,
     Ended,
@@ -147,7 +148,7 @@ class AsyncEpisodeClient:
         """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
         return await self.leases.end_many([(episode.held, as_result(result)) for episode, result in ends])
 
-    async def _claim(self, request: ClaimRequest) -> api.Claimed:
+    async def _claim(self, request: ClaimRequest) -> Claimed:
         asking = SHARED.start(self.do(api.claim(request)))
         try:
             return await outcome(asking)
@@ -159,9 +160,11 @@ class AsyncEpisodeClient:
         except EpisodeApiError as error:
             if error.status != 409:
                 raise
-            return api.Claimed(leases=[])  # they ran out before they were told of: nothing is left but to claim anew
+            return Claimed(
+                leases=[], retry_after_s=0.0
+            )  # they ran out before they were told of: nothing is left but to claim anew
 
-    async def _refuse(self, asking: Future[api.Claimed]) -> None:
+    async def _refuse(self, asking: Future[Claimed]) -> None:
         """Whoever wanted these has been cancelled."""
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -195,7 +198,7 @@ class AsyncEpisodeClient:
         limit: int = 100,
         offset: int = 0,
         **which: Unpack[api.Which],
-    ) -> api.EpisodeList:
+    ) -> EpisodePage:
         """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
         return await self.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
 
@@ -262,12 +265,12 @@ class ClaimPace:
         self._asked_s = min(max(left_s, 0.0), POLL_S)
         return self._asked_s
 
-    def pause(self, told: api.Claimed) -> float | None:
+    def pause(self, told: Claimed) -> float | None:
         """None: the time is up."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             return None
         if now - self._begun > self._asked_s / 2:
             return 0.0  # it did wait: the next request stands in line for this one
-        pause_s = min(max(told.retry_after_s or 0.0, LEAST_PAUSE_S), POLL_S)
+        pause_s = min(max(told.retry_after_s, LEAST_PAUSE_S), POLL_S)
         return pause_s if self._deadline is None else min(pause_s, self._deadline - now)

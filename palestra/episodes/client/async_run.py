@@ -15,6 +15,7 @@ from palestra.episodes.client import api
 from palestra.episodes.client.async_listening import AsyncListener
 from palestra.episodes.client.calls import Calls
 from palestra.episodes.client.errors import ListenError
+from palestra.types.episode_wire import EpisodePage, PlayedGroups
 from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
 
 POLL_S = 20.0
@@ -34,7 +35,7 @@ class ReadPace:
             return POLL_S
         return min(max(self._since + self._wait_s - time.monotonic(), 0.0), POLL_S)
 
-    def goes_on(self, told: api.PlayedGroups) -> bool:
+    def goes_on(self, told: PlayedGroups) -> bool:
         """False: nothing came for `wait_s`."""
         now = time.monotonic()
         if told.groups or told.cursor > self.cursor:
@@ -151,7 +152,7 @@ class AsyncRun:
         limit: int = 100,
         offset: int = 0,
         **which: Unpack[api.Which],
-    ) -> api.EpisodeList:
+    ) -> EpisodePage:
         return await self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
 
     async def _note(self, call: api.Call[RunInfo]) -> RunInfo:

@@ -113,11 +113,11 @@ class Calls:
 
     @shared
     async def pause(self, seconds: float) -> None:
-        """Wakes when this client is closed."""
+        """Not for a client that is closed, before or meanwhile."""
         woken = asyncio.get_running_loop().create_future()
         self._pausing.add(woken)
         try:
-            await asyncio.wait([woken], timeout=seconds)
+            await asyncio.wait([woken], timeout=0.0 if self._is_closed else seconds)
         finally:
             self._pausing.discard(woken)
 

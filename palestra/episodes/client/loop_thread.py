@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
@@ -33,15 +34,17 @@ class LoopThread:
 
     def forget(self) -> None:
         """After a fork: the child has the memory of the thread, but not the thread."""
-        self._lock = threading.Lock()  # of `_loop`
+        self._lock = threading.Lock()  # of those below
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = _Loop()
-                threading.Thread(target=_run, args=(self._loop,), name=self.name, daemon=True).start()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=self.name, daemon=True)
+                self._thread.start()
             return self._loop
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -49,6 +52,9 @@ class LoopThread:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """For any other thread. Ctrl-C interrupts it at once, and cancels the work."""
+        if self._thread is threading.current_thread():  # by the garbage collector, perhaps
+            work.close()
+            raise RuntimeError(f"thread {self.name} cannot wait for itself")
         future = self.start(work)
         try:
             return future.result()
@@ -137,7 +143,8 @@ async def _cancel_others() -> None:
 
 SHARED = LoopThread(NAME)
 """What every client of this process says to its server is said here: a player may keep its own loop busy."""
-os.register_at_fork(after_in_child=SHARED.forget)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=SHARED.forget)
 
 
 def shared(

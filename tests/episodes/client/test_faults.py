@@ -16,6 +16,7 @@ from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, Serv
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import LONGEST_RETRY_AFTER_S, Calls, Patience, Waiting
 from palestra.episodes.client.loop_thread import SHARED
+from palestra.types.episode_wire import Runs
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 
 RUNS = Answer(200, {"runs": []})
@@ -76,17 +77,17 @@ def test_nobody_there_is_told_at_once_where_asked_for():
 
 FIRST_ANSWERS = """
 import sys, threading, msgspec
-from palestra.episodes.client import api
+from palestra.types.episode_wire import Claimed
 
 sys.setswitchinterval(1e-6)
 lease = dict(episode_id="e", attempt=1, run="r", group_id="g", index=0, kind="train", seed=1, tags={}, version=0)
 lease |= dict(expires_at=1.0, lease_s=1.0, deadline=None, base_url="", api_key="", model="")
 lease |= dict(task=dict(id="t", environment="e", prompt=[]))
-body, begin = msgspec.json.encode({"leases": [lease]}), threading.Barrier(16)
+body, begin = msgspec.json.encode({"leases": [lease], "retry_after_s": 0.0}), threading.Barrier(16)
 
 def read():
     begin.wait()
-    assert msgspec.json.decode(body, type=api.Claimed).leases[0].episode_id == "e"
+    assert msgspec.json.decode(body, type=Claimed).leases[0].episode_id == "e"
 
 threads = [threading.Thread(target=read) for _ in range(16)]
 for thread in threads: thread.start()
@@ -102,7 +103,7 @@ def test_threads_that_get_their_first_answers_at_once_live_on():
 def test_a_server_that_says_nothing_is_asked_again():
     with FaultServer(Hang(), RUNS) as server:
         calls = Calls(server.url, None, 5)
-        assert SHARED.wait(calls.do(api.Call("GET", "/runs", api.RunList, timeout_s=0.05))).runs == []
+        assert SHARED.wait(calls.do(api.Call("GET", "/runs", Runs, timeout_s=0.05))).runs == []
 
 
 def test_what_is_refused_is_not_asked_again():
