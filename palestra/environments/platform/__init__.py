@@ -7,8 +7,9 @@ from palestra.environments.platform.expectations import FREE, Deleted, Expected,
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.tasks import PlatformTask, TaskKey, make_task
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, TaskTemplate
-from palestra.environments.platform.toolbox import Tool, ToolResult, tool
+from palestra.environments.platform.toolbox import Tool, tool
 from palestra.environments.platform.verdicts import Verdict, verify
+from palestra.net.mcp import ToolResult
 
 __all__ = [
     "APPS",

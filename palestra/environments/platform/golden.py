@@ -12,7 +12,7 @@ import msgspec
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.templates import Call
-from palestra.environments.platform.toolbox import ToolResult
+from palestra.net.mcp import ToolResult
 
 if TYPE_CHECKING:
     from palestra.environments.platform.tasks import PlatformTask

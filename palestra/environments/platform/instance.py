@@ -21,7 +21,8 @@ from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, Seed, seed_of
-from palestra.environments.platform.toolbox import Tool, ToolResult
+from palestra.environments.platform.toolbox import Tool
+from palestra.net.mcp import ToolResult
 
 TICK = timedelta(minutes=1)
 """Of the world's clock, for each call that writes."""

@@ -1,33 +1,46 @@
 """A resources server's tools at `/mcp`, for agents that speak MCP.
 
 Owns: the token that says which session a client plays in, names with MCP's prefix. Never touches: the protocol
-(`palestra.environments.platform.faces.mcp`), what the tools do.
+(`palestra.net.mcp`), what the tools do.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
+from starlette.datastructures import Headers
 
 from palestra.gym.errors import BadCall
-from palestra.gym.servers.states import Session
+from palestra.gym.servers.base import Peers
+from palestra.gym.servers.states import Session, States
 from palestra.gym.wire import Answer, Call, encoded
-
-if TYPE_CHECKING:
-    from palestra.environments.platform.toolbox import ToolResult
-    from palestra.gym.servers.resources import ResourcesServer, ToolSpec
+from palestra.net import mcp
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
 
 
+class ToolServer(Protocol):
+    """Whose tools they are."""
+
+    peers: Peers
+    states: States
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cookie_name(self) -> str: ...
+    def tool_specs(self) -> Sequence[mcp.ListedTool]: ...
+    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any: ...
+
+
 class McpFace:
     """Also the protocol's `Toolset`."""
 
-    def __init__(self, server: ResourcesServer) -> None:
+    def __init__(self, server: ToolServer) -> None:
         self._server = server
         self._signer = server.peers.signer(server.cookie_name, PURPOSE)
         self._prefix = f"mcp__{server.name}__"
@@ -46,7 +59,7 @@ class McpFace:
         return hashlib.sha256(orjson.dumps(tools)).hexdigest()[:12]
 
     @property
-    def tools(self) -> Sequence[ToolSpec]:
+    def tools(self) -> Sequence[mcp.ListedTool]:
         return self._server.tool_specs()
 
     @property
@@ -79,36 +92,25 @@ class McpFace:
         )
 
     async def answer(self, call: Call) -> Answer:
-        """The protocol's part is plain calls: once to see which tool is wanted, then with what it said."""
-        from palestra.environments.platform.faces.http import Headers
-        from palestra.environments.platform.faces.mcp import mcp_answer
-        from palestra.environments.platform.toolbox import ToolResult
-
         session_id = self._signer.session_of(call.headers.get(TOKEN_HEADER.lower(), ""))
         if session_id is None:
             raise BadCall(401, f"{TOKEN_HEADER} is missing or not of this server: it comes with /seed_session")
-        body = orjson.dumps(call.body)
-        headers = Headers([(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers.items()])
-        wanted: list[tuple[str, Any]] = []
-
-        def noted(name: str, arguments: Any) -> ToolResult:
-            wanted.append((name, arguments))
-            return ToolResult("")
-
-        status, told = mcp_answer(self, noted, headers, body)
-        if wanted:
+        try:
+            message = mcp.read_message(orjson.dumps(call.body))
+        except mcp.RpcError as error:
+            found = mcp.error_answer(None, error)
+        else:
+            found = mcp.begin(self, Headers(call.headers), message)
+        if isinstance(found, mcp.ToolRequest):
             session = Session(session_id, self._server.states, call.rollout_id)
-            result = await self._called(session, *wanted[0])
-            status, told = mcp_answer(self, lambda name, arguments: result, headers, body)
-        return Answer(status=status, body=told)
+            found = found.answered(await self._called(session, found.name, found.arguments))
+        return Answer(status=found.status, body=found.body)
 
-    async def _called(self, session: Session, name: str, arguments: Any) -> ToolResult:
-        from palestra.environments.platform.toolbox import ToolResult
-
+    async def _called(self, session: Session, name: str, arguments: Any) -> mcp.ToolResult:
         try:
             found = await self._server.call_tool(session, name, arguments)
         except BadCall as error:
-            return ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
-        except Exception as error:
-            return ToolResult(repr(error), is_error=True)
-        return ToolResult(found if isinstance(found, str) else encoded(found).decode())
+            return mcp.ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
+        except Exception as error:  # a tool that breaks is an answer, too: the model goes on
+            return mcp.ToolResult(repr(error), is_error=True)
+        return mcp.ToolResult(found if isinstance(found, str) else encoded(found).decode())

@@ -42,9 +42,8 @@ class Headers:
         value = self._found.get(name.encode())
         return None if value is None else value.decode("latin-1").strip(" \t")
 
-    def repeated(self, names: Iterable[str]) -> str | None:
-        """One of them that was sent more than once."""
-        return next((name for name in names if sum(n == name.encode() for n, _ in self._raw) > 1), None)
+    def getlist(self, name: str) -> list[str]:
+        return [value.decode("latin-1") for n, value in self._raw if n == name.encode()]
 
 
 def body_reader(max_bytes: int = MAX_BODY_BYTES) -> BodyReader:

@@ -15,13 +15,13 @@ from palestra.environments.fleet.tool_schemas import SUBMIT
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.control import DEFAULT_DATA
-from palestra.environments.platform.faces.mcp import ListedTool, mcp_answer
+from palestra.environments.platform.faces.mcp import mcp_answer
 from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.tasks import PlatformTask, make_task
-from palestra.environments.platform.toolbox import ToolResult
 from palestra.environments.platform.verdicts import Verdict, verify
+from palestra.net.mcp import ListedTool, ToolResult
 
 OVER = {"error": "task_over", "message": "the task is over: its answer was given", "hint": "say that you are done"}
 NO_ANSWER = {"error": "bad_arguments", "message": "answer: a text is needed", "hint": f"{ANSWER_TOOL}(answer: string)"}

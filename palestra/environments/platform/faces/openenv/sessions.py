@@ -24,8 +24,8 @@ from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted
 from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.tasks import PlatformTask
-from palestra.environments.platform.toolbox import ToolResult
 from palestra.environments.platform.verdicts import Verdict, verify
+from palestra.net.mcp import ToolResult
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import msgspec
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.toolbox import Tool, ToolResult
+from palestra.environments.platform.toolbox import Tool
+from palestra.net.mcp import ToolResult
 
 API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` looks at the first number
 MAX_EPISODE_ID = 255
