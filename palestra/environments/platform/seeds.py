@@ -21,6 +21,8 @@ from palestra.environments.platform.parts import TableNames, table_names, variab
 
 MAX_KEPT = 512  # seeds, with a connection each: 0.1 to 0.5 MiB
 PAGE_BYTES = 1024  # tables are small and many: with SQLite's 4096 an instance of `stay` takes twice the memory
+DEFAULT_DATA = "small-0"
+"""The key of the world that those get who name none."""
 CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 

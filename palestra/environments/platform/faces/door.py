@@ -14,12 +14,22 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
-from palestra.environments.platform.faces.http import Headers, Refusal
+from starlette.datastructures import Headers
+
 from palestra.environments.platform.pool_records import Record
 
 LOCAL_TEAM = "local"
+
+
+class Refusal(Exception):
+    """An answer that is not what was asked for; `detail` as Fleet's SDK reads it."""
+
+    def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
+        super().__init__(str(detail))
+        self.status, self.detail = status, detail
 
 
 class Door:

@@ -14,11 +14,10 @@ import msgspec
 from palestra.environments.fleet.tool_schemas import SUBMIT
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.faces.control import DEFAULT_DATA
 from palestra.environments.platform.faces.mcp import mcp_answer
 from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.environments.platform.instance import Instance
-from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.tasks import PlatformTask, make_task
 from palestra.environments.platform.verdicts import Verdict, verify
 from palestra.net.mcp import ListedTool, ToolResult

@@ -11,9 +11,9 @@ import asyncio
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 
 from palestra.environments.platform.app import App
-from palestra.environments.platform.faces.http import Headers
 from palestra.environments.platform.faces.mcp import message_answer
 from palestra.environments.platform.faces.openenv.sessions import Session, Sessions, call_once
 from palestra.environments.platform.pool_records import LimitReached
@@ -70,7 +70,7 @@ class Rpc:
             message = read_message(body)
         except RpcError as e:
             return error_answer(None, e)[1]
-        return (await self._answered(session.app, session.team, Headers(()), message, session))[1]
+        return (await self._answered(session.app, session.team, Headers(), message, session))[1]
 
     async def _answered(
         self, app: App, team: str, headers: Headers, message: dict[str, Any], session: Session | None

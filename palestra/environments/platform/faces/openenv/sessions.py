@@ -14,7 +14,6 @@ from typing import Any
 
 from palestra.environments.fleet.tool_schemas import SUBMIT
 from palestra.environments.platform.app import App
-from palestra.environments.platform.faces.control import DEFAULT_DATA
 from palestra.environments.platform.faces.openenv import wire
 from palestra.environments.platform.faces.openenv.tasks import task_for
 from palestra.environments.platform.faces.openenv.wire import Action, CallTool, ErrorCode, Finish, Mistake, Reset
@@ -22,7 +21,7 @@ from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted
-from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.tasks import PlatformTask
 from palestra.environments.platform.verdicts import Verdict, verify
 from palestra.net.mcp import ToolResult

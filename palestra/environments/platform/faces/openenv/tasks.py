@@ -21,6 +21,7 @@ TYPES = {"train": "train", "eval": "validation"}
 """OpenEnv knows train, validation and test."""
 PER_TEMPLATE = 10  # where somebody wants all of them: there are billions
 MAX_RANGE = 1000
+PATHS = ("tasks", "num_tasks", "task", "task_range")
 
 
 class Range(msgspec.Struct, forbid_unknown_fields=True):
