@@ -22,7 +22,7 @@ from palestra.net.mcp.rpc import (
     error_answer,
     result_answer,
 )
-from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, Headers, check_envelope, is_modern
+from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, Headers, check_envelope, is_modern, version_of
 
 CAPABILITIES = {"tools": {"listChanged": False}}
 TOOLS_TTL_MS = 3_600_000  # a server's tools do not change while it runs
@@ -97,11 +97,12 @@ def begin(
     """`headers` None: it did not come over HTTP. `statuses`: those of errors in the handshake era."""
     if "id" not in message:
         return Answer(202, b"")  # notifications: nothing here depends on one
-    modern = is_modern(message, headers)
+    version = version_of(headers)
+    modern = is_modern(message, version)
     statuses = MODERN_STATUS if modern else statuses
     try:
         if modern:
-            check_envelope(message, headers)
+            check_envelope(message, headers, version)
         if message["method"] == "tools/call":
             return _tool_request(message, modern, statuses)
         return result_answer(message["id"], _result(toolset, message, modern))

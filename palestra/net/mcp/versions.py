@@ -23,22 +23,19 @@ VERSION_HEADER, METHOD_HEADER, NAME_HEADER = "mcp-protocol-version", "mcp-method
 class Headers(Protocol):
     """Those of a request, as Starlette has them."""
 
-    def get(self, key: str, /) -> str | None: ...
     def getlist(self, key: str, /) -> list[str]: ...
 
 
-def is_modern(message: dict[str, Any], headers: Headers | None) -> bool:
-    """What is no version of the handshake era is told what there is, in the modern way."""
-    version = None if headers is None else _header(headers, VERSION_HEADER)
+def is_modern(message: dict[str, Any], version: str | None) -> bool:
+    """`version`: the header's. What is no version of the handshake era is told what there is, in the modern way."""
     if version is not None:
         return version not in HANDSHAKE
     meta = message.get("params", {}).get("_meta")
     return isinstance(meta, dict) and f"{META}/protocolVersion" in meta
 
 
-def check_envelope(message: dict[str, Any], headers: Headers | None) -> None:
+def check_envelope(message: dict[str, Any], headers: Headers | None, version: str | None) -> None:
     """In the order of the specification: what is missing, what disagrees, then the version. Raises RpcError."""
-    version = None if headers is None else _header(headers, VERSION_HEADER)
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
         if version is not None and version not in MODERN:
@@ -54,28 +51,33 @@ def check_envelope(message: dict[str, Any], headers: Headers | None) -> None:
         raise _unknown_version(requested)
 
 
-def _check_headers(headers: Headers, message: dict[str, Any], version: Any) -> None:
-    method = message["method"]
-    for name in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER):
-        if len(headers.getlist(name)) > 1:
-            raise RpcError(HEADER_MISMATCH, f"the header {name} was sent more than once")
-    if (named := _header(headers, VERSION_HEADER)) is None or named != version:
+def _check_headers(headers: Headers, message: dict[str, Any], requested: Any) -> None:
+    version, method, name = (_only(headers, key) for key in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
+    if version is None or version != requested:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
-    if _header(headers, METHOD_HEADER) != method:
+    if method != message["method"]:
         raise RpcError(HEADER_MISMATCH, f"the header {METHOD_HEADER} is not the method of the body")
-    if method == "tools/call" and _decoded(_header(headers, NAME_HEADER)) != message["params"].get("name"):
+    if method == "tools/call" and _decoded(name) != message["params"].get("name"):
         raise RpcError(HEADER_MISMATCH, f"the header {NAME_HEADER} is not the tool's name in the body")
+
+
+def _only(headers: Headers, name: str) -> str | None:
+    """Its value without the spaces around it, which parsers leave there."""
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise RpcError(HEADER_MISMATCH, f"the header {name} was sent more than once")
+    return values[0].strip(" \t") if values else None
+
+
+def version_of(headers: Headers | None) -> str | None:
+    """The first that a header names."""
+    values = headers.getlist(VERSION_HEADER) if headers is not None else []
+    return values[0].strip(" \t") if values else None
 
 
 def _unknown_version(requested: Any) -> RpcError:
     data = {"supported": SUPPORTED, "requested": requested}
     return RpcError(UNKNOWN_VERSION, "Unsupported protocol version", data)
-
-
-def _header(headers: Headers, name: str) -> str | None:
-    """Its value without the spaces around it, which parsers leave there."""
-    value = headers.get(name)
-    return None if value is None else value.strip(" \t")
 
 
 def _decoded(header: str | None) -> str | None:
