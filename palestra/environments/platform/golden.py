@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from palestra.environments.platform.answering import ANSWER_TOOL
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.templates import Call
@@ -16,9 +17,6 @@ from palestra.net.mcp import ToolResult
 
 if TYPE_CHECKING:
     from palestra.environments.platform.tasks import PlatformTask
-
-ANSWER_TOOL = "submit_final_answer"
-"""No tool of an app: the episode's own way to give an answer, which ends it."""
 
 
 class Golden(msgspec.Struct, frozen=True):

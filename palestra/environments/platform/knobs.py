@@ -14,7 +14,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
+from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.instance import Instance
 
 if TYPE_CHECKING:

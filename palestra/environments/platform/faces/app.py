@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.platform.faces.control import Asked, ControlPlane
 from palestra.environments.platform.faces.door import Door, Refusal, login_of
 from palestra.environments.platform.faces.http import REFUSALS, Bodies, Entrance, JsonBytes, json_answer
@@ -34,6 +33,7 @@ from palestra.environments.platform.faces.runner import Runner, RunnerRequest
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
+from palestra.environments.platform.verifiers.source import verifier_source
 
 log = logging.getLogger(__name__)
 

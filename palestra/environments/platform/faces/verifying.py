@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.fleet.verifiers import Limits, run_verifier
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.control import Asked
@@ -32,6 +31,7 @@ from palestra.environments.platform.faces.door import Refusal
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.tasks import PlatformTask, make_task
 from palestra.environments.platform.verdicts import verify
+from palestra.environments.platform.verifiers import Limits, run_verifier
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20

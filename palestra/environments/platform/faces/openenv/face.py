@@ -132,7 +132,7 @@ async def _reset(app: App, given: dict[str, Any]) -> Any:
 async def _step(app: App, given: dict[str, Any]) -> Any:
     match wire.step_of(given):
         case ListTools():
-            return wire.observed({"tools": wire.tools_of(app)}, {})
+            return wire.observed({"tools": wire.tools_shown(app.tools)}, {})
         case CallTool(tool_name=name, arguments=arguments):
             return wire.called(name, await asyncio.to_thread(call_once, app, name, arguments))
         case _:
