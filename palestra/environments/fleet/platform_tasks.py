@@ -14,8 +14,7 @@ import msgspec
 
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
-from palestra.environments.platform.knobs import Knob
-from palestra.environments.platform.tasks import FIRST_EVAL, knobs_of
+from palestra.environments.platform.task_records import FIRST_EVAL, Knob, knobs_of
 from palestra.types.rollouts import Task
 
 PLATFORM = "platform:"

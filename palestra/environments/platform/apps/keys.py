@@ -11,21 +11,11 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.app import App, Seed, Size, TaskTemplate
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Calls,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution, solution
 from palestra.environments.platform.toolbox import tool
 
 SCHEMA = """

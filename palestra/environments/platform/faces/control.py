@@ -22,7 +22,8 @@ from palestra.environments.platform.faces.task_pages import MAX_DIGITS, page_of,
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
-from palestra.environments.platform.tasks import FIRST_EVAL, WORLDS, PlatformTask, make_task
+from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
+from palestra.environments.platform.tasks import WORLDS, make_task
 
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000

@@ -17,7 +17,8 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.mcp import mcp_answer
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
-from palestra.environments.platform.tasks import PlatformTask, make_task
+from palestra.environments.platform.task_records import PlatformTask
+from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import Verdict, verify
 from palestra.net.mcp import ListedTool, ToolResult
 

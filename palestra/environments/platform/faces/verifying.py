@@ -29,7 +29,8 @@ from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.control import Asked
 from palestra.environments.platform.faces.door import Refusal
 from palestra.environments.platform.pool import Pool
-from palestra.environments.platform.tasks import PlatformTask, make_task
+from palestra.environments.platform.task_records import PlatformTask
+from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import verify
 from palestra.environments.platform.verifiers import Limits, run_verifier
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.expectations import FREE, Deleted, Expected, Inserted, Text, Updated
-from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verifiers.exported import grade
 
 SOURCE = """\

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import re
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.forge.checks import CONSTANTS, MAIN, SETTINGS, failed_checks
 from palestra.environments.platform.apps.forge.code_tools import changed_paths
 from palestra.environments.platform.apps.forge.finding import files_of
 from palestra.environments.platform.apps.forge.seed import BROKEN, ME, NAMES
 from palestra.environments.platform.apps.forge.tasks_issues import PROMPTS, some_repo
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
 
 TEXTS = ("Who can look at this?", "I will read it tomorrow.", "Looks useful, thanks.", "Please add a test.")
 

@@ -7,20 +7,10 @@ from collections.abc import Generator
 from datetime import datetime, timedelta
 from typing import Any
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TaskTemplate
 from palestra.environments.platform.apps.forge.seed import INJECTION, LABELS, ME, MILESTONES
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    read_prompts,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_prompts, solution
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.forge")
 MOST = 8  # issues to act on in one task

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
 from palestra.environments.platform.apps.forum.tasks_plain import PROMPTS, some_community
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
 
 MODERATED = 1  # the community I moderate
 MOST = 8  # posts to act on in one task

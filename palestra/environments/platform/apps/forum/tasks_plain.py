@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TaskTemplate
 from palestra.environments.platform.apps.forum.seed import INJECTION, ME
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    read_prompts,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_prompts, solution
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.forum")
 TEXTS = (

@@ -6,14 +6,14 @@ import random
 from datetime import date, timedelta
 from itertools import combinations
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.calendar_tools import BUSY
 from palestra.environments.platform.apps.mail.expected import any_one, colleagues, scheduled, sent
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
 from palestra.environments.platform.times import between
 
 RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": "tentative"}

@@ -10,14 +10,14 @@ import re
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.expected import any_one, labelled, mails, sent
 from palestra.environments.platform.apps.mail.injections import injection_in
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 
 FACT = re.compile(r"The ([a-z ]+) is (\d+)\.")
 

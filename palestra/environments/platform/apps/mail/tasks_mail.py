@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TaskTemplate
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.expected import (
     any_contact,
@@ -16,14 +16,7 @@ from palestra.environments.platform.apps.mail.expected import (
 from palestra.environments.platform.apps.mail.schema import INBOX, TRASH
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Call, Params, Solution, solution
 
 # One mail, by its number
 

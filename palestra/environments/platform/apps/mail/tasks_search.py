@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from datetime import date, timedelta
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TaskTemplate
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.expected import (
     any_one,
@@ -21,15 +21,7 @@ from palestra.environments.platform.apps.mail.expected import (
 from palestra.environments.platform.apps.mail.schema import INBOX, NEWSLETTERS
 from palestra.environments.platform.apps.mail.sending import forward_subject
 from palestra.environments.platform.expectations import Expected, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 
 AMOUNT = re.compile(r"Amount due: \$([\d,]+)\.(\d\d)")
 

@@ -6,11 +6,11 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, Inserted
-from palestra.environments.platform.seeds import Seed
 from palestra.environments.platform.templates import Call, Params, read_prompts
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.stay")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.stay.days import between, plus
 from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of, offers, review_score
 from palestra.environments.platform.apps.stay.seed import ME
@@ -20,8 +21,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
 )
 from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
 from palestra.environments.platform.expectations import Expected, Inserted, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 
 # The best-reviewed hotel that qualifies
 

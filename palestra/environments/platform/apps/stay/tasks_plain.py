@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TaskTemplate
 from palestra.environments.platform.apps.stay.booking_tools import DEFAULT_LIST
 from palestra.environments.platform.apps.stay.offers import fee
 from palestra.environments.platform.apps.stay.seed import ME
@@ -19,16 +19,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
     today,
 )
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, solution
 
 CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' AND check_in >= ? ORDER BY check_in, id"
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import closed, some_issue
 from palestra.environments.platform.apps.forum import FORUM
@@ -16,16 +17,7 @@ from palestra.environments.platform.apps.mail.expected import mails, scheduled, 
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
 from palestra.environments.platform.expectations import Expected, Inserted, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    read_prompts,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_prompts
 from palestra.environments.platform.worlds import within
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.team")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import next_number, opened
 from palestra.environments.platform.apps.forum import FORUM
@@ -15,8 +16,7 @@ from palestra.environments.platform.apps.mail.tasks_injected import find_mail
 from palestra.environments.platform.apps.team.reports import CLOSE_ALL, report_in
 from palestra.environments.platform.apps.team.tasks_people import PROMPTS
 from palestra.environments.platform.expectations import Expected, Inserted, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
 from palestra.environments.platform.worlds import at, within
 
 # By mail

@@ -6,6 +6,7 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TaskTemplate
 from palestra.environments.platform.apps.mail import MAIL
 from palestra.environments.platform.apps.mail.calendar_tools import MINE
 from palestra.environments.platform.apps.mail.expected import any_contact, mails, scheduled, sent
@@ -27,16 +28,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
 from palestra.environments.platform.apps.stay.tasks_plain import cancelled
 from palestra.environments.platform.apps.travel.requests import CANCEL_ALL, request_in
 from palestra.environments.platform.expectations import Expected, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    read_prompts,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_prompts
 from palestra.environments.platform.worlds import at, within
 
 PROMPTS = read_prompts("palestra.environments.platform.apps.travel")

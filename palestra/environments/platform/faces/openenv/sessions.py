@@ -21,7 +21,7 @@ from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
-from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verdicts import Verdict, verify
 from palestra.net.mcp import ToolResult
 
