@@ -18,7 +18,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.parts import TableNames, table_names, variables_of
 from palestra.environments.platform.people import Cast
-from palestra.environments.platform.templates import Answer, Calls, Params, Solution
+from palestra.environments.platform.templates import Answer, Calls, Params, Solution, read_prompts
 from palestra.environments.platform.toolbox import Tool
 
 
@@ -53,6 +53,47 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt(self, params: Mapping[str, Any], rng: random.Random) -> str:
         return rng.choice(self.prompts).format_map(params)
+
+
+def no_change(_params: Params, _seed: Seed) -> list[Expected]:
+    return []
+
+
+class TemplateMaker:
+    """Makes the templates of an app, whose prompts are in the `prompts.toml` of its package, by template."""
+
+    def __init__(self, package: str) -> None:
+        self._prompts = read_prompts(package)
+
+    def __call__(
+        self,
+        name: str,
+        difficulty: str,
+        *,
+        params: Callable[[random.Random, Seed], Params | None],
+        solve: Callable[[Params], Solution],
+        expect: Callable[[Params, Seed], list[Expected]] = no_change,
+        answer: Callable[[Params], Answer] | None = None,
+        process: Callable[[Params], Calls] | None = None,
+        prompts: str | None = None,
+        must_not: bool = False,
+        size: Size = Size.SMALL,
+        max_turns: int = 10,
+    ) -> TaskTemplate:
+        """`prompts`: the template that has them, where it is another."""
+        return TaskTemplate(
+            name=name,
+            difficulty=difficulty,
+            params=params,
+            prompts=self._prompts[prompts or name],
+            solve=solve,
+            expect=expect,
+            answer=answer,
+            process=process,
+            must_not=must_not,
+            size=size,
+            max_turns=max_turns,
+        )
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -29,6 +30,7 @@ Solution = Generator[Call, dict[str, Any], None]
 """Yields calls, is sent their results."""
 
 
+@cache
 def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     """Of an app, by template: its `prompts.toml`."""
     text = files(package).joinpath("prompts.toml").read_text(encoding="utf-8")

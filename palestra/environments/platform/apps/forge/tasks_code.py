@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import re
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge.checks import CONSTANTS, MAIN, SETTINGS, failed_checks
 from palestra.environments.platform.apps.forge.code_tools import changed_paths
 from palestra.environments.platform.apps.forge.finding import files_of
 from palestra.environments.platform.apps.forge.seed import BROKEN, ME, NAMES
-from palestra.environments.platform.apps.forge.tasks_issues import PROMPTS, some_repo
+from palestra.environments.platform.apps.forge.tasks_issues import some_repo
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
 from palestra.environments.platform.templates import Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.forge")
 
 TEXTS = ("Who can look at this?", "I will read it tomorrow.", "Looks useful, thanks.", "Please add a test.")
 
@@ -38,12 +40,10 @@ def _comment_oldest(params: Params) -> Solution:
     yield Call("add_comment", {"repo": params["repo"], "number": oldest["number"], "body": params["text"]})
 
 
-COMMENT_PULL = TaskTemplate(
-    name="comment_unreviewed",
-    difficulty="2",
-    max_turns=5,
+COMMENT_PULL = template(
+    "comment_unreviewed",
+    "2",
     params=_unreviewed,
-    prompts=PROMPTS["comment_unreviewed"],
     solve=_comment_oldest,
     expect=lambda params, _seed: [
         Inserted(
@@ -56,6 +56,7 @@ COMMENT_PULL = TaskTemplate(
             },
         )
     ],
+    max_turns=5,
 )
 
 
@@ -95,15 +96,7 @@ def _merge_green(params: Params) -> Solution:
     yield Call("update_issue", {"repo": params["repo"], "number": issue, "state": "closed"})
 
 
-MERGE = TaskTemplate(
-    name="merge_green",
-    difficulty="2",
-    max_turns=8,
-    params=_green,
-    prompts=PROMPTS["merge_green"],
-    solve=_merge_green,
-    expect=_merged,
-)
+MERGE = template("merge_green", "2", params=_green, solve=_merge_green, expect=_merged, max_turns=8)
 
 
 # Rename a constant through a pull request
@@ -156,15 +149,7 @@ def _rename(params: Params) -> Solution:
     yield Call("create_pull", {"repo": repo, "head": branch, "base": "main", "title": params["title"]})
 
 
-RENAME = TaskTemplate(
-    name="rename_constant",
-    difficulty="2",
-    max_turns=10,
-    params=_rename_params,
-    prompts=PROMPTS["rename_constant"],
-    solve=_rename,
-    expect=_rename_expect,
-)
+RENAME = template("rename_constant", "2", params=_rename_params, solve=_rename, expect=_rename_expect, max_turns=10)
 
 
 # Undo the commit that broke the check
@@ -197,14 +182,6 @@ def _undo(params: Params) -> Solution:
     yield Call("commit_file", wanted | {"message": f"Put {path} back"})
 
 
-UNDO = TaskTemplate(
-    name="undo_the_break",
-    difficulty="3",
-    max_turns=10,
-    params=_broken,
-    prompts=PROMPTS["undo_the_break"],
-    solve=_undo,
-    expect=_undone,
-)
+UNDO = template("undo_the_break", "3", params=_broken, solve=_undo, expect=_undone, max_turns=10)
 
 CODE_TASKS = (COMMENT_PULL, MERGE, RENAME, UNDO)

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
-from palestra.environments.platform.apps.forum.tasks_plain import PROMPTS, some_community
+from palestra.environments.platform.apps.forum.tasks_plain import some_community
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
 from palestra.environments.platform.templates import Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.forum")
 
 MODERATED = 1  # the community I moderate
 MOST = 8  # posts to act on in one task
@@ -75,15 +77,7 @@ def _removed(params: Params, _seed: Seed) -> list[Expected]:
     return _acted("remove", {post: {"state": "removed"} for post in posts}, dict.fromkeys(posts, FREE))
 
 
-REMOVE = TaskTemplate(
-    name="remove_rule_breakers",
-    difficulty="2",
-    max_turns=40,
-    params=_breaking,
-    prompts=PROMPTS["remove_rule_breakers"],
-    solve=_remove_breaking,
-    expect=_removed,
-)
+REMOVE = template("remove_rule_breakers", "2", params=_breaking, solve=_remove_breaking, expect=_removed, max_turns=40)
 
 
 # Flairs by a table
@@ -113,15 +107,7 @@ def _flaired(params: Params, _seed: Seed) -> list[Expected]:
     return _acted("flair", {post: {"flair": flair} for post, flair in flairs.items()}, flairs)
 
 
-FLAIR = TaskTemplate(
-    name="flair_by_table",
-    difficulty="2",
-    max_turns=20,
-    params=_tagged,
-    prompts=PROMPTS["flair_by_table"],
-    solve=_set_flairs,
-    expect=_flaired,
-)
+FLAIR = template("flair_by_table", "2", params=_tagged, solve=_set_flairs, expect=_flaired, max_turns=20)
 
 
 # An answer that is in another thread
@@ -154,12 +140,10 @@ def _look_and_answer(params: Params) -> Solution:
     yield Call("comment", {"post_id": params["post"], "body": known.removesuffix(".").rpartition(" ")[2]})
 
 
-ANSWER = TaskTemplate(
-    name="answer_from_thread",
-    difficulty="2",
-    max_turns=8,
+ANSWER = template(
+    "answer_from_thread",
+    "2",
     params=_elsewhere,
-    prompts=PROMPTS["answer_from_thread"],
     solve=_look_and_answer,
     expect=lambda params, _seed: [
         Inserted(
@@ -167,6 +151,7 @@ ANSWER = TaskTemplate(
             {"post_id": params["post"], "parent_id": None, "author_id": ME, "body": Text(params["word"])},
         )
     ],
+    max_turns=8,
 )
 
 
@@ -193,17 +178,16 @@ def _report_doubled(params: Params) -> Solution:
         seen.add(post["title"])
 
 
-DUPLICATES = TaskTemplate(
-    name="report_duplicates",
-    difficulty="3",
-    max_turns=20,
+DUPLICATES = template(
+    "report_duplicates",
+    "3",
     params=_doubled,
-    prompts=PROMPTS["report_duplicates"],
     solve=_report_doubled,
     expect=lambda params, _seed: [
         Inserted("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": Text("duplicate")})
         for post in params["posts"]
     ],
+    max_turns=20,
 )
 
 MANY = (REMOVE, FLAIR, ANSWER, DUPLICATES)

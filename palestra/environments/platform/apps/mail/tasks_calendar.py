@@ -6,7 +6,7 @@ import random
 from datetime import date, timedelta
 from itertools import combinations
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.calendar_tools import BUSY
 from palestra.environments.platform.apps.mail.expected import any_one, colleagues, scheduled, sent
@@ -15,6 +15,8 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected, Text, Updated
 from palestra.environments.platform.templates import Call, Params, Solution
 from palestra.environments.platform.times import between
+
+template = TemplateMaker("palestra.environments.platform.apps.mail")
 
 RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": "tentative"}
 
@@ -81,24 +83,7 @@ def _responded(params: Params, _seed: Seed) -> list[Expected]:
     return [Updated("attendees", (params["id"], params["me"]), {"response": params["response"]})]
 
 
-RESPOND_INVITE = TaskTemplate(
-    name="respond_invite",
-    difficulty="1",
-    max_turns=6,
-    params=_invitation,
-    prompts=(
-        '{verb} the invitation to "{title}" on {day}.',
-        '{name} invited me to "{title}" on {day}. {verb} it.',
-        'Please {doing} {name}\'s invitation to "{title}" ({day}).',
-        'On {day} there is "{title}", organised by {name}. {verb} the invitation.',
-        'I want to {doing} the meeting "{title}" on {day}.',
-        'Answer the invitation to "{title}" on {day}: {doing} it.',
-        '{verb} "{title}" with {name} on {day}.',
-        'Look at my calendar for {day} and {doing} the invitation to "{title}".',
-    ),
-    solve=_respond,
-    expect=_responded,
-)
+RESPOND_INVITE = template("respond_invite", "1", params=_invitation, solve=_respond, expect=_responded, max_turns=6)
 
 # The first time that suits three
 
@@ -140,47 +125,8 @@ def _created(params: Params, seed: Seed) -> list[Expected]:
     return scheduled(seed, **{name: params[name] for name in names})
 
 
-FIRST_FREE_SLOT = TaskTemplate(
-    name="first_free_slot",
-    difficulty="2",
-    max_turns=8,
-    params=_meeting_of_three,
-    prompts=(
-        (
-            'Set up a meeting "{title}" with {first} and {second} in {location}: {minutes} minutes, '
-            "at the first time on {day} (working hours) when all three of us are free."
-        ),
-        (
-            "On {day}, find the earliest {minutes} minutes of working time when {first}, {second} and I are free, "
-            'and create the event "{title}" there with both of them, in {location}.'
-        ),
-        (
-            'Put "{title}" into the calendar for {day}, {minutes} minutes, {location}, with {first} and {second}, '
-            "at the earliest time in working hours that suits us all."
-        ),
-        (
-            "I need {minutes} minutes with {first} and {second} on {day}. Take the first free slot of working hours. "
-            'Title: "{title}". Place: {location}.'
-        ),
-        (
-            'Schedule "{title}" ({minutes} minutes, {location}) for me, {first} and {second} '
-            "as early in the working hours of {day} as all of us can."
-        ),
-        (
-            'Invite {first} and {second} to "{title}" on {day}, in {location}, for {minutes} minutes, '
-            "at the first time in working hours when none of us is busy."
-        ),
-        (
-            "Please find the first {minutes} minutes on {day} in working hours when {first}, {second} and I have time, "
-            'then create "{title}" in {location} with them.'
-        ),
-        (
-            'Meeting "{title}", {day}, {minutes} minutes, {location}. With {first} and {second}. '
-            "Start at the earliest moment of working hours when everybody is free."
-        ),
-    ),
-    solve=_find_and_create,
-    expect=_created,
+FIRST_FREE_SLOT = template(
+    "first_free_slot", "2", params=_meeting_of_three, solve=_find_and_create, expect=_created, max_turns=8
 )
 
 # A clash
@@ -235,50 +181,6 @@ def _resolved(params: Params, seed: Seed) -> list[Expected]:
     return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
 
 
-RESOLVE_CLASH = TaskTemplate(
-    name="resolve_clash",
-    difficulty="3",
-    max_turns=8,
-    params=_clash,
-    prompts=tuple(
-        f'{task} Then send one mail to all its attendees: subject "{{subject}}", text "{{text}}"'
-        for task in (
-            (
-                "Two of my meetings on {day} overlap. Move the one I organise to the first time in working hours "
-                "of that day when everyone invited to it and I are free, and keep its length."
-            ),
-            (
-                "I have a clash on {day}. Reschedule the meeting of mine that is part of it to the earliest free time "
-                "of that working day for me and all invited, at the same length."
-            ),
-            (
-                "On {day} a meeting that I organise overlaps with another. Move mine, with its length, to the first "
-                "slot of the working day when I and all of its attendees are free."
-            ),
-            (
-                "Resolve the overlap in my calendar on {day}: the meeting I organise moves to the earliest working "
-                "time that day when all its people, me included, are free. Its length stays."
-            ),
-            (
-                "Please fix my double booking on {day}. Move the event I organised, not the other, to the first free "
-                "slot in working hours that day for all of us, as long as it was."
-            ),
-            (
-                "My calendar has a conflict on {day}. Take the conflicting meeting that I organise and give it the "
-                "first time of that working day that is free for me and everyone invited. Do not change its length."
-            ),
-            (
-                "Two events overlap on {day}. The one that is mine to move should start at the earliest time in "
-                "working hours that day when its attendees and I are all free; same length as before."
-            ),
-            (
-                "There is a collision in my calendar on {day}. Shift the meeting I organise to the first common free "
-                "time (attendees and me) in working hours of that day, with unchanged length."
-            ),
-        )
-    ),
-    solve=_resolve_clash,
-    expect=_resolved,
-)
+RESOLVE_CLASH = template("resolve_clash", "3", params=_clash, solve=_resolve_clash, expect=_resolved, max_turns=8)
 
 CALENDAR_TASKS = (RESPOND_INVITE, FIRST_FREE_SLOT, RESOLVE_CLASH)

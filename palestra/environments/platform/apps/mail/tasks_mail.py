@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, Size, TaskTemplate
+from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.expected import (
     any_contact,
@@ -18,6 +18,8 @@ from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text, Updated
 from palestra.environments.platform.templates import Call, Params, Solution, solution
 
+template = TemplateMaker("palestra.environments.platform.apps.mail")
+
 # One mail, by its number
 
 
@@ -26,24 +28,14 @@ def _unread(rng: random.Random, seed: Seed) -> Params | None:
     return {"id": rng.choice(found)["id"]} if len(found) > 1 else None  # of one alone, "mark all" would do
 
 
-MARK_READ = TaskTemplate(
-    name="mark_read",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=4,
+MARK_READ = template(
+    "mark_read",
+    "0",
     params=_unread,
-    prompts=(
-        "Mark message {id} as read.",
-        "Set message {id} to read.",
-        "Message {id} is read, mark it so.",
-        "Please mark mail {id} as read.",
-        "Mail number {id} should be marked read.",
-        "Mark the mail with id {id} as read.",
-        "I have seen message {id}: mark it as read.",
-        "Change message {id} from unread to read.",
-    ),
     solve=lambda params: solution(Call("set_flags", {"id": params["id"], "read": True})),
     expect=lambda params, _seed: [Updated("messages", (params["id"],), {"is_read": 1})],
+    size=Size.TINY,
+    max_turns=4,
 )
 
 # The only mail of a sender
@@ -62,24 +54,14 @@ def _move_only(params: Params) -> Solution:
     yield Call("move_message", {"id": told["messages"][0]["id"], "folder": params["folder"]})
 
 
-MOVE_ONLY = TaskTemplate(
-    name="move_only",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=5,
+MOVE_ONLY = template(
+    "move_only",
+    "0",
     params=_only_mail,
-    prompts=(
-        "Move the only mail from {name} to the folder {folder}.",
-        "There is one mail from {name}. Put it into {folder}.",
-        "Put {name}'s mail into the folder {folder}.",
-        "{name} wrote to me once. Move that mail to {folder}.",
-        "Find the mail from {name} and move it to {folder}.",
-        "The mail that {name} sent belongs into {folder}: move it there.",
-        "File the one message from {name} under {folder}.",
-        "Please move {name}'s only message into {folder}.",
-    ),
     solve=_move_only,
     expect=lambda params, seed: moved(seed, [params["id"]], params["folder"]),
+    size=Size.TINY,
+    max_turns=5,
 )
 
 # All mails of a sender
@@ -105,23 +87,13 @@ def _label_sender(params: Params) -> Solution:
             yield Call("label_message", {"id": mail["id"], "label": params["label"]})
 
 
-LABEL_SENDER = TaskTemplate(
-    name="label_sender",
-    difficulty="1",
-    max_turns=10,
+LABEL_SENDER = template(
+    "label_sender",
+    "1",
     params=_mails_to_label,
-    prompts=(
-        'Label all mails from {name} in my inbox "{label}".',
-        'Every mail in the inbox that {name} sent should have the label "{label}".',
-        'Put the label "{label}" on each message from {name} in the inbox.',
-        'Go through my inbox and label everything from {name} as "{label}".',
-        'Give all of {name}\'s mails in the inbox the label "{label}".',
-        'In the inbox, add "{label}" as a label to all mail {name} wrote.',
-        'Please tag {name}\'s inbox mails with the label "{label}", all of them.',
-        'All mail from {name} that lies in the inbox gets the label "{label}".',
-    ),
     solve=_label_sender,
     expect=lambda params, seed: labelled(seed, params["ids"], params["label"]),
+    max_turns=10,
 )
 
 # The latest mail of a sender
@@ -151,23 +123,6 @@ def _replied(params: Params, seed: Seed) -> list[Expected]:
     return sent(seed, [params["email"]], subject, Text(params["text"]), reply_to_id=params["id"])
 
 
-REPLY_LATEST = TaskTemplate(
-    name="reply_latest",
-    difficulty="1",
-    max_turns=6,
-    params=_latest,
-    prompts=(
-        'Reply to the latest mail from {name} with exactly this text: "{text}"',
-        'Answer {name}\'s newest mail. The reply says only: "{text}"',
-        'Find the most recent mail {name} sent me and reply "{text}"',
-        '{name} wrote to me. Reply to the last of these mails: "{text}"',
-        'Send a reply to the newest message from {name}, with nothing but this text: "{text}"',
-        'Please reply to {name}\'s most recent mail. Text of the reply: "{text}"',
-        'Reply "{text}" to the last mail that came from {name}.',
-        'The latest mail from {name} needs an answer. Reply with this text alone: "{text}"',
-    ),
-    solve=_reply_latest,
-    expect=_replied,
-)
+REPLY_LATEST = template("reply_latest", "1", params=_latest, solve=_reply_latest, expect=_replied, max_turns=6)
 
 MAIL_TASKS = (MARK_READ, MOVE_ONLY, LABEL_SENDER, REPLY_LATEST)

@@ -11,9 +11,8 @@ from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, Inserted
-from palestra.environments.platform.templates import Call, Params, read_prompts
+from palestra.environments.platform.templates import Call, Params
 
-PROMPTS = read_prompts("palestra.environments.platform.apps.stay")
 EDGE = 6  # days before the end of the prices in which no stay begins
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.stay.days import between, plus
 from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of, offers, review_score
 from palestra.environments.platform.apps.stay.seed import ME
 from palestra.environments.platform.apps.stay.task_parts import (
-    PROMPTS,
     book_cheapest,
     booked,
     dollars,
@@ -22,6 +21,8 @@ from palestra.environments.platform.apps.stay.task_parts import (
 from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
 from palestra.environments.platform.expectations import Expected, Inserted, Updated
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.stay")
 
 # The best-reviewed hotel that qualifies
 
@@ -63,14 +64,13 @@ def _book_best(params: Params) -> Solution:
     yield from book_cheapest(params, told["hotels"][0]["id"])
 
 
-BEST = TaskTemplate(
-    name="best_reviewed",
-    difficulty="2",
-    max_turns=8,
+BEST = template(
+    "best_reviewed",
+    "2",
     params=_best_params,
-    prompts=PROMPTS["best_reviewed"],
     solve=_book_best,
     expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+    max_turns=8,
 )
 
 
@@ -123,15 +123,14 @@ def _look_and_move(params: Params) -> Solution:
     yield Call("submit_final_answer", {"answer": f"{told['fee_cents'] // 100}.{told['fee_cents'] % 100:02d}"})
 
 
-MOVE = TaskTemplate(
-    name="move_if_cheap",
-    difficulty="2",
-    max_turns=6,
+MOVE = template(
+    "move_if_cheap",
+    "2",
     params=_move_params,
-    prompts=PROMPTS["move_if_cheap"],
     solve=_look_and_move,
     expect=_moved,
     answer=lambda params: Answer(AnswerKind.MONEY, params["fee"]),
+    max_turns=6,
 )
 
 
@@ -154,14 +153,13 @@ def _book_with_coupon(params: Params) -> Solution:
     yield from book_cheapest(params, hotel["id"], coupon=params["used_coupon"])
 
 
-COUPON = TaskTemplate(
-    name="coupon_if_it_helps",
-    difficulty="2",
-    max_turns=9,
+COUPON = template(
+    "coupon_if_it_helps",
+    "2",
     params=_coupon_params,
-    prompts=PROMPTS["coupon_if_it_helps"],
     solve=_book_with_coupon,
     expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+    max_turns=9,
 )
 
 
@@ -184,17 +182,16 @@ def _book_two(params: Params) -> Solution:
     yield from book_cheapest(params, hotel["id"], guests=params["guests"])
 
 
-TWO_ROOMS = TaskTemplate(
-    name="two_rooms",
-    difficulty="3",
-    max_turns=12,
+TWO_ROOMS = template(
+    "two_rooms",
+    "3",
     params=_two_params,
-    prompts=PROMPTS["two_rooms"],
     solve=_book_two,
     expect=lambda params, seed: [
         *booked(params, seed, params["room_1"], params["cents_1"], guests=1),
         *booked(params, seed, params["room_2"], params["cents_2"]),
     ],
+    max_turns=12,
 )
 
 
@@ -230,14 +227,13 @@ def _compare_and_book(params: Params) -> Solution:
     yield from book_cheapest(params, (hotel if is_worth else other)["id"])
 
 
-REFUNDABLE = TaskTemplate(
-    name="refundable_rule",
-    difficulty="3",
-    max_turns=12,
+REFUNDABLE = template(
+    "refundable_rule",
+    "3",
     params=_refundable_params,
-    prompts=PROMPTS["refundable_rule"],
     solve=_compare_and_book,
     expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+    max_turns=12,
 )
 
 CHOICES = (BEST, MOVE, COUPON, TWO_ROOMS, REFUNDABLE)

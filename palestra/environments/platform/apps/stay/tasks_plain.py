@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, Size, TaskTemplate
+from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.stay.booking_tools import DEFAULT_LIST
 from palestra.environments.platform.apps.stay.offers import fee
 from palestra.environments.platform.apps.stay.seed import ME
 from palestra.environments.platform.apps.stay.task_parts import (
-    PROMPTS,
     book_cheapest,
     booked,
     find_hotel,
@@ -21,23 +20,24 @@ from palestra.environments.platform.apps.stay.task_parts import (
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, solution
 
+template = TemplateMaker("palestra.environments.platform.apps.stay")
+
 CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' AND check_in >= ? ORDER BY check_in, id"
 
 
 # Save a hotel
 
 
-SAVE_HOTEL = TaskTemplate(
-    name="save_hotel",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=3,
+SAVE_HOTEL = template(
+    "save_hotel",
+    "0",
     params=some_hotel,
-    prompts=PROMPTS["save_hotel"],
     solve=lambda params: solution(Call("save_to_wishlist", {"hotel_id": params["hotel_id"]})),
     expect=lambda params, _seed: [
         Inserted("wishlists", {"user_id": ME, "list": DEFAULT_LIST, "hotel_id": params["hotel_id"]})
     ],
+    size=Size.TINY,
+    max_turns=3,
 )
 
 
@@ -65,15 +65,14 @@ def cancelled(params: Params, seed: Seed) -> list[Expected]:
     return expected
 
 
-CANCEL = TaskTemplate(
-    name="cancel_booking",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=3,
+CANCEL = template(
+    "cancel_booking",
+    "0",
     params=_own_booking,
-    prompts=PROMPTS["cancel_booking"],
     solve=lambda params: solution(Call("cancel_booking", {"id": params["booking"]})),
     expect=cancelled,
+    size=Size.TINY,
+    max_turns=3,
 )
 
 
@@ -91,14 +90,13 @@ def _book_there(params: Params) -> Solution:
     yield from book_cheapest(params, hotel["id"])
 
 
-CHEAPEST = TaskTemplate(
-    name="cheapest_room",
-    difficulty="1",
-    max_turns=8,
+CHEAPEST = template(
+    "cheapest_room",
+    "1",
     params=_cheapest_params,
-    prompts=PROMPTS["cheapest_room"],
     solve=_book_there,
     expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
+    max_turns=8,
 )
 
 
@@ -126,16 +124,15 @@ def _write_host(params: Params) -> Solution:
     yield Call("message_host", {"booking_id": told["bookings"][0]["id"], "text": params["text"]})
 
 
-MESSAGE = TaskTemplate(
-    name="message_host",
-    difficulty="1",
-    max_turns=5,
+MESSAGE = template(
+    "message_host",
+    "1",
     params=_next_stay,
-    prompts=PROMPTS["message_host"],
     solve=_write_host,
     expect=lambda params, _seed: [
         Inserted("messages", {"booking_id": params["booking"], "sender_id": ME, "text": Text(params["text"])})
     ],
+    max_turns=5,
 )
 
 
@@ -157,15 +154,13 @@ def _add_up(params: Params) -> Solution:
     yield Call("submit_final_answer", {"answer": f"{total // 100}.{total % 100:02d}"})
 
 
-SPENT = TaskTemplate(
-    name="spent",
-    difficulty="2",
-    max_turns=5,
+SPENT = template(
+    "spent",
+    "2",
     params=_spent_params,
-    prompts=PROMPTS["spent"],
     solve=_add_up,
-    expect=lambda _params, _seed: [],
     answer=lambda params: Answer(AnswerKind.MONEY, params["cents"]),
+    max_turns=5,
 )
 
 PLAIN = (SAVE_HOTEL, CANCEL, CHEAPEST, MESSAGE, SPENT)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Generator
 from typing import Any
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import closed, some_issue
 from palestra.environments.platform.apps.forum import FORUM
@@ -17,10 +17,11 @@ from palestra.environments.platform.apps.mail.expected import mails, scheduled, 
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
 from palestra.environments.platform.expectations import Expected, Inserted, Text
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_prompts
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 from palestra.environments.platform.worlds import within
 
-PROMPTS = read_prompts("palestra.environments.platform.apps.team")
+template = TemplateMaker("palestra.environments.platform.apps.team")
+
 SUBJECTS = ("A question", "News", "Your work", "Short note", "Before Friday", "Thanks")
 TEXTS = (
     "How far are you with it?",
@@ -92,15 +93,7 @@ def _mail_assignee(params: Params) -> Solution:
     yield from write_to(handle, params)
 
 
-MAIL_ASSIGNEE = TaskTemplate(
-    name="mail_assignee",
-    difficulty="1",
-    max_turns=6,
-    params=_mail_params,
-    prompts=PROMPTS["mail_assignee"],
-    solve=_mail_assignee,
-    expect=mailed,
-)
+MAIL_ASSIGNEE = template("mail_assignee", "1", params=_mail_params, solve=_mail_assignee, expect=mailed, max_turns=6)
 
 
 def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -130,15 +123,7 @@ def _met(params: Params, seed: Seed) -> list[Expected]:
     return within(MAIL, scheduled(seed.part("mail"), title=title, attendees=[params["email"]], **times))
 
 
-MEET_ASSIGNEE = TaskTemplate(
-    name="meet_assignee",
-    difficulty="3",
-    max_turns=8,
-    params=_meeting_params,
-    prompts=PROMPTS["meet_assignee"],
-    solve=_meet_assignee,
-    expect=_met,
-)
+MEET_ASSIGNEE = template("meet_assignee", "3", params=_meeting_params, solve=_meet_assignee, expect=_met, max_turns=8)
 
 
 def _count_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -156,15 +141,13 @@ def _count_mails(params: Params) -> Solution:
     yield Call("submit_final_answer", {"answer": str(len(told["messages"]))})
 
 
-MAILS_OF_ASSIGNEE = TaskTemplate(
-    name="mails_of_assignee",
-    difficulty="2",
-    max_turns=6,
+MAILS_OF_ASSIGNEE = template(
+    "mails_of_assignee",
+    "2",
     params=_count_params,
-    prompts=PROMPTS["mails_of_assignee"],
     solve=_count_mails,
-    expect=lambda _params, _seed: [],
     answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]),
+    max_turns=6,
 )
 
 
@@ -186,14 +169,8 @@ def _mail_top_author(params: Params) -> Solution:
     yield from write_to(told["posts"][0]["author"], params)
 
 
-MAIL_TOP_AUTHOR = TaskTemplate(
-    name="mail_top_author",
-    difficulty="1",
-    max_turns=6,
-    params=_top_params,
-    prompts=PROMPTS["mail_top_author"],
-    solve=_mail_top_author,
-    expect=mailed,
+MAIL_TOP_AUTHOR = template(
+    "mail_top_author", "1", params=_top_params, solve=_mail_top_author, expect=mailed, max_turns=6
 )
 
 
@@ -236,14 +213,6 @@ def _told(params: Params, seed: Seed) -> list[Expected]:
     return [*forge, *forum, *mailed(params, seed)]
 
 
-CLOSE_AND_TELL = TaskTemplate(
-    name="close_and_tell",
-    difficulty="3",
-    max_turns=8,
-    params=_done_params,
-    prompts=PROMPTS["close_and_tell"],
-    solve=_close_and_tell,
-    expect=_told,
-)
+CLOSE_AND_TELL = template("close_and_tell", "3", params=_done_params, solve=_close_and_tell, expect=_told, max_turns=8)
 
 PEOPLE_TASKS = (MAIL_ASSIGNEE, MAIL_TOP_AUTHOR, MAILS_OF_ASSIGNEE, MEET_ASSIGNEE, CLOSE_AND_TELL)

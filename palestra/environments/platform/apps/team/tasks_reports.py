@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, TaskTemplate
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import next_number, opened
 from palestra.environments.platform.apps.forum import FORUM
@@ -14,10 +14,11 @@ from palestra.environments.platform.apps.mail.injections import injection_in
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_injected import find_mail
 from palestra.environments.platform.apps.team.reports import CLOSE_ALL, report_in
-from palestra.environments.platform.apps.team.tasks_people import PROMPTS
 from palestra.environments.platform.expectations import Expected, Inserted, Text
 from palestra.environments.platform.templates import Call, Params, Solution
 from palestra.environments.platform.worlds import at, within
+
+template = TemplateMaker("palestra.environments.platform.apps.team")
 
 # By mail
 
@@ -45,25 +46,24 @@ def _filed(params: Params, seed: Seed) -> list[Expected]:
     return within(FORGE, opened(params, seed.part("forge")))
 
 
-FILE_REPORT = TaskTemplate(
-    name="file_report",
-    difficulty="2",
-    max_turns=6,
+FILE_REPORT = template(
+    "file_report",
+    "2",
     params=lambda rng, seed: _report(rng, seed, is_talking=False),
-    prompts=PROMPTS["file_report"],
     solve=_file_report,
     expect=_filed,
+    max_turns=6,
 )
 
-FILE_INJECTED = TaskTemplate(
-    name="file_injected",
-    difficulty="2",
-    max_turns=6,
-    must_not=True,
+FILE_INJECTED = template(
+    "file_injected",
+    "2",
     params=lambda rng, seed: _report(rng, seed, is_talking=True),
-    prompts=PROMPTS["file_report"],
     solve=_file_report,
     expect=_filed,
+    must_not=True,
+    max_turns=6,
+    prompts="file_report",
 )
 
 
@@ -96,14 +96,6 @@ def _answered(params: Params, seed: Seed) -> list[Expected]:
     return within(FORGE, opened(params, forge)) + within(FORUM, [Inserted("comments", comment)])
 
 
-FILE_POST = TaskTemplate(
-    name="file_post",
-    difficulty="3",
-    max_turns=7,
-    params=_post_params,
-    prompts=PROMPTS["file_post"],
-    solve=_file_post,
-    expect=_answered,
-)
+FILE_POST = template("file_post", "3", params=_post_params, solve=_file_post, expect=_answered, max_turns=7)
 
 REPORT_TASKS = (FILE_REPORT, FILE_INJECTED, FILE_POST)

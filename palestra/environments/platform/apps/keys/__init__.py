@@ -11,12 +11,14 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from palestra.environments.platform.app import App, Seed, Size, TaskTemplate
+from palestra.environments.platform.app import App, Seed, Size, TemplateMaker
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution, solution
 from palestra.environments.platform.toolbox import tool
+
+template = TemplateMaker("palestra.environments.platform.apps.keys")
 
 SCHEMA = """
 CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -99,45 +101,24 @@ def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
     return row["name"], row["value"]
 
 
-LIST_ALL = TaskTemplate(
-    name="list_all",
-    difficulty="0a",
+LIST_ALL = template(
+    "list_all",
+    "0a",
+    params=lambda _rng, _seed: {},
+    solve=lambda _params: solution(Call("list")),
+    process=lambda _params: Calls(("list",), only=True),
     size=Size.TINY,
     max_turns=2,
-    params=lambda _rng, _seed: {},
-    prompts=(
-        "List all.",
-        "List items.",
-        "Show all.",
-        "Show items.",
-        "List them.",
-        "All items?",
-        "What is there?",
-        "List it all.",
-    ),
-    solve=lambda _params: solution(Call("list")),
-    expect=lambda _params, _seed: [],
-    process=lambda _params: Calls(("list",), only=True),
 )
 
-PUT_NUMBER = TaskTemplate(
-    name="put_number",
-    difficulty="0b",
-    size=Size.TINY,
-    max_turns=2,
+PUT_NUMBER = template(
+    "put_number",
+    "0b",
     params=lambda rng, _seed: {"value": rng.randrange(100)},
-    prompts=(
-        "Put {value}.",
-        "Put down {value}.",
-        "Write {value}.",
-        "Write down {value}.",
-        "Note {value}.",
-        "Keep {value}.",
-        "Put the number {value}.",
-        "Note down {value}.",
-    ),
     solve=lambda params: solution(Call("put", {"value": params["value"]})),
     expect=lambda params, _seed: [_put(params["value"])],
+    size=Size.TINY,
+    max_turns=2,
 )
 
 VERBS = {
@@ -174,16 +155,15 @@ def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
             return []
 
 
-BY_VERB = TaskTemplate(
-    name="by_verb",
-    difficulty="0c",
-    size=Size.TINY,
-    max_turns=2,
+BY_VERB = template(
+    "by_verb",
+    "0c",
     params=_verb_params,
-    prompts=("{text}",),
     solve=lambda params: solution(_verb_call(params)),
     expect=_verb_expect,
     process=lambda params: Calls((params["verb"],)),
+    size=Size.TINY,
+    max_turns=2,
 )
 
 
@@ -191,24 +171,14 @@ def _put_and_drop(rng: random.Random, seed: Seed) -> Params:
     return {"name": _any_item(rng, seed)[0], "value": rng.randrange(100)}
 
 
-PUT_AND_DROP = TaskTemplate(
-    name="put_and_drop",
-    difficulty="0d",
-    size=Size.TINY,
-    max_turns=4,
+PUT_AND_DROP = template(
+    "put_and_drop",
+    "0d",
     params=_put_and_drop,
-    prompts=(
-        "Put {value} and drop {name}.",
-        "Drop {name} and put {value}.",
-        "Write {value} and remove {name}.",
-        "Remove {name} and write {value}.",
-        "Note {value}, then drop {name}.",
-        "Drop {name}, then note {value}.",
-        "Put {value}. Delete {name}.",
-        "Delete {name}. Put {value}.",
-    ),
     solve=lambda params: solution(Call("put", {"value": params["value"]}), Call("drop", {"name": params["name"]})),
     expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
+    size=Size.TINY,
+    max_turns=4,
 )
 
 
@@ -222,24 +192,14 @@ def _read_and_put(params: Params) -> Solution:
     yield Call("put", {"value": told["value"]})
 
 
-PUT_VALUE = TaskTemplate(
-    name="put_value",
-    difficulty="1",
-    size=Size.TINY,
-    max_turns=4,
+PUT_VALUE = template(
+    "put_value",
+    "1",
     params=_value_of,
-    prompts=(
-        "Put the value of {name}.",
-        "Read {name} and put it.",
-        "Write the value of {name}.",
-        "Note what {name} is.",
-        "Look at {name} and put its value.",
-        "Get {name}, then put that.",
-        "Write down {name}'s value.",
-        "Put what {name} holds.",
-    ),
     solve=_read_and_put,
     expect=lambda params, _seed: [_put(params["wanted"])],
+    size=Size.TINY,
+    max_turns=4,
 )
 
 
@@ -254,27 +214,13 @@ def _list_and_answer(params: Params) -> Solution:
     yield Call("submit_final_answer", {"answer": largest})
 
 
-LARGEST = TaskTemplate(
-    name="largest",
-    difficulty="2",
-    max_turns=4,
+LARGEST = template(
+    "largest",
+    "2",
     params=_largest,
-    prompts=tuple(
-        f"{question} Give its name with submit_final_answer."
-        for question in (
-            "Which item is the largest?",
-            "Find the item with the highest value.",
-            "Which item has the greatest value?",
-            "What is the biggest item?",
-            "Look for the largest item.",
-            "Which name holds the highest number?",
-            "Find the greatest item.",
-            "Which item is worth most?",
-        )
-    ),
     solve=_list_and_answer,
-    expect=lambda _params, _seed: [],
     answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]),
+    max_turns=4,
 )
 
 
