@@ -37,6 +37,17 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
+def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, dict[str, Any], list[Params]]:
+    """All that a tool shows page by page, under this name."""
+    found: list[Params] = []
+    while True:
+        told = yield Call(tool, wanted)
+        found += told[rows]
+        if told.get("next_cursor") is None:
+            return found
+        wanted = wanted | {"cursor": told["next_cursor"]}
+
+
 def solution(*calls: Call) -> Solution:
     """One that needs no results."""
     for call in calls:

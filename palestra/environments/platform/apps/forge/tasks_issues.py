@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 from datetime import datetime, timedelta
-from typing import Any
 
 from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.forge.seed import INJECTION, LABELS, ME, MILESTONES
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, solution
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_pages, solution
 
 template = TemplateMaker("palestra.environments.platform.apps.forge")
 
@@ -32,17 +30,6 @@ def some_issue(rng: random.Random, seed: Seed, where: str) -> Params | None:
 def labels_in(seed: Seed, repo: int, number: int) -> list[str]:
     rows = seed.rows("SELECT label FROM issue_labels WHERE repo_id = ? AND number = ? ORDER BY label", repo, number)
     return [row["label"] for row in rows]
-
-
-def read_issues(**wanted: Any) -> Generator[Call, dict[str, Any], list[Params]]:
-    """Page by page."""
-    found: list[Params] = []
-    while True:
-        told = yield Call("search_issues", wanted)
-        found += told["issues"]
-        if told["next_cursor"] is None:
-            return found
-        wanted = wanted | {"cursor": told["next_cursor"]}
 
 
 # Close one, label one, open one
@@ -143,7 +130,9 @@ def _unassigned(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _assign(params: Params) -> Solution:
-    found = yield from read_issues(repo=params["repo"], state="open", label="bug", assignee="none")
+    found = yield from read_pages(
+        "search_issues", "issues", repo=params["repo"], state="open", label="bug", assignee="none"
+    )
     for issue in found:
         if issue["milestone"] == params["milestone"]:
             wanted = {"repo": params["repo"], "number": issue["number"], "assignees": [params["user"]]}
@@ -186,7 +175,7 @@ def _untriaged(rng: random.Random, seed: Seed) -> Params | None:
 def _triage(params: Params) -> Solution:
     told = yield Call("get_file", {"repo": params["repo"], "path": "CONTRIBUTING.md"})
     table = triage_table(told["content"])
-    found = yield from read_issues(repo=params["repo"], state="open")
+    found = yield from read_pages("search_issues", "issues", repo=params["repo"], state="open")
     for issue in found:
         if not issue["labels"]:
             label = table[issue["title"].partition(" ")[0]]
@@ -219,7 +208,7 @@ def _stale(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _count_stale(params: Params) -> Solution:
-    found = yield from read_issues(repo=params["repo"], state="open")
+    found = yield from read_pages("search_issues", "issues", repo=params["repo"], state="open")
     stale = [issue for issue in found if issue["updated_at"] < params["before"]]
     yield Call("submit_final_answer", {"answer": str(len(stale))})
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
 from palestra.environments.platform.apps.forum.tasks_plain import some_community
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.templates import Call, Params, Solution
+from palestra.environments.platform.templates import Call, Params, Solution, read_pages
 
 template = TemplateMaker("palestra.environments.platform.apps.forum")
 
@@ -30,18 +30,6 @@ def _posts(seed: Seed, place: int) -> list[Params]:
 
 def _name(seed: Seed, place: int) -> str:
     return seed.rows("SELECT name FROM communities WHERE id = ?", place)[0]["name"]
-
-
-def _read_all(community: str) -> Generator[Call, dict[str, Any], list[Params]]:
-    """Page by page, the oldest first."""
-    found: list[Params] = []
-    wanted: dict[str, Any] = {"community": community, "sort": "old"}
-    while True:
-        told = yield Call("search_posts", wanted)
-        found += told["posts"]
-        if told["next_cursor"] is None:
-            return found
-        wanted = wanted | {"cursor": told["next_cursor"]}
 
 
 def _acted(action: str, posts: dict[int, Params], reasons: dict[int, Any]) -> list[Expected]:
@@ -65,7 +53,7 @@ def _breaking(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _remove_breaking(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
     for post in posts:
         whole = (yield Call("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
         if BREAKS[params["kind"]](whole):
@@ -95,7 +83,7 @@ def _tagged(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _set_flairs(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
     for post in posts:
         tag = post["title"].partition(" ")[0]
         if tag in params["tags"]:
@@ -170,7 +158,7 @@ def _doubled(rng: random.Random, seed: Seed) -> Params | None:
 
 
 def _report_doubled(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
     seen: set[str] = set()
     for post in posts:
         if post["title"] in seen:

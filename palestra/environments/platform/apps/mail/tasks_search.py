@@ -21,7 +21,7 @@ from palestra.environments.platform.apps.mail.expected import (
 from palestra.environments.platform.apps.mail.schema import INBOX, NEWSLETTERS
 from palestra.environments.platform.apps.mail.sending import forward_subject
 from palestra.environments.platform.expectations import Expected, Text
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_pages
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 
@@ -167,14 +167,8 @@ def _some_days(rng: random.Random, today: date) -> tuple[date, date, str]:
 
 def _count_senders(params: Params) -> Solution:
     search = {"folder": INBOX, "since": params["since"], "before": params["before"], "limit": 50}
-    counts: Counter[str] = Counter()
-    more: dict[str, str] = {}
-    while True:
-        told = yield Call("search_messages", search | more)
-        counts.update(mail["from"].partition(" <")[0] for mail in told["messages"])
-        if "next_cursor" not in told:
-            break
-        more = {"cursor": told["next_cursor"]}
+    found = yield from read_pages("search_messages", "messages", **search)
+    counts = Counter(mail["from"].partition(" <")[0] for mail in found)
     ((name, count),) = counts.most_common(1)
     yield Call("submit_final_answer", {"answer": f"{name}, {count}"})
 
