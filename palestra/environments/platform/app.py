@@ -67,11 +67,9 @@ class TemplateMaker:
 
     def __call__(
         self,
-        name: str,
         difficulty: str,
         *,
         params: Callable[[random.Random, Seed], Params | None],
-        solve: Callable[[Params], Solution],
         expect: Callable[[Params, Seed], list[Expected]] = no_change,
         answer: Callable[[Params], Answer] | None = None,
         process: Callable[[Params], Calls] | None = None,
@@ -79,21 +77,27 @@ class TemplateMaker:
         must_not: bool = False,
         size: Size = Size.SMALL,
         max_turns: int = 10,
-    ) -> TaskTemplate:
-        """`prompts`: the template that has them, where it is another."""
-        return TaskTemplate(
-            name=name,
-            difficulty=difficulty,
-            params=params,
-            prompts=self._prompts[prompts or name],
-            solve=solve,
-            expect=expect,
-            answer=answer,
-            process=process,
-            must_not=must_not,
-            size=size,
-            max_turns=max_turns,
-        )
+    ) -> Callable[[Callable[[Params], Solution]], TaskTemplate]:
+        """Decorates the solution, whose name is the template's. `prompts`: the template that has them, where it is
+        another."""
+
+        def made(solve: Callable[[Params], Solution]) -> TaskTemplate:
+            name = solve.__name__
+            return TaskTemplate(
+                name=name,
+                difficulty=difficulty,
+                params=params,
+                prompts=self._prompts[prompts or name],
+                solve=solve,
+                expect=expect,
+                answer=answer,
+                process=process,
+                must_not=must_not,
+                size=size,
+                max_turns=max_turns,
+            )
+
+        return made
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,12 +48,6 @@ def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, dict[str,
         wanted = wanted | {"cursor": told["next_cursor"]}
 
 
-def solution(*calls: Call) -> Solution:
-    """One that needs no results."""
-    for call in calls:
-        _ = yield call
-
-
 class AnswerKind(StrEnum):
     INTEGER = "integer"
     MONEY = "money"

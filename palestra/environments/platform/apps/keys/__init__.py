@@ -15,7 +15,7 @@ from palestra.environments.platform.app import App, Seed, Size, TemplateMaker
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution, solution
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution
 from palestra.environments.platform.toolbox import tool
 
 template = TemplateMaker("palestra.environments.platform.apps.keys")
@@ -70,7 +70,7 @@ def drop_item(desk: Desk, name: str) -> dict[str, Any]:
 
 
 @tool(name="put", writes=True)
-def put_number(desk: Desk, value: int) -> dict[str, Any]:
+def write_number(desk: Desk, value: int) -> dict[str, Any]:
     """Write a number down."""
     desk.insert("numbers", value=value)
     _check_room(desk, "numbers")
@@ -101,25 +101,27 @@ def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
     return row["name"], row["value"]
 
 
-LIST_ALL = template(
-    "list_all",
+@template(
     "0a",
     params=lambda _rng, _seed: {},
-    solve=lambda _params: solution(Call("list")),
     process=lambda _params: Calls(("list",), only=True),
     size=Size.TINY,
     max_turns=2,
 )
+def list_all(_params: Params) -> Solution:
+    yield Call("list")
 
-PUT_NUMBER = template(
-    "put_number",
+
+@template(
     "0b",
     params=lambda rng, _seed: {"value": rng.randrange(100)},
-    solve=lambda params: solution(Call("put", {"value": params["value"]})),
     expect=lambda params, _seed: [_put(params["value"])],
     size=Size.TINY,
     max_turns=2,
 )
+def put_number(params: Params) -> Solution:
+    yield Call("put", {"value": params["value"]})
+
 
 VERBS = {
     "put": ("Put {value}.", "Write {value}.", "Note {value}."),
@@ -155,31 +157,32 @@ def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
             return []
 
 
-BY_VERB = template(
-    "by_verb",
+@template(
     "0c",
     params=_verb_params,
-    solve=lambda params: solution(_verb_call(params)),
     expect=_verb_expect,
     process=lambda params: Calls((params["verb"],)),
     size=Size.TINY,
     max_turns=2,
 )
+def by_verb(params: Params) -> Solution:
+    yield _verb_call(params)
 
 
 def _put_and_drop(rng: random.Random, seed: Seed) -> Params:
     return {"name": _any_item(rng, seed)[0], "value": rng.randrange(100)}
 
 
-PUT_AND_DROP = template(
-    "put_and_drop",
+@template(
     "0d",
     params=_put_and_drop,
-    solve=lambda params: solution(Call("put", {"value": params["value"]}), Call("drop", {"name": params["name"]})),
     expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
     size=Size.TINY,
     max_turns=4,
 )
+def put_and_drop(params: Params) -> Solution:
+    yield Call("put", {"value": params["value"]})
+    yield Call("drop", {"name": params["name"]})
 
 
 def _value_of(rng: random.Random, seed: Seed) -> Params:
@@ -187,20 +190,10 @@ def _value_of(rng: random.Random, seed: Seed) -> Params:
     return {"name": name, "wanted": value}
 
 
-def _read_and_put(params: Params) -> Solution:
+@template("1", params=_value_of, expect=lambda params, _seed: [_put(params["wanted"])], size=Size.TINY, max_turns=4)
+def put_value(params: Params) -> Solution:
     told = yield Call("get", {"name": params["name"]})
     yield Call("put", {"value": told["value"]})
-
-
-PUT_VALUE = template(
-    "put_value",
-    "1",
-    params=_value_of,
-    solve=_read_and_put,
-    expect=lambda params, _seed: [_put(params["wanted"])],
-    size=Size.TINY,
-    max_turns=4,
-)
 
 
 def _largest(_rng: random.Random, seed: Seed) -> Params:
@@ -208,20 +201,10 @@ def _largest(_rng: random.Random, seed: Seed) -> Params:
     return {"wanted": row["name"]}
 
 
-def _list_and_answer(params: Params) -> Solution:
+@template("2", params=_largest, answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]), max_turns=4)
+def largest(params: Params) -> Solution:
     told = yield Call("list")
-    largest = max(told, key=lambda name: told[name])
-    yield Call("submit_final_answer", {"answer": largest})
-
-
-LARGEST = template(
-    "largest",
-    "2",
-    params=_largest,
-    solve=_list_and_answer,
-    answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]),
-    max_turns=4,
-)
+    yield Call("submit_final_answer", {"answer": max(told, key=lambda name: told[name])})
 
 
 KEYS = App(
@@ -231,6 +214,6 @@ KEYS = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
-    tools=(list_items, get_item, set_item, drop_item, put_number),
-    templates=(LIST_ALL, PUT_NUMBER, BY_VERB, PUT_AND_DROP, PUT_VALUE, LARGEST),
+    tools=(list_items, get_item, set_item, drop_item, write_number),
+    templates=(list_all, put_number, by_verb, put_and_drop, put_value, largest),
 )

@@ -73,17 +73,16 @@ def _invitation(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _respond(params: Params) -> Solution:
-    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
-    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
-    yield Call("respond_event", {"id": wanted, "response": params["response"]})
-
-
 def _responded(params: Params, _seed: Seed) -> list[Expected]:
     return [Updated("attendees", (params["id"], params["me"]), {"response": params["response"]})]
 
 
-RESPOND_INVITE = template("respond_invite", "1", params=_invitation, solve=_respond, expect=_responded, max_turns=6)
+@template("1", params=_invitation, expect=_responded, max_turns=6)
+def respond_invite(params: Params) -> Solution:
+    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
+    yield Call("respond_event", {"id": wanted, "response": params["response"]})
+
 
 # The first time that suits three
 
@@ -108,7 +107,13 @@ def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _find_and_create(params: Params) -> Solution:
+def _created(params: Params, seed: Seed) -> list[Expected]:
+    names = ("title", "start", "end", "location", "attendees")
+    return scheduled(seed, **{name: params[name] for name in names})
+
+
+@template("2", params=_meeting_of_three, expect=_created, max_turns=8)
+def first_free_slot(params: Params) -> Solution:
     emails: list[str] = []
     for name in (params["first"], params["second"]):
         told = yield Call("search_contacts", {"query": name})
@@ -119,15 +124,6 @@ def _find_and_create(params: Params) -> Solution:
     event = {"title": params["title"], "location": params["location"], "attendees": emails}
     yield Call("create_event", event | {"start": slot["start"], "end": slot["end"]})
 
-
-def _created(params: Params, seed: Seed) -> list[Expected]:
-    names = ("title", "start", "end", "location", "attendees")
-    return scheduled(seed, **{name: params[name] for name in names})
-
-
-FIRST_FREE_SLOT = template(
-    "first_free_slot", "2", params=_meeting_of_three, solve=_find_and_create, expect=_created, max_turns=8
-)
 
 # A clash
 
@@ -163,7 +159,13 @@ def _clash(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _resolve_clash(params: Params) -> Solution:
+def _resolved(params: Params, seed: Seed) -> list[Expected]:
+    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
+    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
+
+
+@template("3", params=_clash, expect=_resolved, max_turns=8)
+def resolve_clash(params: Params) -> Solution:
     told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
     pairs = combinations(told["events"], 2)
     clash = next(pair for pair in pairs if pair[0]["start"] < pair[1]["end"] and pair[1]["start"] < pair[0]["end"])
@@ -176,11 +178,4 @@ def _resolve_clash(params: Params) -> Solution:
     yield Call("send_message", {"to": invited, "subject": params["subject"], "body": params["text"]})
 
 
-def _resolved(params: Params, seed: Seed) -> list[Expected]:
-    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
-    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
-
-
-RESOLVE_CLASH = template("resolve_clash", "3", params=_clash, solve=_resolve_clash, expect=_resolved, max_turns=8)
-
-CALENDAR_TASKS = (RESPOND_INVITE, FIRST_FREE_SLOT, RESOLVE_CLASH)
+CALENDAR_TASKS = (respond_invite, first_free_slot, resolve_clash)

@@ -16,7 +16,7 @@ from palestra.environments.platform.apps.mail.expected import (
 from palestra.environments.platform.apps.mail.schema import INBOX, TRASH
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.templates import Call, Params, Solution, solution
+from palestra.environments.platform.templates import Call, Params, Solution
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 
@@ -28,15 +28,16 @@ def _unread(rng: random.Random, seed: Seed) -> Params | None:
     return {"id": rng.choice(found)["id"]} if len(found) > 1 else None  # of one alone, "mark all" would do
 
 
-MARK_READ = template(
-    "mark_read",
+@template(
     "0",
     params=_unread,
-    solve=lambda params: solution(Call("set_flags", {"id": params["id"], "read": True})),
     expect=lambda params, _seed: [Updated("messages", (params["id"],), {"is_read": 1})],
     size=Size.TINY,
     max_turns=4,
 )
+def mark_read(params: Params) -> Solution:
+    yield Call("set_flags", {"id": params["id"], "read": True})
+
 
 # The only mail of a sender
 
@@ -49,20 +50,17 @@ def _only_mail(rng: random.Random, seed: Seed) -> Params | None:
     return {"name": person["name"], "folder": folder, "id": found[0]["id"]}
 
 
-def _move_only(params: Params) -> Solution:
-    told = yield Call("search_messages", {"sender": params["name"]})
-    yield Call("move_message", {"id": told["messages"][0]["id"], "folder": params["folder"]})
-
-
-MOVE_ONLY = template(
-    "move_only",
+@template(
     "0",
     params=_only_mail,
-    solve=_move_only,
     expect=lambda params, seed: moved(seed, [params["id"]], params["folder"]),
     size=Size.TINY,
     max_turns=5,
 )
+def move_only(params: Params) -> Solution:
+    told = yield Call("search_messages", {"sender": params["name"]})
+    yield Call("move_message", {"id": told["messages"][0]["id"], "folder": params["folder"]})
+
 
 # All mails of a sender
 
@@ -80,21 +78,18 @@ def _mails_to_label(rng: random.Random, seed: Seed) -> Params | None:
     return {"name": person["name"], "label": label, "ids": ids} if 2 <= len(ids) <= 6 else None
 
 
-def _label_sender(params: Params) -> Solution:
+@template(
+    "1",
+    params=_mails_to_label,
+    expect=lambda params, seed: labelled(seed, params["ids"], params["label"]),
+    max_turns=10,
+)
+def label_sender(params: Params) -> Solution:
     told = yield Call("search_messages", {"sender": params["name"], "folder": INBOX, "limit": 50})
     for mail in told["messages"]:
         if params["label"] not in mail.get("labels", ()):
             yield Call("label_message", {"id": mail["id"], "label": params["label"]})
 
-
-LABEL_SENDER = template(
-    "label_sender",
-    "1",
-    params=_mails_to_label,
-    solve=_label_sender,
-    expect=lambda params, seed: labelled(seed, params["ids"], params["label"]),
-    max_turns=10,
-)
 
 # The latest mail of a sender
 
@@ -113,16 +108,15 @@ def _latest(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _reply_latest(params: Params) -> Solution:
-    told = yield Call("search_messages", {"sender": params["name"], "limit": 1})
-    yield Call("send_message", {"body": params["text"], "reply_to_id": told["messages"][0]["id"]})
-
-
 def _replied(params: Params, seed: Seed) -> list[Expected]:
     subject = reply_subject(params["subject"])
     return sent(seed, [params["email"]], subject, Text(params["text"]), reply_to_id=params["id"])
 
 
-REPLY_LATEST = template("reply_latest", "1", params=_latest, solve=_reply_latest, expect=_replied, max_turns=6)
+@template("1", params=_latest, expect=_replied, max_turns=6)
+def reply_latest(params: Params) -> Solution:
+    told = yield Call("search_messages", {"sender": params["name"], "limit": 1})
+    yield Call("send_message", {"body": params["text"], "reply_to_id": told["messages"][0]["id"]})
 
-MAIL_TASKS = (MARK_READ, MOVE_ONLY, LABEL_SENDER, REPLY_LATEST)
+
+MAIL_TASKS = (mark_read, move_only, label_sender, reply_latest)

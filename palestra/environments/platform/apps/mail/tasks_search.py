@@ -51,7 +51,14 @@ def _amount(body: str) -> int:
     return int(found[1].replace(",", "") + found[2]) if found else 0
 
 
-def _forward_largest(params: Params) -> Solution:
+def _forwarded(params: Params, seed: Seed) -> list[Expected]:
+    subject = forward_subject(params["subject"])
+    mail = sent(seed, [params["email"]], subject, Text(params["comment"]), forward_of_id=params["id"])
+    return mail + attached_again(seed, params["id"])
+
+
+@template("2", params=_invoices, expect=_forwarded, max_turns=14)
+def forward_largest(params: Params) -> Solution:
     told = yield Call("search_contacts", {"query": params["name"]})
     email = told["contacts"][0]["email"]
     told = yield Call("search_messages", {"query": "invoice", "folder": INBOX, "limit": 50})
@@ -63,16 +70,6 @@ def _forward_largest(params: Params) -> Solution:
     largest = max(amounts, key=lambda number: amounts[number])
     yield Call("forward_message", {"id": largest, "to": [email], "comment": params["comment"]})
 
-
-def _forwarded(params: Params, seed: Seed) -> list[Expected]:
-    subject = forward_subject(params["subject"])
-    mail = sent(seed, [params["email"]], subject, Text(params["comment"]), forward_of_id=params["id"])
-    return mail + attached_again(seed, params["id"])
-
-
-FORWARD_LARGEST = template(
-    "forward_largest", "2", params=_invoices, solve=_forward_largest, expect=_forwarded, max_turns=14
-)
 
 # Old newsletters
 
@@ -89,21 +86,13 @@ def _old_newsletters(rng: random.Random, seed: Seed) -> Params | None:
     return {"day": day, "folder": NEWSLETTERS, "ids": ids}
 
 
-def _delete_newsletters(params: Params) -> Solution:
+@template("2", params=_old_newsletters, expect=lambda params, seed: deleted(seed, params["ids"]), max_turns=12)
+def delete_newsletters(params: Params) -> Solution:
     told = yield Call("search_messages", {"folder": params["folder"], "before": params["day"], "limit": 50})
     for mail in told["messages"]:
         if not mail["flagged"]:
             yield Call("delete_message", {"id": mail["id"]})
 
-
-DELETE_NEWSLETTERS = template(
-    "delete_newsletters",
-    "2",
-    params=_old_newsletters,
-    solve=_delete_newsletters,
-    expect=lambda params, seed: deleted(seed, params["ids"]),
-    max_turns=12,
-)
 
 # A rule, and what it would have done
 
@@ -114,7 +103,13 @@ def _ruled(rng: random.Random, seed: Seed) -> Params | None:
     return {"word": word, "folder": folder, "ids": [row["id"] for row in found]} if 2 <= len(found) <= 8 else None
 
 
-def _rule_and_move(params: Params) -> Solution:
+def _rule_and_moves(params: Params, seed: Seed) -> list[Expected]:
+    rule = ruled(seed, field="subject", contains=params["word"], action="move", target=params["folder"])
+    return [rule, *moved(seed, params["ids"], params["folder"])]
+
+
+@template("3", params=_ruled, expect=_rule_and_moves, max_turns=12)
+def rule_and_apply(params: Params) -> Solution:
     rule = {"field": "subject", "contains": params["word"], "action": "move", "target": params["folder"]}
     yield Call("create_rule", rule)
     told = yield Call("search_messages", {"query": params["word"], "folder": INBOX, "limit": 50})
@@ -122,15 +117,6 @@ def _rule_and_move(params: Params) -> Solution:
         if params["word"].lower() in mail["subject"].lower():
             yield Call("move_message", {"id": mail["id"], "folder": params["folder"]})
 
-
-def _rule_and_moves(params: Params, seed: Seed) -> list[Expected]:
-    rule = ruled(seed, field="subject", contains=params["word"], action="move", target=params["folder"])
-    return [rule, *moved(seed, params["ids"], params["folder"])]
-
-
-RULE_AND_APPLY = template(
-    "rule_and_apply", "3", params=_ruled, solve=_rule_and_move, expect=_rule_and_moves, max_turns=12
-)
 
 # Who writes most
 
@@ -165,7 +151,14 @@ def _some_days(rng: random.Random, today: date) -> tuple[date, date, str]:
     return since, before, f"from {since} to {before - timedelta(days=1)} (both days included)"
 
 
-def _count_senders(params: Params) -> Solution:
+@template(
+    "2",
+    params=_busiest,
+    answer=lambda params: Answer(AnswerKind.SET, [params["name"], str(params["count"])]),
+    size=Size.LARGE,
+    max_turns=10,
+)
+def busiest_sender(params: Params) -> Solution:
     search = {"folder": INBOX, "since": params["since"], "before": params["before"], "limit": 50}
     found = yield from read_pages("search_messages", "messages", **search)
     counts = Counter(mail["from"].partition(" <")[0] for mail in found)
@@ -173,14 +166,4 @@ def _count_senders(params: Params) -> Solution:
     yield Call("submit_final_answer", {"answer": f"{name}, {count}"})
 
 
-BUSIEST_SENDER = template(
-    "busiest_sender",
-    "2",
-    params=_busiest,
-    solve=_count_senders,
-    answer=lambda params: Answer(AnswerKind.SET, [params["name"], str(params["count"])]),
-    size=Size.LARGE,
-    max_turns=10,
-)
-
-SEARCH_TASKS = (FORWARD_LARGEST, DELETE_NEWSLETTERS, RULE_AND_APPLY, BUSIEST_SENDER)
+SEARCH_TASKS = (forward_largest, delete_newsletters, rule_and_apply, busiest_sender)

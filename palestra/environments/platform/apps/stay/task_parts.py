@@ -72,6 +72,10 @@ def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | N
     ]
 
 
+def booked_as_drawn(params: Params, seed: Seed) -> list[Expected]:
+    return booked(params, seed, params["room_id"], params["cents"])
+
+
 def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Params]:
     """As search_hotels shows it: its id, what its cheapest room costs. Raises LookupError where it is booked out."""
     cursor: str | None = None

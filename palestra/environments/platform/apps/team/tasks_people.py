@@ -88,12 +88,10 @@ def _mail_params(rng: random.Random, seed: Seed) -> Params | None:
     return None if found is None else found | _said(rng)
 
 
-def _mail_assignee(params: Params) -> Solution:
+@template("1", params=_mail_params, expect=mailed, max_turns=6)
+def mail_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
     yield from write_to(handle, params)
-
-
-MAIL_ASSIGNEE = template("mail_assignee", "1", params=_mail_params, solve=_mail_assignee, expect=mailed, max_turns=6)
 
 
 def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -108,22 +106,20 @@ def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | place | {"start": slots[0].start, "end": slots[0].end}
 
 
-def _meet_assignee(params: Params) -> Solution:
-    handle = yield from _assignee(params)
-    email = yield from find_address(handle)
-    search = {"attendees": [email], "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
-    told = yield Call("mail.find_free_slot", search)
-    title, place = f"{params['repo']} issue {params['number']}", params["location"]
-    yield Call("mail.create_event", {"title": title, "location": place, "attendees": [email], **told["slots"][0]})
-
-
 def _met(params: Params, seed: Seed) -> list[Expected]:
     times = {name: params[name] for name in ("start", "end", "location")}
     title = f"{params['repo']} issue {params['number']}"
     return within(MAIL, scheduled(seed.part("mail"), title=title, attendees=[params["email"]], **times))
 
 
-MEET_ASSIGNEE = template("meet_assignee", "3", params=_meeting_params, solve=_meet_assignee, expect=_met, max_turns=8)
+@template("3", params=_meeting_params, expect=_met, max_turns=8)
+def meet_assignee(params: Params) -> Solution:
+    handle = yield from _assignee(params)
+    email = yield from find_address(handle)
+    search = {"attendees": [email], "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
+    told = yield Call("mail.find_free_slot", search)
+    title, place = f"{params['repo']} issue {params['number']}", params["location"]
+    yield Call("mail.create_event", {"title": title, "location": place, "attendees": [email], **told["slots"][0]})
 
 
 def _count_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -134,21 +130,12 @@ def _count_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"count": count} if 1 <= count <= MOST_MAILS else None
 
 
-def _count_mails(params: Params) -> Solution:
+@template("2", params=_count_params, answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]), max_turns=6)
+def mails_of_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
     wanted = {"sender": full_name(handle), "folder": INBOX, "limit": 50}
     told = yield Call("mail.search_messages", wanted)
     yield Call("submit_final_answer", {"answer": str(len(told["messages"]))})
-
-
-MAILS_OF_ASSIGNEE = template(
-    "mails_of_assignee",
-    "2",
-    params=_count_params,
-    solve=_count_mails,
-    answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]),
-    max_turns=6,
-)
 
 
 # Whoever wrote the top post
@@ -164,14 +151,10 @@ def _top_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, first["name"])["email"]} | _said(rng)
 
 
-def _mail_top_author(params: Params) -> Solution:
+@template("1", params=_top_params, expect=mailed, max_turns=6)
+def mail_top_author(params: Params) -> Solution:
     told = yield Call("forum.search_posts", {"community": params["community"], "sort": "top"})
     yield from write_to(told["posts"][0]["author"], params)
-
-
-MAIL_TOP_AUTHOR = template(
-    "mail_top_author", "1", params=_top_params, solve=_mail_top_author, expect=mailed, max_turns=6
-)
 
 
 # Done, and told to all
@@ -190,14 +173,6 @@ def _done_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, author)["email"]} | _said(rng)
 
 
-def _close_and_tell(params: Params) -> Solution:
-    issue = {"repo": params["repo"], "number": params["number"]}
-    told = yield Call("forge.update_issue", {**issue, "state": "closed"})
-    title = f"{params['repo']} issue {params['number']} is closed"
-    yield Call("forum.create_post", {"community": params["community"], "title": title, "body": told["title"]})
-    yield from write_to(told["author"], params)
-
-
 def _told(params: Params, seed: Seed) -> list[Expected]:
     issue = "SELECT title FROM issues WHERE repo_id = ? AND number = ?"
     body = seed.part("forge").rows(issue, params["repo_id"], params["number"])[0]["title"]
@@ -213,6 +188,13 @@ def _told(params: Params, seed: Seed) -> list[Expected]:
     return [*forge, *forum, *mailed(params, seed)]
 
 
-CLOSE_AND_TELL = template("close_and_tell", "3", params=_done_params, solve=_close_and_tell, expect=_told, max_turns=8)
+@template("3", params=_done_params, expect=_told, max_turns=8)
+def close_and_tell(params: Params) -> Solution:
+    issue = {"repo": params["repo"], "number": params["number"]}
+    told = yield Call("forge.update_issue", {**issue, "state": "closed"})
+    title = f"{params['repo']} issue {params['number']} is closed"
+    yield Call("forum.create_post", {"community": params["community"], "title": title, "body": told["title"]})
+    yield from write_to(told["author"], params)
 
-PEOPLE_TASKS = (MAIL_ASSIGNEE, MAIL_TOP_AUTHOR, MAILS_OF_ASSIGNEE, MEET_ASSIGNEE, CLOSE_AND_TELL)
+
+PEOPLE_TASKS = (mail_assignee, mail_top_author, mails_of_assignee, meet_assignee, close_and_tell)
