@@ -20,7 +20,7 @@ from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.door import Door, Refusal
 from palestra.environments.platform.faces.task_pages import MAX_DIGITS, page_of, page_with, tasks_in
 from palestra.environments.platform.pool import Pool
-from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
+from palestra.environments.platform.pool_records import DuplicateRequest, LimitReached, Record, Wanted
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
 from palestra.environments.platform.tasks import WORLDS, make_task
@@ -28,7 +28,6 @@ from palestra.environments.platform.tasks import WORLDS, make_task
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
 OWN_PROFILE = "self"
-FINAL_STATES = (InstanceState.STOPPED, InstanceState.ERROR)
 
 
 class InstanceRequest(msgspec.Struct, kw_only=True):
