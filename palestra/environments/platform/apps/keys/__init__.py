@@ -78,10 +78,7 @@ def write_number(desk: Desk, value: int) -> dict[str, Any]:
 
 
 def _found(desk: Desk, name: str) -> dict[str, Any]:
-    found = desk.first("SELECT * FROM items WHERE name = ?", name)
-    if found is None:
-        raise ToolError("not_found", f"there is no item {name!r}", "list() shows them")
-    return found
+    return desk.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
 
 
 def _check_room(desk: Desk, table: str) -> None:

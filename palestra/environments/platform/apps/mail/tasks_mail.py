@@ -6,13 +6,7 @@ import random
 
 from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.mail import words
-from palestra.environments.platform.apps.mail.expected import (
-    any_contact,
-    labelled,
-    mails,
-    moved,
-    sent,
-)
+from palestra.environments.platform.apps.mail.expected import any_contact, labelled, mails, moved, sent
 from palestra.environments.platform.apps.mail.schema import INBOX, TRASH
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text, Updated
