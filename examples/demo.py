@@ -20,9 +20,9 @@ from palestra.cli.board import open_display
 from palestra.cli.run_common import safe_text
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.reader import Part, RunReader
+from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, tokenizer_folder, train
-from palestra.training.run_reader import Part, RunReader
-from palestra.training.runs import RunFolder
 
 LEAST_GAIN, LEAST_SUCCESS = 0.4, 0.85
 STYLES = {"system": "dim", "user": "cyan", "assistant": "bold"}

@@ -29,9 +29,9 @@ from palestra.cli.board import open_display, sparkline
 from palestra.config import ConfigError
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.reader import RunReader, RunStatus
+from palestra.runs.writer import RunFolder
 from palestra.training.launch import RUN_ERRORS, check, tokenizer_folder, train
-from palestra.training.run_reader import RunReader, RunStatus
-from palestra.training.runs import RunFolder
 
 LEVELS = ("0a", "0b", "0c", "0d")
 WANTED = {"0a": 0.9, "0b": 0.9, "0c": 0.9}

@@ -56,7 +56,7 @@ def list_(as_json: bool) -> None:
 @click.option("--max-turns", type=click.IntRange(min=1), help="[the environment's own]")
 def play(name: str, task_id: str | None, file: Path | None, max_turns: int | None) -> None:
     """Play a task in the policy's place: each line you type is one message."""
-    from palestra.config.train import EnvironmentEntry
+    from palestra.config.environment_entries import EnvironmentEntry
     from palestra.environments import EnvironmentFailure, EnvironmentSet, TaskFileError, UnknownEnvironment
 
     entry = EnvironmentEntry(name=name, tasks=file, max_turns=max_turns)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from palestra.training.record_files import RunError, replacing
+from palestra.runs.record_files import RunError, replacing
 
 if TYPE_CHECKING:
-    from palestra.training.run_reader import RunReader
+    from palestra.runs.reader import RunReader
 
 SUFFIXES = (".png", ".svg")
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from palestra.cli.run_common import find, json_option, number_text, print_table,
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from palestra.training.run_reader import FoundRollout, RunReader
+    from palestra.runs.reader import FoundRollout, RunReader
 
 ROLE_STYLES = {"system": "bold magenta", "user": "bold blue", "assistant": "bold green", "tool": "bold yellow"}
 SNIPPET = 48
@@ -102,7 +102,7 @@ def show(
 def matching(
     run: RunReader, step: int | None, evals: bool, matches: Callable[[dict[str, Any]], bool]
 ) -> Iterator[dict[str, Any]]:
-    from palestra.training.run_reader import Part
+    from palestra.runs.reader import Part
 
     part = Part.EVAL if evals else Part.ROLLOUTS
     for one in [step] if step is not None else reversed(run.steps(part)):
@@ -111,7 +111,7 @@ def matching(
 
 def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -> tuple[RunReader, FoundRollout]:
     """The exact id before those that begin so, newer before older."""
-    from palestra.training.run_reader import RunNotFound, list_runs
+    from palestra.runs.reader import RunNotFound, list_runs
 
     runs = [find(which, root)] if which is not None else list_runs(root)
     for prefix in (False, True):
@@ -125,7 +125,7 @@ def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -
 
 
 def read_tokens(run: RunReader, found: FoundRollout) -> dict[str, Any]:
-    from palestra.training.run_reader import Part, RunNotFound
+    from palestra.runs.reader import Part, RunNotFound
 
     tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
     if tokens is None:

@@ -26,7 +26,7 @@ from palestra.cli.run_common import (
 )
 
 if TYPE_CHECKING:
-    from palestra.training.run_reader import RunReader
+    from palestra.runs.reader import RunReader
 
 # What one looks at first, as far as a run has it.
 KEY_METRICS = (
@@ -62,7 +62,7 @@ def run() -> None:
 def list_(root: Path, as_json: bool) -> None:
     """List the runs, newest first."""
     with run_errors():
-        from palestra.training.run_reader import list_runs
+        from palestra.runs.reader import list_runs
 
         rows = [overview(one) for one in list_runs(root)]
     if as_json:
@@ -85,7 +85,7 @@ def list_(root: Path, as_json: bool) -> None:
 def show(which: str, root: Path, as_json: bool) -> None:
     """Show how RUN, a name or a folder, was started and how it goes."""
     with run_errors():
-        from palestra.training.run_facts import summarize
+        from palestra.runs.facts import summarize
 
         found = find(which, root)
         about, metrics, events = found.read_about(), found.read_metrics(), found.read_events()
@@ -201,7 +201,7 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
 
 def overview(one: RunReader) -> dict[str, Any]:
     """A run in one row; one that cannot be read says so instead of hiding the others."""
-    from palestra.training.record_files import RunError
+    from palestra.runs.record_files import RunError
 
     row: dict[str, Any] = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
     row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
@@ -245,7 +245,7 @@ def last_values(metrics: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def flat_config(one: RunReader) -> dict[str, Any]:
-    from palestra.training.run_facts import flatten
+    from palestra.runs.facts import flatten
 
     return {key: value for key, value in flatten(one.read_about()["config"]).items() if key not in ("name", "runs")}
 

@@ -1,6 +1,6 @@
 """What the commands about runs share: finding one, telling it in columns, text that cannot harm a terminal.
 
-Owns: the `--runs` option, escaping. Never touches: the files; `run_reader` does.
+Owns: the `--runs` option, escaping. Never touches: the files; `runs.reader` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import rich_click as click
 from palestra.cli.output import needs_extra, one_line_errors
 
 if TYPE_CHECKING:
-    from palestra.training.run_reader import RunReader
+    from palestra.runs.reader import RunReader
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -38,14 +38,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 @contextmanager
 def run_errors() -> Iterator[None]:
-    from palestra.training.record_files import RunError
+    from palestra.runs.record_files import RunError
 
     with one_line_errors(RunError), needs_extra("train"):
         yield
 
 
 def find(which: str, root: Path) -> RunReader:
-    from palestra.training.run_reader import find_run
+    from palestra.runs.reader import find_run
 
     return find_run(which, root)
 

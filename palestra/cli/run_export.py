@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from palestra.cli.output import needs_extra
 
 if TYPE_CHECKING:
-    from palestra.training.run_reader import RunReader
+    from palestra.runs.reader import RunReader
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ def export_rows(run: RunReader, what: str, form: str, out: Path | None) -> int:
 
 
 def read_rows(run: RunReader, what: str) -> Iterable[Row]:
-    from palestra.training.run_reader import Part
+    from palestra.runs.reader import Part
 
     if what == "metrics":
         return run.read_metrics()
@@ -73,7 +73,7 @@ def write_csv(stream: IO[bytes], columns: list[str], rows: list[Row]) -> None:
 
 @contextmanager
 def opened(out: Path | None) -> Iterator[IO[bytes]]:
-    from palestra.training.record_files import replacing
+    from palestra.runs.record_files import replacing
 
     if out is None:
         yield sys.stdout.buffer

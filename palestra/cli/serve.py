@@ -79,7 +79,7 @@ def serve(
         check_folder(one)
     if config.otlp_endpoint is not None:
         with needs_extra("otel"):
-            import palestra.server.traces  # noqa: F401
+            import palestra.server.core.otlp  # noqa: F401
     with needs_extra("server"):
         from palestra.server.main import run
     raise SystemExit(run(config, with_parent=with_parent))

@@ -21,7 +21,7 @@ from palestra.cli.run_common import resume_command, short_name
 
 if TYPE_CHECKING:
     from palestra.config.train import RunConfig
-    from palestra.training.runs import RunFolder
+    from palestra.runs.writer import RunFolder
 
 DISPLAYS = ("auto", "board", "lines", "json", "none")
 
@@ -67,9 +67,9 @@ def train(
     if display != "none" and not dry_run:  # what comes now takes seconds
         click.echo(f"reading {resume or given[0]}", err=display == "json")
     from palestra.config import ConfigError, dump_config
+    from palestra.runs.reader import RunError
     from palestra.training.guard import check_server
     from palestra.training.policy import PolicyError
-    from palestra.training.run_reader import RunError
 
     with one_line_errors(ConfigError, RunError, FileNotFoundError):
         config = load(given, files, overrides, resume)
@@ -78,7 +78,7 @@ def train(
             check_server(config.server)
     with needs_extra("train"):
         from palestra.chat import ChatError
-        from palestra.training.conversations import DataError
+        from palestra.training.batches.conversations import DataError
         from palestra.training.launch import check
     with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DataError, TaskFileError, code=FAILED):
         check(config)
@@ -95,7 +95,7 @@ def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume:
     from palestra.config import ConfigError
     from palestra.config.bundled import find_config_file
     from palestra.config.train import load_train_config
-    from palestra.training.run_reader import find_run
+    from palestra.runs.reader import find_run
 
     if resume is None:
         return load_train_config([find_config_file(given[0]), *files], overrides)
@@ -110,8 +110,8 @@ def load(given: list[str], files: tuple[str, ...], overrides: list[str], resume:
 
 
 def open_folder(config: RunConfig, resume: str | None) -> RunFolder:
+    from palestra.runs.writer import RunFolder
     from palestra.training.launch import tokenizer_folder
-    from palestra.training.runs import RunFolder
 
     facts = {"tokenizer": str(tokenizer_folder(config))}
     if resume is None:

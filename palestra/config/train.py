@@ -23,8 +23,8 @@ from pydantic import (
 
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE
+from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
-from palestra.config.gym_entries import check_gyms
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
 
@@ -60,23 +60,6 @@ class TrainModel(Config):
     """A `tinker://…/weights/…` address to begin with."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """For a server this run starts itself."""
-
-
-class EnvironmentEntry(Config):
-    name: str
-    """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
-    the servers of a gym."""
-    weight: PositiveFloat = 1.0
-    """Share of the tasks, beside the other environments."""
-    tasks: File | None = None
-    """JSONL: one task in a line. Default: the environment's own."""
-    eval_tasks: File | None = None
-    config: dict[str, Any] = Field(default={})
-    """`env_config` of the environment."""
-    extras: dict[str, Any] = Field(default={})
-    """Added to each task's own."""
-    max_turns: PositiveInt | None = None
-    """None: the environment's own."""
 
 
 class RolloutConfig(Config):
@@ -270,7 +253,7 @@ class GrpoConfig(RunConfig):
         if self.rollout.group_size == 1:
             raise ValueError("rollout.group_size is 1: a group of one has no baseline; make it 2 or more")
         self._check_episodes()
-        check_gyms(self)
+        check_gyms(self.environments, self.rollouts, self.rollout.style)
         return self
 
     def _check_episodes(self) -> None:

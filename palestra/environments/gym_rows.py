@@ -22,7 +22,7 @@ from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS, overruled
 from palestra.types.rollouts import Message, Task
 
 if TYPE_CHECKING:
-    from palestra.config.train import EnvironmentEntry
+    from palestra.config.environment_entries import EnvironmentEntry
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LABELS = ("data_source", "level")
 
 def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:
     """Raises TaskFileError, with the line."""
-    from palestra.config.gym_entries import gym_entry  # environments need no pydantic
+    from palestra.config.environment_entries import gym_entry  # environments need no pydantic
 
     known = gym_entry(entry)
     file = entry.tasks if split == "train" else entry.eval_tasks

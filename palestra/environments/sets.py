@@ -27,7 +27,7 @@ from palestra.types.gym import is_gym
 from palestra.types.rollouts import Task
 
 if TYPE_CHECKING:
-    from palestra.config.train import EnvironmentEntry
+    from palestra.config.environment_entries import EnvironmentEntry
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ class HttpBounds:
     max_fields: int = 100
     head_timeout_s: float = 20.0
     """From the first byte of a head to its last; of a connection's first one, from the connection's beginning."""
-    max_unread_bytes: int = 16 << 20
+    max_unread_bytes: int = 20 << 20
     """Of a body, after its request was answered: clients that look at the answer only at the end of their body should
-    get to see it. Then the connection is closed."""
+    get to see it, so it is more than the longest body that most routes take. Then the connection is closed."""
     max_waiting: int = 16_384
     """Connections without a request under way, and at most half of the files that the process may open. Beyond it those
     that have waited longest are closed."""

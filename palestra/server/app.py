@@ -17,28 +17,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
 from palestra import __version__
-from palestra.server.anthropic import routes as anthropic_routes
-from palestra.server.anthropic.errors import envelope as anthropic_envelope
-from palestra.server.auth import Doorkeeper
+from palestra.server.agentjet.routes import playing_router
+from palestra.server.agentjet.trainer_routes import engine_router
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal, not_kept
+from palestra.server.core.lookup import Lookup
+from palestra.server.core.metrics import CONTENT_TYPE
+from palestra.server.core.samplers import Samplers
+from palestra.server.core.wire_errors import WireError
 from palestra.server.episodes import looking_routes, player_routes, wire
 from palestra.server.episodes import routes as episode_routes
-from palestra.server.errors import Refusal, not_kept
+from palestra.server.http.auth import Doorkeeper
+from palestra.server.http.logs import RequestLog
+from palestra.server.http.openapi import describe, refusals
 from palestra.server.hub import Hub
-from palestra.server.logs import RequestLog
-from palestra.server.metrics import CONTENT_TYPE
-from palestra.server.openai import alias_routes
-from palestra.server.openai import routes as openai_routes
-from palestra.server.openai.errors import BROKE, envelope
-from palestra.server.openai.responses import routes as responses_routes
-from palestra.server.openai.service import OpenAIService
-from palestra.server.openapi import describe, refusals
+from palestra.server.model_api import alias_routes
+from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.errors import BROKE, envelope
+from palestra.server.model_api.messages import routes as anthropic_routes
+from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
+from palestra.server.model_api.responses import routes as responses_routes
+from palestra.server.model_api.service import ModelApi
 from palestra.server.pages import add_pages
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
-from palestra.server.tinker.errors import WireError
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
-from palestra.server.tinkerscript.engine_routes import engine_router
-from palestra.server.tinkerscript.routes import playing_router
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
@@ -61,7 +64,7 @@ def create_app(hub: Hub) -> RequestLog:
         require_key=hub.config.require_key == "always",
     )
     limited = Bodies(_routed(hub, doorkeeper), doorkeeper, max_bytes=hub.config.limits.max_body_bytes)
-    return RequestLog(limited, observe=hub.metrics.request)
+    return RequestLog(limited, observe=hub.core.metrics.request)
 
 
 def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
@@ -75,9 +78,11 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours are elsewhere; asking costs each request
     )
     config = hub.config
-    app.state.hub, app.state.tinker = hub, TinkerService(hub)
-    app.state.openai = OpenAIService(hub, app.state.tinker)
-    app.state.engine = hub.engine
+    lookup = Lookup(hub.core)
+    samplers = Samplers(hub.core, lookup)
+    app.state.core, app.state.episodes, app.state.trainer = hub.core, hub.episodes, hub.trainer
+    app.state.tinker = TinkerService(hub.core, lookup, samplers)
+    app.state.model_api = ModelApi(hub.core, samplers, hub.episodes)
     app.state.doorkeeper = doorkeeper
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
@@ -117,11 +122,11 @@ async def _healthz() -> dict[str, str]:
 
 async def _readyz(request: Request) -> Response:
     """200 when every engine is there and the disks take writes; else why not."""
-    hub: Hub = request.app.state.hub
-    samplers = hub.sampling.runners
-    away = [worker.name for worker in hub.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    reasons = [f"{name}: the engine is not there" for name in away] + await hub.disks.troubles()
-    if hub.is_leaving:
+    core: Core = request.app.state.core
+    samplers = core.sampling.runners
+    away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
+    reasons = [f"{name}: the engine is not there" for name in away] + await core.disks.troubles()
+    if core.is_leaving:
         reasons.append("the server is being stopped")
     told = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
     return JSONResponse(told, status_code=503 if reasons else 200)
@@ -130,7 +135,7 @@ async def _readyz(request: Request) -> Response:
 async def _metrics(request: Request) -> Response:
     """Of all owners, so not for a trainer's key."""
     await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
-    return Response(request.app.state.hub.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(request.app.state.core.metrics.render(), media_type=CONTENT_TYPE)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -16,9 +16,9 @@ from palestra.chat.errors import ChatError
 from palestra.config.serve import ModelConfig, ServeConfig
 from palestra.net.serving import HttpBounds, HttpServer
 from palestra.server.app import create_app
+from palestra.server.core.workers import WorkerError
+from palestra.server.http.logs import set_up_logs
 from palestra.server.hub import Hub
-from palestra.server.logs import set_up_logs
-from palestra.server.workers import WorkerError
 from palestra.store import Store
 from palestra.store.errors import JournalError, StoreError
 from palestra.store.keys import create_key, list_keys
@@ -100,7 +100,7 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
-        await hub.engine.close()  # while there is a server it can say goodbye to
+        await hub.trainer.close()  # while there is a server it can say goodbye to
         hub.leave()
         server.should_exit = True
         stopping.cancel()
@@ -144,7 +144,7 @@ def _announce(hub: Hub, urls: list[str], first_key: str | None, seconds: float) 
 
 
 def _served(hub: Hub, model: ModelConfig) -> str:
-    card = hub.workers[model.name[0]].card
+    card = hub.core.workers[model.name[0]].card
     where = "" if card is None else f" ({card.device}, {card.dtype})"
     return ", ".join(model.name) + where
 

@@ -83,6 +83,9 @@ class ModelStatus(StrEnum):
     UNLOADED = "unloaded"
 
 
+LOADED = (ModelStatus.PENDING, ModelStatus.READY)
+
+
 class Model(Struct, frozen=True, kw_only=True):
     model_id: str
     session_id: str

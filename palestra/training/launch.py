@@ -17,26 +17,26 @@ from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
 from palestra.config.hub import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
+from palestra.runs.reader import RunError, RunStatus
+from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.collecting import TrainingError
-from palestra.training.conversations import DataError
-from palestra.training.dpo import check_dpo, run_dpo
-from palestra.training.grpo_run import open_environments, run_grpo
+from palestra.training.batches.conversations import DataError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
-from palestra.training.imitation import (
+from palestra.training.listener import Listener
+from palestra.training.loops.dpo import check_dpo, run_dpo
+from palestra.training.loops.grpo_run import open_environments, run_grpo
+from palestra.training.loops.imitation import (
     IMITATION,
     ImitationNotes,
     check_imitation,
     sft_config,
     write_conversations,
 )
-from palestra.training.listener import Listener
+from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, SamplingError, ServerUnreachable, Start
-from palestra.training.run_reader import RunError, RunStatus
-from palestra.training.runs import EventKind, RunFolder
+from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.session import Session
-from palestra.training.sft import check_sft, run_sft
 from palestra.training.state import Checkpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers

@@ -10,9 +10,9 @@ import asyncio
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
+from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.listener import Listener
 from palestra.training.policy import Policy
-from palestra.training.runs import EventKind, RunFolder
 from palestra.training.state import Checkpoints, RunState
 from palestra.training.trackers import Trackers
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from palestra.runs.writer import write_json
 from palestra.training.policy import Policy, PolicyError
-from palestra.training.runs import write_json
 
 
 class StateError(ValueError):

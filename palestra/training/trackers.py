@@ -16,10 +16,10 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from palestra.config.train import TrackerConfig
-from palestra.training.record_files import RunError
-from palestra.training.run_facts import flatten
-from palestra.training.run_reader import RunStatus
-from palestra.training.runs import EventKind, RunFolder
+from palestra.runs.facts import flatten
+from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import RunError
+from palestra.runs.writer import EventKind, RunFolder
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import EnvironmentEntry, EvalConfig, RolloutConfig
 from palestra.environments.sets import EnvironmentSet
-from palestra.training.evaluation import Evaluator
 from palestra.training.listener import Silence
-from palestra.training.local import LocalRollouts
+from palestra.training.loops.evaluation import Evaluator
 from palestra.training.own_server import own_server
-from palestra.training.player import RolloutSettings, Table
 from palestra.training.policy import Start
+from palestra.training.rollouts.local import LocalRollouts
+from palestra.training.rollouts.player import RolloutSettings, Table
 from palestra.training.tinker_policy import TinkerPolicy
 
 TASKS = 256

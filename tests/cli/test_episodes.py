@@ -17,7 +17,7 @@ from palestra.episodes import EpisodeClient
 from palestra.types.episodes import RunSettings
 from palestra.types.rollouts import Task
 from tests.episodes.client.conftest import arena, client, group
-from tests.server.openai.stockroom import TOOLS, question
+from tests.server.model_api.stockroom import TOOLS, question
 
 __all__ = ["arena", "client"]
 

@@ -15,8 +15,8 @@ from rich.text import Text
 from palestra.cli.rollout import rollout
 from palestra.cli.token_view import Color, Origin, TokenCell, colored, load_tokenizer, token_cells, token_texts
 from palestra.cli.where import WhereError, parse_where
-from palestra.training.batches import build_batch
-from palestra.training.runs import RunFolder
+from palestra.runs.writer import RunFolder
+from palestra.training.batches.rows import build_batch
 from palestra.types.rollouts import RolloutStop
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 

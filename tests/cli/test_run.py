@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 
 from palestra.cli.run import run
 from palestra.cli.run_common import duration_text, number_text, safe_text, sparkline
-from palestra.training.batches import build_batch
-from palestra.training.run_reader import RunStatus
-from palestra.training.runs import EventKind, RunFolder
+from palestra.runs.reader import RunStatus
+from palestra.runs.writer import EventKind, RunFolder
+from palestra.training.batches.rows import build_batch
 from tests.training.records import make_config, make_group
 
 

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import (
     BaseTextEnv,
     EnvironmentFailure,

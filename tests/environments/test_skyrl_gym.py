@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentFailure, EnvironmentSet, UnknownEnvironment, deregister, register
 
 pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym==0.4.0")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from palestra.config.redaction import redact
 from palestra.net.serving import HttpServer
-from palestra.server.logs import RequestLog, set_up_logs
+from palestra.server.http.logs import RequestLog, set_up_logs
 
 KEY = "tml-Zm9vYmFy_0123-456789abcdefABCDEF"
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"

@@ -8,9 +8,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from palestra.episodes.board import Board
-from palestra.server.episodes.clock import Clock
-from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, QueueState
+from palestra.server.broker.clock import Clock
+from palestra.server.broker.observer import EpisodeObserver
+from palestra.server.core.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, QueueState
 from palestra.types.engine import Stats
 from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, LeaseRef, NewGroup
 from palestra.types.rollouts import Task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from palestra.server.futures import RequestKind, TrainFuture
-from palestra.server.models import TrainedModel
+from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.models import TrainedModel
 from palestra.store.journal import Position
 from palestra.types import LoraConfig
 

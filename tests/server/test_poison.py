@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinker import types
 
-from palestra.server.futures import RequestKind, TrainFuture
-from palestra.server.lanes import GIVE_UP_DEATHS, SUSPECT_DEATHS, Lane
-from palestra.server.models import TrainedModel
+from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.lanes import GIVE_UP_DEATHS, SUSPECT_DEATHS, Lane
+from palestra.server.core.models import TrainedModel
 from palestra.store.journal import Position
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import OptimStep, Skip, Train, decode_to_worker, encode_message

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from palestra.server.log_files import last_error
+from palestra.server.core.log_files import last_error
 
 END_S = 100.0
 

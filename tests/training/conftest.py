@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from palestra.config.train import load_train_config
+from palestra.runs.writer import RunFolder
 from palestra.training.listener import Listener, Silence
-from palestra.training.runs import RunFolder
 from tests.training.trainers import SMALL, merged
 
 os.environ["TINKER_TELEMETRY"] = "0"

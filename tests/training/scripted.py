@@ -13,10 +13,10 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import BaseTextEnv, EnvironmentSet
 from palestra.model.random_tokenizer import write_tokenizer
-from palestra.training.player import RolloutSettings, Table
+from palestra.training.rollouts.player import RolloutSettings, Table
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import GroupRequest, Task
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind as Kind
-from palestra.training.advantages import LARGEST_REWARD, are_equal, group_advantages
+from palestra.training.batches.advantages import LARGEST_REWARD, are_equal, group_advantages
 
 REWARDS = st.floats(-LARGEST_REWARD, LARGEST_REWARD)
 

@@ -16,10 +16,10 @@ import tinker
 
 from palestra.config.bundled import EPHEBE
 from palestra.config.train import load_train_config
+from palestra.runs.writer import RunFolder
 from palestra.training.aliases import RunAlias
 from palestra.training.launch import train
 from palestra.training.listener import Silence
-from palestra.training.runs import RunFolder
 from tests.training.test_resume import write_config
 from tests.training.test_sft import an_sft_config
 from tests.training.test_sft import start as start_sft

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.training.conversations import Conversation, DataError, Rows, conversation_of, pair_of
-from palestra.training.data_order import DataOrder
-from palestra.training.turns import encode_example
+from palestra.training.batches.conversations import Conversation, DataError, Rows, conversation_of, pair_of
+from palestra.training.batches.data_order import DataOrder
+from palestra.training.batches.turns import encode_example
 from tests.chat.conftest import bare_folder, style_folder, tokenizer_of  # noqa: F401 - fixtures
 from tests.training.scripted import chat_tokenizer
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED
 from palestra.config.train import DpoConfig, RunConfig
-from palestra.training.conversations import DataError, pair_of
-from palestra.training.dpo import PairExample, Preference, answer_logprobs, check_dpo, weigh
-from palestra.training.record_files import read_lines
-from palestra.training.run_reader import RunStatus
-from palestra.training.runs import RunFolder
-from palestra.training.turns import encode_example
+from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import read_lines
+from palestra.runs.writer import RunFolder
+from palestra.training.batches.conversations import DataError, pair_of
+from palestra.training.batches.turns import encode_example
+from palestra.training.loops.dpo import PairExample, Preference, answer_logprobs, check_dpo, weigh
 from tests.training.scripted import chat_tokenizer
 from tests.training.test_sft import EXAMPLES, Told, load, run, start
 

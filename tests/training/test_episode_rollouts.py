@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from palestra.training.batches import Drop, build_batch, is_zero_variance
-from palestra.training.episode_rollouts import Reader
-from palestra.training.health import batch_metrics, rollout_metrics
+from palestra.training.batches.rows import Drop, build_batch, is_zero_variance
+from palestra.training.loops.health import batch_metrics, rollout_metrics
+from palestra.training.rollouts.episode_rollouts import Reader
 from palestra.types import StopReason
 from palestra.types.episodes import (
     EpisodeError,
@@ -181,7 +181,7 @@ def test_a_cut_branch_is_left_out_and_the_rest_is_trained():
 
 
 def test_tokens_of_branches_are_kept(tmp_path):
-    from palestra.training.runs import RunFolder
+    from palestra.runs.writer import RunFolder
 
     group = group_of("g", [agents("g-0", 1.0, 3.0), agents("g-1", 0.0, 5.0)])
     with RunFolder.create(tmp_path, "r", make_config()) as run:

@@ -13,12 +13,12 @@ import pytest
 
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, NewGroup
-from palestra.training.collecting import TrainingError
-from palestra.training.episode_log import EpisodeLog
-from palestra.training.episode_names import GroupNames, Identity
-from palestra.training.episode_rollouts import Reader
-from palestra.training.episode_source import Desk, EpisodeSource
 from palestra.training.policy import Sampler
+from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.episode_log import EpisodeLog
+from palestra.training.rollouts.episode_names import GroupNames, Identity
+from palestra.training.rollouts.episode_rollouts import Reader
+from palestra.training.rollouts.episode_source import Desk, EpisodeSource
 from palestra.training.state import RunState, StateError
 from palestra.types.episodes import EpisodeKind
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop, Task
@@ -32,7 +32,7 @@ GENERATIONS = {2: ["ab12/g000000.2", "ab12/g000001"], 3: ["ab12/g000000.3", "ab1
 @pytest.fixture(autouse=True)
 def short_polls(monkeypatch):
     """Each test waits for the last one."""
-    monkeypatch.setattr("palestra.training.episode_log.POLL_S", 0.05)
+    monkeypatch.setattr("palestra.training.rollouts.episode_log.POLL_S", 0.05)
 
 
 def request(position: int, count: int = 2, **extras: Any) -> GroupRequest:

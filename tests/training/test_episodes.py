@@ -22,10 +22,10 @@ import pytest
 from palestra.config.train import EnvironmentEntry, RolloutConfig
 from palestra.environments import EnvironmentSet
 from palestra.episodes import EpisodeClient, NewGroup, RunSettings, Task, play
-from palestra.training.collecting import TrainingError
-from palestra.training.episode_player import EnvironmentPlayer
-from palestra.training.player import RolloutSettings
-from palestra.training.run_reader import RunReader, RunStatus
+from palestra.runs.reader import RunReader, RunStatus
+from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.episode_player import EnvironmentPlayer
+from palestra.training.rollouts.player import RolloutSettings
 from tests.training.test_resume import servers_of
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 
@@ -91,8 +91,8 @@ def players(url: str, run: str, names: tuple[str, ...] = ("arithmetic", "stockro
 @pytest.fixture(autouse=True)
 def short_polls(monkeypatch):
     """The end of a run waits for the last one."""
-    monkeypatch.setattr("palestra.training.episode_log.POLL_S", 0.05)
-    monkeypatch.setattr("palestra.training.episode_run.CLAIM_S", 0.05)
+    monkeypatch.setattr("palestra.training.rollouts.episode_log.POLL_S", 0.05)
+    monkeypatch.setattr("palestra.training.rollouts.episode_run.CLAIM_S", 0.05)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from palestra.training.run_reader import Part, RunStatus
+from palestra.runs.reader import Part, RunStatus
 
 LEARNING = {"rollout": {"group_size": 8, "groups_per_step": 8}, "eval": {"every": 8, "tasks": 96}, "steps": 8}
 HEALTH = [

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from aiohttp import web
 
-from palestra.config.gym_entries import GymEntry
-from palestra.training.gym_player import GymPlayer
-from palestra.training.gym_servers import Gym, PolicyAddress
-from palestra.training.player import RolloutSettings
+from palestra.config.environment_entries import GymEntry
+from palestra.training.rollouts.gym_player import GymPlayer
+from palestra.training.rollouts.gym_servers import Gym, PolicyAddress
+from palestra.training.rollouts.player import RolloutSettings
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
 from tests.gym.collect.scripted import ScriptedGym
 from tests.training.scripted import ScriptedSampler, chat_tokenizer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.training.gym_results import fill
-from palestra.training.sources import blank_rollout
+from palestra.training.rollouts.gym_results import fill
+from palestra.training.rollouts.sources import blank_rollout
 from palestra.types import StopReason
 from palestra.types.rollouts import Rollout, RolloutStop
 from tests.training.scripted import a_request, chat_tokenizer

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.training.batches import Batch, Drop, build_batch
-from palestra.training.eval_metrics import eval_metrics, pass_at_k
-from palestra.training.health import environment_metrics, quantile, step_metrics
+from palestra.training.batches.rows import Batch, Drop, build_batch
+from palestra.training.loops.eval_metrics import eval_metrics, pass_at_k
+from palestra.training.loops.health import environment_metrics, quantile, step_metrics
 from palestra.training.policy import Update
 from palestra.types.rollouts import Group, RolloutStop, Task
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn

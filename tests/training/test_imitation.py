@@ -11,11 +11,11 @@ import pytest
 
 from palestra.config import ConfigError
 from palestra.config.train import load_train_config
-from palestra.training.advice import advise, teaches_nothing
-from palestra.training.batches import build_batch
+from palestra.runs.reader import RunReader, RunStatus
+from palestra.training.batches.rows import build_batch
 from palestra.training.launch import check
 from palestra.training.listener import Silence
-from palestra.training.run_reader import RunReader, RunStatus
+from palestra.training.loops.advice import advise, teaches_nothing
 from palestra.types.rollouts import Group
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 from tests.training.trainers import finish, kill, start, wait_for_steps

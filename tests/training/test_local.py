@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
-from palestra.training.batched import BatchedRollouts, split_batches
-from palestra.training.local import LocalRollouts, open_source
-from palestra.training.player import RolloutSettings, Table
 from palestra.training.policy import Sampler, SamplingError
+from palestra.training.rollouts.batched import BatchedRollouts, split_batches
+from palestra.training.rollouts.local import LocalRollouts, open_source
+from palestra.training.rollouts.player import RolloutSettings, Table
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.training.records import make_config

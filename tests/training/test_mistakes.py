@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
+from palestra.runs.reader import RunReader, RunStatus
 from palestra.training import guard
-from palestra.training.run_reader import RunReader, RunStatus
 from tests.episodes.client.faults import Answer, FaultServer, Garbage, Hang
 from tests.training.trainers import SMALL, kill, merged, start, wait_for_steps
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.training.player import Table, play_rollout
 from palestra.training.policy import SamplingError
+from palestra.training.rollouts.player import Table, play_rollout
 from palestra.training.seeds import derive_seed
 from palestra.types import SampledSequence, StopReason
 from palestra.types.rollouts import Rollout, RolloutStop

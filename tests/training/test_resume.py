@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from palestra.environments.order import TaskOrder
-from palestra.training.requests import RequestMaker
-from palestra.training.run_reader import RunReader, RunStatus
+from palestra.runs.reader import RunReader, RunStatus
+from palestra.training.rollouts.requests import RequestMaker
 from palestra.types.rollouts import Task
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 

@@ -12,13 +12,13 @@ import pytest
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED
 from palestra.config.train import RunConfig, SftConfig, load_train_config
-from palestra.training.conversations import DataError
+from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import read_lines
+from palestra.runs.writer import RunFolder
+from palestra.training.batches.conversations import DataError
 from palestra.training.launch import train
 from palestra.training.listener import Silence
-from palestra.training.record_files import read_lines
-from palestra.training.run_reader import RunStatus
-from palestra.training.runs import RunFolder
-from palestra.training.sft import check_sft, loss_per_token, weigh
+from palestra.training.loops.sft import check_sft, loss_per_token, weigh
 from palestra.types.rollouts import TrainSequence
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,8 +8,8 @@ import pytest
 
 from palestra.config.bundled import BUNDLED
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.runs.reader import RunReader
 from palestra.training.launch import check
-from palestra.training.run_reader import RunReader
 from tests.training.trainers import start
 
 ROOT = Path(__file__).parents[2]

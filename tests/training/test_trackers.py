@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from palestra.config.train import TrackerConfig
-from palestra.training.record_files import RunError
-from palestra.training.run_reader import RunStatus
-from palestra.training.runs import RunFolder
+from palestra.runs.reader import RunStatus
+from palestra.runs.record_files import RunError
+from palestra.runs.writer import RunFolder
 from palestra.training.trackers import PACKAGES, Trackers, open_trackers
 from tests.training.records import make_config
 

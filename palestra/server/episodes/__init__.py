@@ -1,1 +1,1 @@
-"""The broker of episodes, inside the server, and its HTTP API."""
+"""The episode API over HTTP, on the broker. Begin at `player_routes` (who plays) and `routes` (who trains)."""

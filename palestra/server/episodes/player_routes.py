@@ -8,15 +8,14 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
+from palestra.server.broker.claims import Claim
+from palestra.server.core.errors import Refusal
 from palestra.server.episodes import wire as w
-from palestra.server.episodes.access import Claimant, EpisodesNow, Player, holder, speaker
-from palestra.server.episodes.bodies import json_response, read_record
-from palestra.server.episodes.claims import Claim
 from palestra.server.episodes.routes import PREFIX
-from palestra.server.errors import Refusal
-from palestra.server.hub import Hub
-from palestra.server.openai.connection import while_connected
-from palestra.server.openapi import answer_of, body_of
+from palestra.server.http.connection import while_connected
+from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, endpoint, holder, speaker
+from palestra.server.http.json_records import json_response, read_record
+from palestra.server.http.openapi import answer_of, body_of
 from palestra.types.episodes import ClaimRequest
 
 MAX_AT_ONCE = 4096  # leases that one call speaks of
@@ -70,12 +69,6 @@ async def release(request: Request, episodes: EpisodesNow, caller: Player) -> Re
     who = speaker(caller, body.client_id, body.leases)
     beats = await episodes.broker.do(lambda board, now: board.release(caller.owner, who, body.leases, body.reason, now))
     return json_response(w.Beats(beats))
-
-
-def endpoint(request: Request) -> tuple[str, str]:
-    """Where a player reaches the model, and the name of one."""
-    hub: Hub = request.app.state.hub
-    return f"{hub.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(hub.workers))
 
 
 def _check_count(where: str, items: Sequence[object]) -> None:

@@ -11,16 +11,15 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from palestra.episodes.board import Board
 from palestra.episodes.staging import PART
-from palestra.server.auth import Caller
+from palestra.server.broker.deliveries import Reading
+from palestra.server.broker.service import Episodes
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.episodes import wire as w
-from palestra.server.episodes.access import EpisodesNow, Trainer
-from palestra.server.episodes.bodies import json_response, read_record
-from palestra.server.episodes.deliveries import Reading
-from palestra.server.episodes.service import Episodes
-from palestra.server.errors import Refusal
-from palestra.server.openai.connection import while_connected
-from palestra.server.openai.errors import ApiError
-from palestra.server.openapi import answer_of, body_of
+from palestra.server.http.connection import while_connected
+from palestra.server.http.episode_access import EpisodesNow, Trainer
+from palestra.server.http.json_records import json_response, read_record
+from palestra.server.http.openapi import answer_of, body_of
 from palestra.types.episodes import RunInfo
 
 PREFIX = "/episodes/v1"
@@ -64,9 +63,9 @@ async def _check_model(request: Request, caller: Caller, run: str, model: str) -
     """That its players will be answered. Weights that a run has already may be gone: they come back with its trainer,
     and a call that is sent again means the same."""
     try:
-        await request.app.state.openai.models.find(caller, model)
+        await request.app.state.model_api.models.find(caller, model)
     except ApiError as error:
-        found = await request.app.state.hub.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
+        found = await request.app.state.episodes.broker.do(lambda board, _now: board.runs(caller.owner))
         if not any(info.run == run and info.model == model for info in found):
             raise Refusal(400, f"model: {error.detail}; or make the run without one, and publish weights") from error
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from palestra.server.auth import Caller
-from palestra.server.checkpoints import key_of
-from palestra.server.errors import Refusal, not_found
-from palestra.server.hub import Hub
+from palestra.server.core.callers import Caller
+from palestra.server.core.checkpoints import key_of
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.paths import ModelId, TinkerPath
 from palestra.server.tinker.downloads import files_in
-from palestra.server.tinker.paths import ModelId, TinkerPath
 from palestra.server.tinker.schemas_rest import CopyWeightsRequest
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -44,18 +44,18 @@ class Copy:
     """Into a session made for the copy; None: into the target's own session, which is there."""
 
 
-async def copy_weights(hub: Hub, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
+async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> str:
     """Returns the path of the copy."""
-    copy = _plan(hub, caller, request, idempotency_key)
-    original = await hub.checkpoints.find(copy.source, caller.owner)
+    copy = _plan(core, caller, request, idempotency_key)
+    original = await core.checkpoints.find(copy.source, caller.owner)
     key = key_of(copy.target)
-    there = await hub.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
+    there = await core.store.read(lambda c: checkpoint_rows.get_checkpoint(c, key))
     if there is not None and there.request_id == copy.request_id:
         return str(copy.target)
-    folder = hub.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
+    folder = core.checkpoints.folder(copy.target, f"copy-{secrets.token_hex(8)}")
     try:
         await asyncio.to_thread(_share_files, original.folder, folder)
-        stored = await hub.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder)))
+        stored = await core.store.write(lambda c: _write(c, copy, original, caller.owner, str(folder)))
     except BaseException as e:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         if isinstance(e, CheckpointExists):
@@ -68,16 +68,16 @@ async def copy_weights(hub: Hub, caller: Caller, request: CopyWeightsRequest, id
     return str(copy.target)
 
 
-def _plan(hub: Hub, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> Copy:
+def _plan(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> Copy:
     source = TinkerPath.parse(request.source_path)
     wanted = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
     if request.session_id is not None:
-        if hub.sessions.find(request.session_id, caller.owner) is None:
+        if core.sessions.find(request.session_id, caller.owner) is None:
             raise Refusal(404, f"no such session, or it is over: {request.session_id[:200]}")
         run = ModelId(request.session_id, request.model_seq_id or 0)
         wanted += [str(run)]
     else:
-        wanted += [idempotency_key or secrets.token_hex(16), hub.secret]
+        wanted += [idempotency_key or secrets.token_hex(16), core.secret]
         run = ModelId(_digest(wanted)[:32], 0)
     target = TinkerPath(str(run), source.kind, source.name)
     return Copy(source, target, f"copy:{_digest(wanted)}", request.ttl_seconds, request.destination_project_id)

@@ -1,31 +1,28 @@
 """From request bodies to records. Whatever arrives, the outcome is a record or a WireError.
 
-Owns: decompression, protobuf and JSON of passes and samples. Never touches: whether a model can do what is asked.
+Owns: protobuf and JSON of passes and samples. Never touches: whether a model can do what is asked.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 from typing import TypeVar
 
-import zstandard
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ValidationError
 
+from palestra.server.core.paths import check_run_id
+from palestra.server.core.samplers import SampleCall
+from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.server.tinker import packed
 from palestra.server.tinker import schemas_data as schemas
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.errors import TooLarge, WireError, shown, wire_error_of
-from palestra.server.tinker.paths import check_run_id
 from palestra.server.tinker.tensors import tensor_of_message, tensor_of_schema
 from palestra.types import Datum, SampleRequest, SamplingParams, TextChunk
 from palestra.types.engine import Pass
-
-GZIP = 31  # zlib's window bits for a gzip header
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,61 +33,6 @@ class PassRequest:
     seq_id: int
     """1 or more."""
     operation: Pass
-
-
-@dataclass(frozen=True, slots=True)
-class SampleCall:
-    """A sampling session and a number in it; or, from old SDKs, a base model or a path."""
-
-    request: SampleRequest
-    sampling_session_id: str | None
-    seq_id: int | None
-    """Set whenever an SDK sets `sampling_session_id`."""
-    base_model: str | None
-    model_path: str | None
-    stream: bool = False
-
-
-def decompress(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
-    """A body by its Content-Encoding: zstd, gzip or none. More than `max_bytes` is TooLarge."""
-    coding = (encoding or "").strip().lower()
-    if coding in ("", "identity"):
-        plain = body
-    elif coding == "zstd":
-        plain = _unzstd(body, max_bytes)
-    elif coding == "gzip":
-        plain = _gunzip(body, max_bytes)
-    else:
-        raise WireError(f"Content-Encoding {shown(encoding)} is not supported: send zstd, gzip or none")
-    if len(plain) > max_bytes:
-        raise _too_large(max_bytes)
-    return plain
-
-
-def _unzstd(body: bytes, max_bytes: int) -> bytes:
-    try:
-        if zstandard.frame_content_size(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return zstandard.ZstdDecompressor().decompress(body, max_output_size=max_bytes, allow_extra_data=False)
-    except zstandard.ZstdError as e:
-        raise WireError(f"the body is not one zstd frame of at most {max_bytes} bytes: {e}") from None
-
-
-def _gunzip(body: bytes, max_bytes: int) -> bytes:
-    stream = zlib.decompressobj(GZIP)
-    try:
-        plain = stream.decompress(body, max_bytes + 1)
-    except zlib.error as e:
-        raise WireError(f"the body is not gzip: {e}") from None
-    if len(plain) > max_bytes:
-        raise _too_large(max_bytes)
-    if not stream.eof or stream.unused_data:
-        raise WireError("the body is not one whole gzip member")
-    return plain
-
-
-def _too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {max_bytes} bytes; send the data in several requests")
 
 
 def parse_json(schema: type[M], body: bytes) -> M:

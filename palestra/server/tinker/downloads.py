@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from palestra.server.errors import Refusal
-from palestra.server.tinker.paths import TinkerPath
+from palestra.server.core.errors import Refusal
+from palestra.server.core.paths import TinkerPath
 
 VALID_S = 3600
 

@@ -12,14 +12,21 @@ from itertools import accumulate, groupby
 from math import nan
 from typing import Any
 
+from palestra.server.core.futures import TrainFuture
 from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
+from palestra.server.tinker.schemas import FutureResponse
 from palestra.server.tinker.tensors import message_of_tensor
 from palestra.types import SampledSequence, SampleResult, StopReason, TopLogprobs
 from palestra.types.engine import DatumOutput, Failure, PassResult, StepDone
 
 RECORD = "ArrayRecord"
 NO_TOKEN, NO_LOGPROB = 0, -99999.0  # the SDK's mark for an empty top-k cell
+
+
+def accepted(future: TrainFuture) -> FutureResponse:
+    return FutureResponse(request_id=future.request_id, model_id=future.model_id)
+
 
 # Passes
 

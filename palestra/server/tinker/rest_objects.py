@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from palestra.server.core.paths import TinkerPath
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.paths import TinkerPath
 from palestra.server.tinker.schemas import FinishReason
 from palestra.store import records
 

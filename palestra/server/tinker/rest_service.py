@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from palestra.server.auth import Caller
-from palestra.server.checkpoints import key_of
-from palestra.server.errors import Refusal, not_found
-from palestra.server.hub import Hub
+from palestra.server.core.callers import Caller
+from palestra.server.core.checkpoints import key_of
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.paths import TinkerPath, check_name, check_run_id, parse_kind
+from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.downloads import VALID_S, Signer, Ticket, files_in, version_of
-from palestra.server.tinker.errors import WireError, shown
-from palestra.server.tinker.paths import TinkerPath, check_name, check_run_id, parse_kind
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -46,9 +46,9 @@ def path_from(run_id: str, kind: str, name: str) -> TinkerPath:
 
 
 class RestService:
-    def __init__(self, hub: Hub):
-        self.hub, self._store = hub, hub.store
-        self._signer = Signer(hub.secret)
+    def __init__(self, core: Core):
+        self.core, self._store = core, core.store
+        self._signer = Signer(core.secret)
 
     # Training runs
 
@@ -115,7 +115,7 @@ class RestService:
 
     def _last_request_at(self, row: records.Model) -> float:
         """The database hears of requests some seconds late."""
-        model = self.hub.training.models.get(row.model_id)
+        model = self.core.training.models.get(row.model_id)
         return max(row.last_request_at, model.last_request_at if model else 0.0)
 
     # Checkpoints
@@ -132,17 +132,17 @@ class RestService:
 
     async def delete(self, caller: Caller, path: TinkerPath) -> None:
         """The path leads nowhere at once; its files go later."""
-        await self.hub.checkpoints.delete(path, caller.owner)
+        await self.core.checkpoints.delete(path, caller.owner)
 
     async def publish(self, caller: Caller, path: TinkerPath, *, public: bool) -> None:
         """Again is no error: the SDK would repeat a 409 for minutes."""
-        await self.hub.checkpoints.find(path, caller.owner, own=True)
+        await self.core.checkpoints.find(path, caller.owner, own=True)
         key = key_of(path)
         if not await self._store.write(lambda c: checkpoint_rows.publish_checkpoint(c, key, public=public)):
             raise not_found("checkpoint", str(path))
 
     async def set_ttl(self, caller: Caller, path: TinkerPath, ttl_s: int | None) -> None:
-        await self.hub.checkpoints.find(path, caller.owner, own=True)
+        await self.core.checkpoints.find(path, caller.owner, own=True)
         key, now = key_of(path), time.time()
         if not await self._store.write(lambda c: checkpoint_rows.set_ttl(c, key, ttl_s, now=now)):
             raise not_found("checkpoint", str(path))
@@ -152,7 +152,7 @@ class RestService:
     async def file_urls(self, caller: Caller, path: TinkerPath, base_url: str) -> r.ExternalWeightsUrlsResponse:
         if path.kind is not records.CheckpointKind.EXTERNAL:
             raise Refusal(400, f"{path} cannot be fetched: only external_weights can; save_weights_external makes them")
-        found = await self.hub.checkpoints.find(path, caller.owner)
+        found = await self.core.checkpoints.find(path, caller.owner)
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))
         version = version_of(found.folder)
         files = await asyncio.to_thread(files_in, found.folder)
@@ -164,7 +164,7 @@ class RestService:
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
         if row is not None:
-            found = await self.hub.checkpoints.find(ticket.path, row.owner)
+            found = await self.core.checkpoints.find(ticket.path, row.owner)
             files = await asyncio.to_thread(files_in, found.folder)
             if version_of(found.folder) == ticket.version and ticket.file in files:
                 return files[ticket.file]

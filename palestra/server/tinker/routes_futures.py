@@ -7,8 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.encode import json_bytes
 
 router = APIRouter(prefix="/api/v1", tags=["futures"])
@@ -22,7 +23,7 @@ async def retrieve_future(
     body: s.RetrieveFutureRequest, request: Request, service: ServiceNow, caller: CallerNow
 ) -> Response:
     wants_protobuf = PROTOBUF in request.headers.get("accept", "")
-    answer = await service.retrieve(caller, body.request_id, as_protobuf=wants_protobuf)
+    answer = await service.results.retrieve(caller, body.request_id, as_protobuf=wants_protobuf)
     if isinstance(answer, s.TryAgainResponse):
         return JSONResponse(answer.model_dump(exclude_none=True), status_code=408)
     if isinstance(answer, bytes):
@@ -34,10 +35,10 @@ async def retrieve_future(
 async def retrieve_futures(
     body: s.RetrieveFuturesRequest, service: ServiceNow, caller: CallerNow
 ) -> s.RetrieveFuturesResponse:
-    return await service.retrieve_many(caller, body)
+    return await service.sampling.retrieve_many(caller, body)
 
 
 @router.post("/cancel_future", status_code=204)
 async def cancel_future(body: s.CancelFutureRequest, service: ServiceNow, caller: CallerNow) -> Response:
-    service.cancel(caller, body.request_id)
+    service.sampling.cancel(caller, body.request_id)
     return Response(status_code=204)

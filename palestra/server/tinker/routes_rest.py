@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from palestra.server.auth import Caller
+from palestra.server.core.callers import Caller
+from palestra.server.core.paths import TinkerPath
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.access import CallerNow
 from palestra.server.tinker.copies import copy_weights
 from palestra.server.tinker.downloads import Ticket
-from palestra.server.tinker.paths import TinkerPath
 from palestra.server.tinker.rest_service import RestService, Scope, path_from
 from palestra.server.tinker.schemas import INT64, Id
 from palestra.store.records import Rights
@@ -28,7 +28,7 @@ Offset = Annotated[int, Query(ge=0, le=INT64)]
 
 
 def _rest(request: Request) -> RestService:
-    return RestService(request.app.state.hub)
+    return RestService(request.app.state.core)
 
 
 async def _key_holder(request: Request) -> Caller:
@@ -129,7 +129,7 @@ async def copy(
     caller: CallerNow,
     x_idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
 ) -> r.CopyWeightsResponse:
-    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.hub, caller, body, x_idempotency_key))
+    return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.core, caller, body, x_idempotency_key))
 
 
 # Sessions

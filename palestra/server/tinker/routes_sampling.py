@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from palestra.server.openapi import JSON_BODY
+from palestra.server.http.access import CallerNow
+from palestra.server.http.body import decoded, read_body
+from palestra.server.http.openapi import JSON_BODY
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
-from palestra.server.tinker.body import decoded, read_body
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import sample_from_json
 from palestra.server.tinker.schemas_rest import SamplerResponse
 
@@ -18,27 +19,29 @@ router = APIRouter(prefix="/api/v1", tags=["sampling"])
 async def create_sampling_session(
     body: s.CreateSamplingSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.CreateSamplingSessionResponse:
-    return s.CreateSamplingSessionResponse(sampling_session_id=await service.create_sampling_session(caller, body))
+    return s.CreateSamplingSessionResponse(
+        sampling_session_id=await service.sampling.create_sampling_session(caller, body)
+    )
 
 
 @router.post("/join_sampling_session")
 async def join_sampling_session(
     body: s.JoinSamplingSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.JoinSamplingSessionResponse:
-    return s.JoinSamplingSessionResponse(client_counter=service.join(caller, body.sampling_session_id))
+    return s.JoinSamplingSessionResponse(client_counter=service.sampling.join(caller, body.sampling_session_id))
 
 
 @router.post("/asample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))
+    return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
 @router.post("/sample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older."""
-    return await service.sample(caller, await decoded(sample_from_json, await read_body(request)))
+    return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
 @router.get("/samplers/{sampler_id}", response_model_exclude_none=True)
 async def sampler(sampler_id: str, service: ServiceNow, caller: CallerNow) -> SamplerResponse:
-    return service.sampler_info(caller, sampler_id)
+    return service.sampling.sampler_info(caller, sampler_id)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
+from palestra.server.tinker.access import ServiceNow
 
 router = APIRouter(prefix="/api/v1", tags=["service"])
 
@@ -27,21 +28,21 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/get_server_capabilities")
 async def get_server_capabilities(service: ServiceNow, caller: CallerNow) -> s.CapabilitiesResponse:
-    return service.capabilities()
+    return service.sessions.capabilities()
 
 
 @router.post("/create_session")
 async def create_session(
     body: s.CreateSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.CreateSessionResponse:
-    return s.CreateSessionResponse(session_id=await service.create_session(caller, body))
+    return s.CreateSessionResponse(session_id=await service.sessions.create_session(caller, body))
 
 
 @router.post("/session_heartbeat")
 async def session_heartbeat(
     body: s.SessionHeartbeatRequest, service: ServiceNow, caller: CallerNow
 ) -> s.SessionHeartbeatResponse:
-    await service.heartbeat(caller, body.session_id)
+    await service.sessions.heartbeat(caller, body.session_id)
     return s.SessionHeartbeatResponse()
 
 
@@ -49,7 +50,7 @@ async def session_heartbeat(
 async def finish_session(
     session_id: s.Id, body: s.FinishSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> Response:
-    await service.finish_session(caller, session_id, body)
+    await service.sessions.finish_session(caller, session_id, body)
     return Response(status_code=204)
 
 

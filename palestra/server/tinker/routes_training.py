@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from palestra.server.http.access import CallerNow
+from palestra.server.http.body import decoded, read_body
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.access import CallerNow, ServiceNow
-from palestra.server.tinker.body import decoded, read_body
+from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
 
 router = APIRouter(prefix="/api/v1", tags=["training"])
@@ -24,12 +25,12 @@ def _body_of(*schemas: type[s.WireModel]) -> dict[str, Any]:
 
 @router.post("/create_model", response_model_exclude_none=True)
 async def create_model(body: s.CreateModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.create_model(caller, body)
+    return await service.models.create_model(caller, body)
 
 
 @router.post("/get_info")
 async def get_info(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.GetInfoResponse:
-    return service.get_info(caller, body.model_id)
+    return service.models.get_info(caller, body.model_id)
 
 
 @router.post("/forward_backward", openapi_extra=_body_of(), response_model_exclude_none=True)
@@ -37,50 +38,53 @@ async def forward_backward(request: Request, service: ServiceNow, caller: Caller
     body = await read_body(request)
     is_protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
     decode = pass_from_protobuf if is_protobuf else forward_backward_from_json
-    return await service.run_pass(caller, await decoded(decode, body))
+    return await service.models.run_pass(caller, await decoded(decode, body))
 
 
 @router.post("/forward", openapi_extra=_body_of(), response_model_exclude_none=True)
 async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older: newer ones send `forward_only`."""
-    return await service.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
+    return await service.models.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
 
 
 @router.post("/optim_step", response_model_exclude_none=True)
 async def optim_step(body: s.OptimStepRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.optim_step(caller, body)
+    return await service.models.optim_step(caller, body)
 
 
 @router.post("/save_weights", response_model_exclude_none=True)
 async def save_weights(body: s.SaveWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.save_weights(caller, body)
+    return await service.weights.save_weights(caller, body)
 
 
 @router.post("/save_weights_for_sampler", response_model_exclude_none=True)
 async def save_weights_for_sampler(
     body: s.SaveWeightsForSamplerRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
-    return await service.save_weights_for_sampler(caller, body)
+    return await service.weights.save_weights_for_sampler(caller, body)
 
 
 @router.post("/save_weights_external", response_model_exclude_none=True)
 async def save_weights_external(
     body: s.SaveWeightsExternalRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
-    return await service.save_weights_external(caller, body)
+    return await service.weights.save_weights_external(caller, body)
 
 
 @router.post("/load_weights", response_model_exclude_none=True)
 async def load_weights(body: s.LoadWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    return await service.load_weights(caller, body)
+    """Into a model, or as a new one."""
+    if body.model_id is None:
+        return await service.models.load_as_new(caller, body)
+    return await service.weights.load_into(caller, body)
 
 
 @router.post("/unload_model", response_model_exclude_none=True)
 async def unload_model(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """SDK 0.24 and older. Unloading what is not loaded is no error."""
-    return await service.unload_model(caller, body.model_id)
+    return await service.models.unload_model(caller, body.model_id)
 
 
 @router.post("/weights_info")
 async def weights_info(body: s.WeightsInfoRequest, service: ServiceNow, caller: CallerNow) -> s.WeightsInfoResponse:
-    return await service.weights_info(caller, body.tinker_path)
+    return await service.weights.weights_info(caller, body.tinker_path)

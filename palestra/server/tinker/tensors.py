@@ -9,9 +9,9 @@ import struct
 from math import prod
 from typing import Literal
 
+from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.errors import WireError, shown
 from palestra.server.tinker.schemas_data import Tensor
 from palestra.types import TensorData
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from palestra.server.auth import Caller
-from palestra.server.errors import Refusal
-from palestra.server.futures import RequestKind
-from palestra.server.models import TrainedModel
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind
+from palestra.server.core.lookup import Lookup
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
+from palestra.server.core.samplers import Samplers
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.paths import SamplerId, TinkerPath, TrainRequestId, check_name
-from palestra.server.tinker.sampling_service import SamplingService
-from palestra.store import samplers as sampler_rows
+from palestra.server.tinker.encode import accepted
 from palestra.store.records import CheckpointKind, Sampler
 from palestra.types.engine import LoadWeights, SaveWeights
 
 
-class WeightsService(SamplingService):
+class WeightsService:
+    def __init__(self, core: Core, lookup: Lookup, samplers: Samplers):
+        self._core, self._lookup, self._samplers = core, lookup, samplers
+
     async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
-        model = self._model(caller, request.model_id)
+        model = self._lookup.model(caller, request.model_id)
         path = self._path(model, request.seq_id, CheckpointKind.WEIGHTS, request.path or f"{request.seq_id:06d}")
         reply = encode.saved_json(str(path))
         folder = await self._begin(
@@ -33,27 +38,30 @@ class WeightsService(SamplingService):
             user_metadata=request.user_metadata,
         )
         operation = SaveWeights(folder=folder, optimizer=True)
-        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS, operation, reply)
+        return accepted(await self._lookup.submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS, operation, reply))
 
     async def save_weights_for_sampler(
         self, caller: Caller, request: s.SaveWeightsForSamplerRequest
     ) -> s.FutureResponse:
-        model, kind = self._model(caller, request.model_id), RequestKind.SAVE_WEIGHTS_FOR_SAMPLER
+        model, kind = self._lookup.model(caller, request.model_id), RequestKind.SAVE_WEIGHTS_FOR_SAMPLER
         if request.path is None:
             sampler_id = await self._keep(model, request.seq_id, request.sampling_session_seq_id or 0)
-            operation, reply = self._runner(model.worker).keeping(sampler_id), encode.kept_json(sampler_id)
-            return await self._submit(model, request.seq_id, kind, operation, reply)
+            operation, reply = (
+                self._core.sampling.runners[model.worker].keeping(sampler_id),
+                encode.kept_json(sampler_id),
+            )
+            return accepted(await self._lookup.submit(model, request.seq_id, kind, operation, reply))
         path = self._path(model, request.seq_id, CheckpointKind.SAMPLER, request.path)
         reply = encode.saved_for_sampler_json(str(path))
         folder = await self._begin(
             model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
         )
         operation = SaveWeights(folder=folder, optimizer=False)
-        return await self._submit(model, request.seq_id, kind, operation, reply)
+        return accepted(await self._lookup.submit(model, request.seq_id, kind, operation, reply))
 
     async def _keep(self, model: TrainedModel, seq_id: int, number: int) -> str:
         sampler_id = str(SamplerId(model.session_id, number))
-        self.hub.training.check_number(model, seq_id, encode.kept_json(sampler_id))
+        self._core.training.check_number(model, seq_id, encode.kept_json(sampler_id))
         row = Sampler(
             sampler_id=sampler_id,
             session_id=model.session_id,
@@ -63,38 +71,44 @@ class WeightsService(SamplingService):
             model_id=model.model_id,
             seq_id=seq_id,
         )
-        stored = await self.hub.store.write(lambda c: sampler_rows.insert_sampler(c, row))
+        stored = await self._samplers.insert(row)
         if (stored.model_id, stored.seq_id) != (model.model_id, seq_id):
-            raise self._reject(model, seq_id, f"sampling session {sampler_id} exists already")
-        await self._remember(stored, model.worker)
+            raise self._lookup.rejected(model, seq_id, f"sampling session {sampler_id} exists already")
+        await self._samplers.add(stored, model.worker)
         return sampler_id
 
     async def save_weights_external(self, caller: Caller, request: s.SaveWeightsExternalRequest) -> s.FutureResponse:
-        model = self._model(caller, request.model_id)
+        model = self._lookup.model(caller, request.model_id)
         if request.age_encryption_recipients:
-            raise self._reject(model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports")
+            raise self._lookup.rejected(
+                model, request.seq_id, "age_encryption_recipients: this server does not encrypt exports"
+            )
         path = self._path(model, request.seq_id, CheckpointKind.EXTERNAL, request.path)
         reply = encode.saved_external_json(str(path), 0)
         # An export is a copy to be fetched; a second one under the name replaces it.
         folder = await self._begin(model, path, request.seq_id, reply, ttl_s=request.ttl_seconds, overwrite=True)
         operation = SaveWeights(folder=folder, optimizer=False)
-        return await self._submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS_EXTERNAL, operation, reply)
+        return accepted(
+            await self._lookup.submit(model, request.seq_id, RequestKind.SAVE_WEIGHTS_EXTERNAL, operation, reply)
+        )
 
     async def load_into(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
-        model, seq_id = self._model(caller, request.model_id or ""), request.seq_id or 0
+        model, seq_id = self._lookup.model(caller, request.model_id or ""), request.seq_id or 0
         try:
-            checkpoint = await self.hub.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+            checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
         except (Refusal, ValueError):
-            self.hub.training.reject(model, seq_id)
+            self._core.training.reject(model, seq_id)
             raise
-        if self.hub.base(checkpoint.base_model) is not model.worker:
-            raise self._reject(model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}")
+        if self._core.base(checkpoint.base_model) is not model.worker:
+            raise self._lookup.rejected(
+                model, seq_id, f"{request.path} is of {checkpoint.base_model}, not {model.base_model}"
+            )
         operation = LoadWeights(folder=checkpoint.folder, optimizer=request.optimizer)
         reply = encode.loaded_json(request.path, model.model_id)
-        return await self._submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply)
+        return accepted(await self._lookup.submit(model, seq_id, RequestKind.LOAD_WEIGHTS, operation, reply))
 
     async def weights_info(self, caller: Caller, path: str) -> s.WeightsInfoResponse:
-        found = await self.hub.checkpoints.find(TinkerPath.parse(path), caller.owner)
+        found = await self._core.checkpoints.find(TinkerPath.parse(path), caller.owner)
         return s.WeightsInfoResponse(
             base_model=found.base_model,
             lora_rank=found.lora.rank,
@@ -106,17 +120,17 @@ class WeightsService(SamplingService):
     async def _begin(
         self, model: TrainedModel, path: TinkerPath, seq_id: int, reply: dict[str, Any], **options: Any
     ) -> str:
-        self.hub.training.check_number(model, seq_id, reply)
+        self._core.training.check_number(model, seq_id, reply)
         request_id = str(TrainRequestId(model.model_id, seq_id))
         try:
-            return await self.hub.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
+            return await self._core.checkpoints.begin(model, path, seq_id=seq_id, request_id=request_id, **options)
         except Refusal:
-            self.hub.training.reject(model, seq_id)
+            self._core.training.reject(model, seq_id)
             raise
 
     def _path(self, model: TrainedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
         try:
             return TinkerPath(model.model_id, kind, check_name(name))
         except ValueError:
-            self.hub.training.reject(model, seq_id)
+            self._core.training.reject(model, seq_id)
             raise

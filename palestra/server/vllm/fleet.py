@@ -14,7 +14,8 @@ from typing import Any
 import structlog
 
 from palestra.config.serve import ModelConfig
-from palestra.server.metrics import Metrics
+from palestra.server.core.metrics import Metrics
+from palestra.server.core.workers import WorkerError
 from palestra.server.vllm.adapters import Adapter
 from palestra.server.vllm.affinity import Affinity
 from palestra.server.vllm.client import Client
@@ -22,7 +23,6 @@ from palestra.server.vllm.errors import Lost, VllmError
 from palestra.server.vllm.probe import Abilities, Awaited, look_over, write_trials
 from palestra.server.vllm.process import VllmProcess
 from palestra.server.vllm.replica import Replica
-from palestra.server.workers import WorkerError
 from palestra.types.engine import ModelCard
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.server.errors import Refusal
+from palestra.server.core.errors import Refusal
 from palestra.server.vllm.grammars import can_follow, structured_outputs
 from palestra.types import SampleRequest, SamplingParams
 

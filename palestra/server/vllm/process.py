@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 
 from palestra.config.serve import ModelConfig
-from palestra.server.log_files import last_lines, last_words, open_log
+from palestra.server.core.log_files import last_lines, last_words, open_log
 from palestra.server.vllm.probe import TARGETS
 from palestra.types.engine import ModelCard
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import structlog
 
 from palestra.config.serve import ModelConfig
-from palestra.server.background import Background
-from palestra.server.errors import Refusal
-from palestra.server.metrics import Metrics
-from palestra.server.sample_runners import SampleRunner
+from palestra.server.core.background import Background
+from palestra.server.core.errors import Refusal
+from palestra.server.core.metrics import Metrics
+from palestra.server.core.sample_runners import SampleRunner
+from palestra.server.core.workers import Worker
 from palestra.server.vllm.adapters import Adapter
 from palestra.server.vllm.asking import ask
 from palestra.server.vllm.errors import Busy, Lost, Refused, Unknown, VllmError
@@ -27,7 +28,6 @@ from palestra.server.vllm.fleet import Fleet
 from palestra.server.vllm.folders import AdapterFolders
 from palestra.server.vllm.params import Facts, check_request
 from palestra.server.vllm.replica import Replica
-from palestra.server.workers import Worker
 from palestra.types import LoraConfig, SampleRequest, SampleResult
 from palestra.types.engine import (
     BaseModel,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palestra.config.train import EnvironmentEntry
+from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet, TaskFileError, spec
 from palestra.environments.fleet import fleet_row
 from palestra.environments.fleet.gold import gold_lines
@@ -20,11 +20,11 @@ from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
 from palestra.environments.platform import make_task
-from palestra.training.batched import BatchedRollouts
-from palestra.training.batches import Drop, build_batch
-from palestra.training.conversations import Rows, conversation_of
-from palestra.training.health import environment_metrics, label_metrics
-from palestra.training.player import RolloutSettings, Table, play_rollout
+from palestra.training.batches.conversations import Rows, conversation_of
+from palestra.training.batches.rows import Drop, build_batch
+from palestra.training.loops.health import environment_metrics, label_metrics
+from palestra.training.rollouts.batched import BatchedRollouts
+from palestra.training.rollouts.player import RolloutSettings, Table, play_rollout
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.environments.fleet.conftest import PUT, call
 from tests.training.records import make_config

@@ -11,7 +11,7 @@ import pytest
 from palestra.episodes import EpisodeClient, Run
 from palestra.types.episodes import NewGroup, RunSettings
 from palestra.types.rollouts import Task
-from tests.server.openai.conftest import _make, make_ephebe
+from tests.server.model_api.conftest import _make, make_ephebe
 
 __all__ = ["make_ephebe"]
 

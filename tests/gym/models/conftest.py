@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.gym.models.scripted import listening, model
-from tests.server.openai.conftest import Ephebe, ephebe
+from tests.server.model_api.conftest import Ephebe, ephebe
 
 __all__ = ["ephebe"]
 

@@ -15,7 +15,7 @@ from palestra.gym.models.capture_records import model_call_capture, trajectory
 from palestra.gym.models.prefix_merge import folded, rebuild
 from tests.gym.models.conftest import Policy
 from tests.gym.models.scripted import OPENAI, listening, model
-from tests.server.openai.conftest import Ephebe
+from tests.server.model_api.conftest import Ephebe
 
 SCHEMA = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
 TOOLS: list[Any] = [{"type": "function", "name": "stock", "description": "How many there are.", "parameters": SCHEMA}]

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.server.conftest import KEY
-from tests.server.openai.conftest import Ephebe, _make, make_ephebe
+from tests.server.model_api.conftest import Ephebe, _make, make_ephebe
 
 __all__ = ["make_ephebe"]
 

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Connection, text
 
 from palestra.config.serve import EpisodesConfig
-from palestra.server.episodes.saving import NotSaved
-from palestra.server.episodes.service import Episodes
-from palestra.server.metrics import Metrics
-from palestra.server.observer import Observer
+from palestra.server.broker.saving import NotSaved
+from palestra.server.broker.service import Episodes
+from palestra.server.core.metrics import Metrics
+from palestra.server.core.observer import Observer
 from palestra.store import Store
 from palestra.types.episodes import NewGroup, Registered
 from palestra.types.rollouts import Task

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from palestra.server.auth import AttemptRef
-from palestra.server.episodes.keys import EpisodeKeys
+from palestra.server.broker.keys import EpisodeKeys
+from palestra.server.core.callers import AttemptRef
 from tests.server.episodes.conftest import Api, group, ref
 
 BEHIND_A_PROXY = {"x-forwarded-for": "127.0.0.1", "x-forwarded-proto": "http"}

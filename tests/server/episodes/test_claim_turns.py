@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from palestra.config.serve import EpisodesConfig
-from palestra.server.episodes.claims import Claim
-from palestra.server.episodes.saving import NotSaved
+from palestra.server.broker.claims import Claim
+from palestra.server.broker.saving import NotSaved
 from palestra.types.episodes import ClaimRequest, Lease, NewGroup
 from tests.server.episodes.test_bulk import TASK, opened
 

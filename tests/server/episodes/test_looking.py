@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.episodes.conftest import Api, player, ref, say
-from tests.server.openai.stockroom import TOOLS, question, result
+from tests.server.model_api.stockroom import TOOLS, question, result
 
 SECRET = "tml-0123456789abcdef"
 MASKED = "555-0123"  # the shared server's config names such numbers

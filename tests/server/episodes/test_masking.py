@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from palestra.config.redaction import REDACTED
-from palestra.server.episodes.mask_child import TOO_LONG
-from palestra.server.episodes.masking import CHILD, SHORT_BYTES, Masking
-from palestra.server.errors import Refusal
+from palestra.server.broker.mask_child import TOO_LONG
+from palestra.server.broker.masking import CHILD, SHORT_BYTES, Masking
+from palestra.server.core.errors import Refusal
 
 SLOW = r"(a+)+b"  # twice the time for each further a
 ENDLESS = "a" * 64

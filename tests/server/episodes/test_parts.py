@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.redaction import redact
-from palestra.server.auth import AttemptRef
-from palestra.server.episodes import keys as key_module
-from palestra.server.episodes.bodies import record_of
-from palestra.server.episodes.clock import MOST_S, Clock
-from palestra.server.episodes.deliveries import played_turns
-from palestra.server.episodes.keys import EpisodeKeys
-from palestra.server.episodes.saving import NotSaved, Saving
-from palestra.server.episodes.signals import Signals
-from palestra.server.episodes.waiting import PassedOver, Waiter, WaitingClaims
-from palestra.server.errors import Refusal
+from palestra.server.broker import keys as key_module
+from palestra.server.broker.clock import MOST_S, Clock
+from palestra.server.broker.deliveries import played_turns
+from palestra.server.broker.keys import EpisodeKeys
+from palestra.server.broker.saving import NotSaved, Saving
+from palestra.server.broker.signals import Signals
+from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.errors import Refusal
+from palestra.server.http.json_records import record_of
 from palestra.store import Store
 from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
 from palestra.types.episodes import NewGroup

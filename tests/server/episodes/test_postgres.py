@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from tests.server.episodes import test_faults as faults
 from tests.server.episodes.conftest import Api, group, player, ref, say, whole
-from tests.server.openai.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, _make
 from tests.store.conftest import new_database, postgres_server
 
 __all__ = ["postgres_server"]

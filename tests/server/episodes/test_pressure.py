@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.episodes import pressure
-from palestra.server.episodes.pressure import Pressure
+from palestra.server.broker import pressure
+from palestra.server.broker.pressure import Pressure
 from tests.server.episodes.conftest import Api, player, say
-from tests.server.openai.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, _make
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 ENDLESS: dict[str, Any] = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}

@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.episodes import rates
-from palestra.server.episodes.rates import Rates
+from palestra.server.broker import rates
+from palestra.server.broker.rates import Rates
 from tests.server.episodes.conftest import Api, player, ref, say
-from tests.server.openai.conftest import Ephebe, _make
+from tests.server.model_api.conftest import Ephebe, _make
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 

@@ -13,10 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from palestra.episodes.board import Board
-from palestra.server.episodes import observer as observing
-from palestra.server.episodes.clock import Clock
-from palestra.server.episodes.observer import EpisodeObserver
-from palestra.server.episodes.tracing import AttemptTrace, SpanRef, attempt_spans, read_traceparent, traceparent_of
+from palestra.server.broker import observer as observing
+from palestra.server.broker.clock import Clock
+from palestra.server.broker.observer import EpisodeObserver
+from palestra.server.broker.tracing import AttemptTrace, attempt_spans, read_traceparent, traceparent_of
+from palestra.server.core.spans import SpanRef
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -28,7 +29,7 @@ from palestra.types.episodes import (
 )
 from palestra.types.rollouts import Task
 from tests.server.episodes.conftest import Api, player, ref, say
-from tests.server.openai.conftest import Ephebe
+from tests.server.model_api.conftest import Ephebe
 
 OWN = SpanRef(0xA1 << 96, 0xB2 << 32)
 """A span of the player's own."""
@@ -126,7 +127,7 @@ def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> N
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from palestra.server.traces import Traces
+    from palestra.server.core.otlp import Traces
 
     told, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
     clock = Clock(lambda: wall[0], lambda: steady[0])

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.episodes.conftest import Api, player, say, went_on, whole
-from tests.server.openai.conftest import MODEL
+from tests.server.model_api.conftest import MODEL
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
+from palestra.server.core.sessions import Session as LiveSession
 from palestra.server.hub import Hub
-from palestra.server.sessions import Session as LiveSession
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -66,7 +66,7 @@ class World:
         now = self.tick()
         row = Session(session_id=session_id, owner=owner, created_at=now, last_heartbeat_at=now, **fields)
         self.store.write_now(lambda c: session_rows.insert_session(c, row))
-        self.hub.sessions.active[session_id] = LiveSession(session_id, owner)
+        self.hub.core.sessions.active[session_id] = LiveSession(session_id, owner)
         return session_id
 
     def run(self, model_id: str, owner: str = "local", **fields: Any) -> str:

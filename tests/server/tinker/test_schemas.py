@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 from tinker import types as sdk
 from tinker.types import optimizer, session_search_request, try_again_response
 
+from palestra.server.core.wire_errors import WireError
 from palestra.server.tinker import schemas, schemas_data, schemas_rest
 from palestra.server.tinker.decode import parse_json
-from palestra.server.tinker.errors import WireError
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 PATH = "tinker://s:train:0/weights/a"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tinker import types as sdk
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from palestra.server.core.wire_errors import TooLarge, WireError
+from palestra.server.http.body import decompress
 from palestra.server.tinker import decode
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.errors import TooLarge, WireError
 from palestra.types import Datum, TensorData, TextChunk
 
 MODEL = "373e:train:0"
@@ -347,10 +348,10 @@ def test_samples_that_make_no_sense(change: dict, said: str) -> None:
 )
 def test_bodies_are_unpacked_up_to_a_bound(encoding, pack) -> None:
     body = b"palestra" * 1000
-    assert decode.decompress(pack(body), encoding, 8000) == body
-    assert decode.decompress(pack(b""), encoding, 8000) == b""
+    assert decompress(pack(body), encoding, 8000) == body
+    assert decompress(pack(b""), encoding, 8000) == b""
     with pytest.raises(WireError) as caught:
-        decode.decompress(pack(body), encoding, 7999)
+        decompress(pack(body), encoding, 7999)
     assert isinstance(caught.value, TooLarge) or encoding == "ZSTD"
 
 
@@ -359,12 +360,12 @@ def test_broken_compression_is_refused(encoding: str) -> None:
     whole = {"zstd": zstandard.ZstdCompressor().compress, "gzip": gzip.compress}[encoding](b"palestra" * 100)
     for body in (b"", b"junk", whole[:-3], whole + b"more"):
         with pytest.raises(WireError):
-            decode.decompress(body, encoding, 1 << 20)
+            decompress(body, encoding, 1 << 20)
 
 
 def test_unknown_compression_is_refused() -> None:
     with pytest.raises(WireError, match="'br' is not supported"):
-        decode.decompress(b"x", "br", 10)
+        decompress(b"x", "br", 10)
 
 
 # Whatever arrives
@@ -435,7 +436,7 @@ def test_any_json_pass_is_read_or_refused(body: bytes) -> None:
 def test_any_compressed_body_is_read_or_refused(encoding: str, data: st.DataObject) -> None:
     whole = zstandard.ZstdCompressor().compress(WHOLE_PASS) if encoding == "zstd" else gzip.compress(WHOLE_PASS)
     body = data.draw(st.binary(max_size=64) | mutated(whole))
-    read(lambda b: decode.decompress(b, encoding, 1 << 16), body)
+    read(lambda b: decompress(b, encoding, 1 << 16), body)
 
 
 def test_a_bomb_is_refused_early() -> None:
@@ -445,4 +446,4 @@ def test_a_bomb_is_refused_early() -> None:
         ("gzip", zlib.compress(zeros, wbits=31)),
     ):
         with pytest.raises(TooLarge):
-            decode.decompress(body, encoding, 1 << 20)
+            decompress(body, encoding, 1 << 20)

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from palestra.config.bundled import bundled_model
-from tests.server.openai.conftest import MODEL, Ephebe
+from tests.server.model_api.conftest import MODEL, Ephebe
 
 PYTHON = Path(os.environ.get("PALESTRA_VLLM_PYTHON") or Path(__file__).parents[3] / ".venv-vllm" / "bin" / "python")
 START_S = 400.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from palestra.server.errors import Refusal
+from palestra.server.core.errors import Refusal
 from palestra.server.vllm.params import Facts, check_request, completion_body, is_scored, scoring_body
 from palestra.types import Grammar, GrammarKind, SampleRequest, SamplingParams, TensorData
 

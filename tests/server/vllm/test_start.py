@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
-from palestra.server.metrics import Metrics
+from palestra.server.core.metrics import Metrics
+from palestra.server.core.workers import WorkerError
 from palestra.server.vllm.fleet import Fleet
-from palestra.server.workers import WorkerError
 from palestra.types.engine import ModelCard
 from tests.server.vllm import stand_in
 

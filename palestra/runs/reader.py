@@ -1,0 +1,173 @@
+"""A run's files, for those who look at them: beside a running trainer, or long after.
+
+Owns: the layout of a run folder, finding runs by name, which rows still count after a resume. Never touches: writing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from palestra.runs.lock import read_holder
+from palestra.runs.record_files import RunError, read_json, read_lines, read_records
+
+Row = dict[str, Any]
+
+
+class RunNotFound(RunError, LookupError):
+    """There is no such run, or it has no such part."""
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    """By a user or an early stop, in good order."""
+    FAILED = "failed"
+    KILLED = "killed"
+    """Nobody said goodbye: the process is gone, and the last word was that it runs."""
+
+    @property
+    def can_resume(self) -> bool:
+        return self in (RunStatus.STOPPED, RunStatus.FAILED, RunStatus.KILLED)
+
+
+class Part(StrEnum):
+    """Folders with a file for each step."""
+
+    ROLLOUTS = "rollouts"
+    EVAL = "eval"
+    TOKENS = "tokens"
+
+
+class FoundRollout(Struct):
+    run: str
+    part: Part
+    step: int
+    record: Row
+
+
+class RunReader:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().absolute()
+        if not self.config_file.is_file():
+            raise RunNotFound(f"{self.path} is not a run: it has no config.json")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    def step_file(self, part: Part, step: int) -> Path:
+        return self.path / part / f"step_{step:06d}.jsonl.zst"
+
+    def read_about(self) -> Row:
+        """`config` as the run had it, `facts` about where it ran, `created`, `kind`."""
+        return read_json(self.config_file)
+
+    def read_summary(self) -> Row:
+        return read_json(self.summary_file) if self.summary_file.is_file() else {}
+
+    def read_events(self) -> list[Row]:
+        return read_lines(self.events_file)
+
+    def status(self) -> RunStatus:
+        said = RunStatus(self.read_summary().get("status", RunStatus.RUNNING))
+        holder = read_holder(self.lock_file)
+        if holder is not None and holder.is_alive:
+            return RunStatus.RUNNING
+        return RunStatus.KILLED if said is RunStatus.RUNNING else said
+
+    def read_metrics(self) -> list[Row]:
+        """One row for each step, in order. A resumed run repeats the steps since its checkpoint: from the first step
+        of a later attempt on, what earlier ones wrote no longer counts. Rows of one attempt and step are joined."""
+        rows: dict[int, Row] = {}
+        attempt = None
+        for row in read_lines(self.metrics_file):
+            step = row.get("step")
+            if not isinstance(step, int):
+                continue
+            if row.get("attempt") != attempt:
+                attempt = row.get("attempt")
+                rows = {known: old for known, old in rows.items() if known < step}
+            rows[step] = {**rows.get(step, {}), **row}
+        return [rows[step] for step in sorted(rows)]
+
+    def steps(self, part: Part = Part.ROLLOUTS) -> list[int]:
+        """Those there is a file of."""
+        names = (re.fullmatch(r"step_(\d+)\.jsonl\.zst", file.name) for file in (self.path / part).glob("step_*"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def read_rollouts(self, step: int, part: Part = Part.ROLLOUTS) -> list[Row]:
+        return list(read_records(self._existing(part, step)))
+
+    def read_tokens(self, step: int) -> list[Row]:
+        return list(read_records(self._existing(Part.TOKENS, step)))
+
+    def find_rollouts(self, rollout_id: str, *, prefix: bool = False) -> Iterator[FoundRollout]:
+        """Newest first. `prefix`: those whose id begins so."""
+        for part in (Part.ROLLOUTS, Part.EVAL):
+            for step in reversed(self.steps(part)):
+                for record in read_records(self.step_file(part, step), rollout_id):
+                    known = record.get("id", "")
+                    if known == rollout_id or (prefix and known.startswith(rollout_id)):
+                        yield FoundRollout(self.name, part, step, record)
+
+    def find_rollout(self, rollout_id: str) -> FoundRollout | None:
+        return next(self.find_rollouts(rollout_id), None)
+
+    def find_tokens(self, rollout_id: str, step: int) -> Row | None:
+        file = self.step_file(Part.TOKENS, step)
+        if not file.is_file():
+            return None
+        return next((row for row in read_records(file, rollout_id) if row.get("id") == rollout_id), None)
+
+    def _existing(self, part: Part, step: int) -> Path:
+        file = self.step_file(part, step)
+        if not file.is_file():
+            have = self.steps(part)
+            known = f"there are steps {have[0]} to {have[-1]}" if have else "there are none yet"
+            raise RunNotFound(f"run {self.name} has no {part} of step {step}; {known}")
+        return file
+
+
+def list_runs(root: Path) -> list[RunReader]:
+    """Newest first."""
+    found = [RunReader(file.parent) for file in root.glob("*/config.json")]
+    return sorted(found, key=lambda run: run.config_file.stat().st_mtime, reverse=True)
+
+
+def find_run(which: str, root: Path) -> RunReader:
+    """A name in `root`, or a path."""
+    for path in (root / which, Path(which)):
+        if (path / "config.json").is_file():
+            return RunReader(path)
+    names = [run.name for run in list_runs(root)]
+    near = difflib.get_close_matches(which, names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise RunNotFound(f"no run {which!r} in {root}{hint}; to see all: palestra run list --runs {root}")

@@ -1,0 +1,244 @@
+"""A run's folder, for the trainer that writes it.
+
+Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is `reader`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import BaseModel
+
+from palestra.config import dump_config
+from palestra.runs.facts import flatten, gather_facts, summarize
+from palestra.runs.lock import RunLock
+from palestra.runs.reader import Part, RunReader, RunStatus
+from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
+from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+
+FORMAT = 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class EventKind(StrEnum):
+    START = "start"
+    RESUME = "resume"
+    CONFIG = "config"
+    """It was changed."""
+    IMITATED = "imitated"
+    """Solutions, before the first step; says where the weights are."""
+    CHECKPOINT = "checkpoint"
+    WARNING = "warning"
+    ERROR = "error"
+    END = "end"
+
+
+class RunFolder(RunReader):
+    """Open for writing, by this process alone."""
+
+    def __init__(self, path: Path, lock: RunLock) -> None:
+        super().__init__(path)
+        self._lock = lock
+        self.attempt = 1 + max((row.get("attempt", 0) for row in self.read_events()), default=0)
+        """How often this run was started, this time included."""
+        self._metrics, self._events = LineFile(self.metrics_file), LineFile(self.events_file)
+        write_json(self.summary_file, {"status": RunStatus.RUNNING, "attempts": self.attempt})
+
+    @classmethod
+    def create(
+        cls, root: str | Path, name: str | None, config: BaseModel, facts: Mapping[str, Any] | None = None
+    ) -> Self:
+        """`facts`: what there is to know besides, as `tokenizer`. Raises RunError where the name is taken or bad."""
+        root = Path(root).expanduser().absolute()
+        name = name or _free_name(root, getattr(config, "kind", "run"))
+        if not NAME.fullmatch(name):
+            allowed = "letters, digits, '.', '_' and '-', 100 at most"
+            raise BadRunName(f"{name!r} cannot be the name of a run: use {allowed}")
+        path = root / name
+        path.mkdir(parents=True, exist_ok=True)
+        _refuse_taken(path)
+        lock = RunLock(path / "lock")
+        try:
+            _refuse_taken(path)  # somebody may have been quicker, and gone again
+            _write_about(path, config, dict(facts or {}), created=time.time())
+            run = cls(path, lock)
+        except BaseException:
+            lock.close()
+            raise
+        run.event(EventKind.START)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """To go on with it."""
+        reader = RunReader(path)
+        lock = RunLock(reader.lock_file)
+        try:
+            run = cls(reader.path, lock)
+        except BaseException:
+            lock.close()
+            raise
+        run.event(EventKind.RESUME)
+        return run
+
+    def change_config(self, config: BaseModel) -> None:
+        """One that differs replaces the saved one, and an event says in what."""
+        about = self.read_about()
+        if changes := _changes(about["config"], json.loads(dump_config(config))):
+            _write_about(self.path, config, about["facts"], created=about["created"])
+            self.event(EventKind.CONFIG, changes=changes)
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """On the disk when it returns. Twice for one step: readers join the two."""
+        self._metrics.append({"step": step, "time": time.time(), "attempt": self.attempt, **metrics})
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """`kind` is an EventKind."""
+        self._events.append({"time": time.time(), "attempt": self.attempt, "event": EventKind(kind), **facts})
+
+    def write_rollouts(
+        self, step: int, groups: Sequence[Group], sequences: Sequence[TrainSequence] | None = None
+    ) -> None:
+        """For people to read. With the `sequences` trained on also for those who must look closely: every token, its
+        logprob, and the advantage it was trained with."""
+        advantages = None if sequences is None else {one.rollout: one.advantages for one in sequences}
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        used: set[str] | None = None
+        if advantages is not None:
+            records = [
+                _token_record(row, rollout.group, step, advantages.get(row.id))
+                for rollout in rollouts
+                for row in rollout.rows
+            ]
+            write_records(self.step_file(Part.TOKENS, step), records)
+            used = {rollout.id for rollout in rollouts if any(row.id in advantages for row in rollout.rows)}
+        self._write_readable(Part.ROLLOUTS, step, rollouts, used)
+
+    def write_eval(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
+        self._write_readable(Part.EVAL, step, [rollout for group in groups for rollout in group.rollouts], None)
+        self.write_metrics(step, metrics)
+
+    def write_json(self, name: str, content: Any) -> Path:
+        """A small file of the loop's own, whole or not at all: `checkpoints/step_000050.json`."""
+        write_json(self.path / name, content)
+        return self.path / name
+
+    def finish(self, status: RunStatus, **facts: Any) -> dict[str, Any]:
+        """The last word; returns the summary."""
+        self.event(EventKind.END, status=status, **facts)
+        events = self.read_events()
+        summary = {"status": status, **summarize(self.read_metrics(), events), "ended": time.time(), **facts}
+        write_json(self.summary_file, summary)
+        return summary
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._events.close()
+        self._lock.close()
+
+    def _write_readable(self, part: Part, step: int, rollouts: Sequence[Rollout], used: Collection[str] | None) -> None:
+        about = {"step": step, "attempt": self.attempt}
+        records = [
+            {**_readable(rollout), **about, "used": None if used is None else rollout.id in used}
+            for rollout in rollouts
+        ]
+        write_records(self.step_file(part, step), records)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _write_about(path: Path, config: BaseModel, facts: dict[str, Any], created: float) -> None:
+    saved = json.loads(dump_config(config))
+    about = {
+        "format": FORMAT,
+        "name": path.name,
+        "kind": saved.get("kind"),
+        "created": created,
+        "seed": saved.get("seed"),
+        "config": saved,
+        "facts": {**gather_facts(), **facts},
+    }
+    (path / "logs").mkdir(exist_ok=True)
+    write_json(path / "config.json", about)
+
+
+def _refuse_taken(path: Path) -> None:
+    if (path / "config.json").exists():
+        raise RunError(
+            f"there is a run {path.name!r} in {path.parent} already; to go on with it: --resume {path.name}, "
+            "to start afresh: another --name"
+        )
+
+
+def _free_name(root: Path, kind: str) -> str:
+    name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    taken = (f"{name}-{number}" for number in range(2, 1000))
+    return next(free for free in (name, *taken) if not (root / free).exists())
+
+
+def _changes(old: Any, new: Any) -> dict[str, list[Any]]:
+    """By dotted key: what it was, what it is."""
+    before, after = flatten(old), flatten(new)
+    return {
+        key: [before.get(key), after.get(key)] for key in sorted({*before, *after}) if before.get(key) != after.get(key)
+    }
+
+
+def _readable(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "id": rollout.id,
+        "group": rollout.group,
+        "index": rollout.index,
+        "task": rollout.task,
+        "environment": rollout.environment,
+        "reward": rollout.reward,
+        "stop": rollout.stop,
+        "turns": len(rollout.all_turns),
+        "branches": len(rollout.branches),
+        "tokens": rollout.response_length,
+        "prompt_tokens": len(rollout.prompt),
+        "version": rollout.oldest_version,
+        "temperature": rollout.temperature,
+        "seed": rollout.seed,
+        "seconds": rollout.seconds,
+        "sample_s": sum(turn.sample_s for turn in rollout.all_turns),
+        "env_s": sum(turn.env_s for turn in rollout.all_turns),
+        "metrics": rollout.metrics,
+        "error": rollout.error,
+        "failure": rollout.failure,
+        "messages": rollout.messages,
+    }
+
+
+def _token_record(row: Branch, group: str, step: int, advantages: list[float] | None) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "group": group,
+        "step": step,
+        "agent": row.agent,
+        "prompt": row.prompt,
+        "turns": [
+            {
+                "observation": turn.observation,
+                "tokens": turn.tokens,
+                "logprobs": turn.logprobs,
+                "stop": turn.stop,
+                "version": turn.version,
+            }
+            for turn in row.turns
+        ],
+        "advantages": advantages,
+    }

@@ -1,0 +1,65 @@
+"""What an attempt is called in TinkerScript: one name for its episode and its number, so that nobody needs a lease id.
+
+AgentJet's clients share one `client_uuid` between their threads and show nothing but the episode's name. The name of
+the first attempt is the episode's own, later ones have their number behind it: a thread that lost its attempt cannot
+end the one that another thread of the same client plays now.
+
+Owns: names. Never touches: what is done under them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from palestra.episodes.board import Board
+from palestra.episodes.errors import BoardError
+from palestra.server.core.errors import Refusal
+from palestra.types.episodes import EpisodeInfo, Lease, LeaseRef
+
+RUN = "tinkerscript"
+"""Of episodes that a trainer registers one by one, under names of its own."""
+ADDRESS = "zmq_listen_result_addr"
+"""The tag of such an episode: where its result goes. It may be empty, but it is there."""
+
+MARK = "#"
+_NUMBERED = re.compile(r"(?P<name>.+)#(?P<number>[1-9][0-9]{0,8})")
+
+
+def uuid_of(episode: Lease | EpisodeInfo) -> str:
+    """Of its present attempt."""
+    name = own_name(episode.run, episode.group_id, episode.tags) or episode.episode_id
+    return name if episode.attempt <= 1 else f"{name}{MARK}{episode.attempt}"
+
+
+def own_name(run: str, group_id: str, tags: Mapping[str, str]) -> str | None:
+    """That its trainer gave it."""
+    return group_id if run == RUN and ADDRESS in tags else None
+
+
+def lease_id_of(lease: Lease) -> str:
+    return f"{lease.episode_id}{MARK}{lease.attempt}"
+
+
+def lease_of(board: Board, owner: str, episode_uuid: str, lease_id: str | None) -> LeaseRef:
+    """Which attempt is meant. Whether it is there, and whose it is, says the board."""
+    named = _split(episode_uuid)
+    if lease_id is None:
+        own = board.first_member(owner, RUN, named.episode_id)  # also when it is delivered: an end may come again
+        return named if own is None else LeaseRef(episode_id=own, attempt=named.attempt)
+    shown = _split(lease_id)
+    try:
+        episode = board.find(owner, shown.episode_id)
+    except BoardError:
+        return shown  # committed, perhaps; what its trainer called it is forgotten then
+    name = own_name(episode.run, episode.group_id, episode.tags) or episode.episode_id
+    if named != LeaseRef(episode_id=name, attempt=shown.attempt):
+        raise Refusal(400, f"lease_id: {lease_id[:80]!r} is not of {episode_uuid[:80]!r}; show both as the claim did")
+    return shown
+
+
+def _split(name: str) -> LeaseRef:
+    numbered = _NUMBERED.fullmatch(name)
+    if numbered is None:
+        return LeaseRef(episode_id=name, attempt=1)
+    return LeaseRef(episode_id=numbered["name"], attempt=int(numbered["number"]))

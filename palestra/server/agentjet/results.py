@@ -1,0 +1,78 @@
+"""Results of episodes that a trainer outside registered, pushed to where it listens for each of them.
+
+As AgentJet's trainer takes them: the JSON of a WorkflowOutput, answered by `ack`. They do not wait for one another: one
+listener that is gone holds up nobody. Owns: which results are on their way. Never touches: sockets, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import msgspec
+
+from palestra.episodes.news import Progress
+from palestra.server.agentjet.names import ADDRESS, RUN
+from palestra.server.agentjet.outputs import output_of
+from palestra.server.broker.broker import Broker
+from palestra.server.broker.deliveries import Deliveries, Reading
+from palestra.server.broker.push_addresses import check_address
+from palestra.server.broker.push_errands import Errands, Manners, RunKey
+from palestra.types.episodes import PlayedGroup
+
+ACK_S, LONGEST_ACK_S = 30.0, 60.0
+"""AgentJet's trainer answers before it does anything with a result."""
+AT_ONCE = 64
+"""Lines that are open, to listeners that were not tried yet, and as many to those that did not take it."""
+LOOK_AT = 256
+ACK = "ack"
+
+
+class ResultPushes:
+    def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
+        self._broker, self._deliveries, self._errands = broker, deliveries, errands
+        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
+        self._seen: dict[RunKey, int] = {}
+        """Groups up to there are on their way, or need not be."""
+
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+        return key[1] == RUN
+
+    def look(self, key: RunKey) -> None:
+        if key[1] != RUN:
+            return
+        while groups := self._unseen(key):
+            for group in groups:
+                if address := group.tags.get(ADDRESS):
+                    self._errands.begin((key, group.number), partial(self._send, key, group.number, address))
+            self._seen[key] = groups[-1].number
+
+    def forget(self, key: RunKey | None) -> None:
+        for known in [one for one in self._seen if key in (None, one)]:
+            del self._seen[known]
+
+    def _unseen(self, key: RunKey) -> list[PlayedGroup]:
+        after = max(self._seen.get(key, 0), self._committed(key))
+        return self._broker.apply(lambda board, now: board.delivered(*key, now, after=after, limit=LOOK_AT))
+
+    async def _send(self, key: RunKey, number: int, address: str) -> None:
+        check_address(ADDRESS, address, self._broker.config.push_hosts)  # it may have been allowed once
+        sender = self._errands.sender(address, self._manners)
+        try:
+            is_taken = await sender.send(partial(self._payload, key, number), ACK)
+        finally:
+            sender.close()
+        if is_taken:
+            await self._broker.do(lambda board, now: board.commit_one(*key, number, now))
+
+    async def _payload(self, key: RunKey, number: int) -> bytes | None:
+        """None: it is committed already."""
+        if self._committed(key) >= number:
+            return None
+        groups = await self._deliveries.read(Reading(*key, number - 1, 1), wait_s=0, tokens=True)
+        if not groups or groups[0].number != number:
+            return None
+        return await asyncio.to_thread(lambda: msgspec.json.encode(output_of(groups[0])))
+
+    def _committed(self, key: RunKey) -> int:
+        return self._broker.apply(lambda board, _now: board.run_info(*key)).committed

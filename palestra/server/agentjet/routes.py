@@ -1,0 +1,223 @@
+"""TinkerScript's playing endpoints: AgentJet's names, fields and statuses, on the broker of /episodes/v1.
+
+Thin: what the calls mean is in `palestra.episodes.board`. What AgentJet's server refuses within a 200, is so here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from palestra.episodes.board import Board
+from palestra.server.agentjet import registering
+from palestra.server.agentjet.buffer import buffer_of
+from palestra.server.agentjet.names import lease_id_of, lease_of, uuid_of
+from palestra.server.agentjet.outputs import result_of
+from palestra.server.agentjet.trainer import AgentJetTrainer
+from palestra.server.broker.claims import Claim
+from palestra.server.broker.service import Episodes
+from palestra.server.core.callers import TRAINERS
+from palestra.server.core.errors import Refusal
+from palestra.server.http.connection import while_connected
+from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, Trainer, endpoint, holder, speaker
+from palestra.server.http.json_records import json_response, read_record
+from palestra.server.http.openapi import answer_of, body_of
+from palestra.types import tinkerscript as t
+from palestra.types.episodes import Beat, ClaimRequest, Ended, EndRequest, EndStatus, Lease
+from palestra.types.tinkerscript import EngineStatus
+
+HOLD_S = 20.0  # AgentJet's client hangs up after 30 s, and sleeps for 5 s after a refusal
+LOOK_S = 0.25
+"""At an engine whose weights are on their way."""
+
+ADVICE = {
+    EngineStatus.OFFLINE: "no trainer is here: start one, with palestra train rollouts=episodes or POST /start_engine",
+    EngineStatus.BOOTING: "the engine is starting: come again in a while",
+    EngineStatus.WEIGHT_SYNCING: "new weights are on their way: come again in some seconds",
+    EngineStatus.WEIGHT_EXPORTING: "weights are being written to disk: come again in some seconds",
+}
+THEIR_NAMES = {"client_id": "client_uuid", "lease_s": "allow_discard_timeout"}
+MAX_LISTED = 10_000
+RELEASED = "lease_lost: released"
+"""How the board tells that an attempt was given back, now or before."""
+PASSES_SOON = (EngineStatus.WEIGHT_SYNCING, EngineStatus.WEIGHT_EXPORTING)
+NOTHING = "there is nothing to play just now: the trainer has registered nothing more, or all of it is being played"
+
+playing_router = APIRouter(tags=["tinkerscript"])
+
+
+@playing_router.get("/health", responses=answer_of(t.Health))
+async def health() -> Response:
+    return json_response(t.Health("ok"))
+
+
+@playing_router.post("/claim_episode", openapi_extra=body_of(t.ClaimEpisode), responses=answer_of(t.ClaimedEpisode))
+async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
+    """Of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
+    asked = await read_record(request, t.ClaimEpisode, others_pass=True)
+    try:
+        claim = _claim(asked, caller.owner, holder(caller, asked.client_uuid))
+        got = await _claimed(request, episodes, claim)
+    except Refusal as error:
+        if error.status == 400:
+            raise Refusal(400, _by_their_names(error.detail)) from None
+        if error.status not in (409, 429):
+            raise
+        got = error.detail
+    if isinstance(got, str):
+        return json_response(t.ClaimedEpisode(success=False, fail_cause=got))
+    return json_response(_told(asked.client_uuid, got))
+
+
+@playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
+async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
+    """Checked, on disk, then answered. 400: there is no such episode, or nothing can be learnt from this output."""
+    asked = await read_record(request, t.EndEpisode, others_pass=True)
+    result = result_of(asked.workflow_output)
+
+    def end(board: Board, now: float) -> Ended:
+        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
+        who = speaker(caller, asked.client_uuid, [lease])
+        ends = [EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=result)]
+        return board.end(caller.owner, who, ends, now)[0]
+
+    broker, began_at = episodes.broker, episodes.broker.clock.now()
+    ended = await broker.do(end)
+    broker.observer.ended(caller.owner, [ended], began_at)
+    if ended.status is EndStatus.UNKNOWN:
+        raise Refusal(400, f"Episode {asked.episode_uuid[:128]} not found; it may be delivered, and forgotten")
+    if ended.status is EndStatus.INVALID:
+        raise Refusal(400, f"workflow_output: {ended.detail}")
+    return json_response(t.EpisodeEnded(success=ended.is_kept, failure_reason=ended.detail))
+
+
+@playing_router.post("/abort_episode", openapi_extra=body_of(t.AbortEpisode), responses=answer_of(t.EpisodeEnded))
+async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
+    """Given back for somebody else, without a result: whatever output comes with it does not count."""
+    asked = await read_record(request, t.AbortEpisode, others_pass=True)
+
+    def release(board: Board, now: float) -> Beat:
+        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
+        who = speaker(caller, asked.client_uuid, [lease])
+        return board.release(caller.owner, who, [lease], asked.reason, now)[0]
+
+    told = await episodes.broker.do(release)
+    is_released = told.reason.startswith(RELEASED)
+    return json_response(t.EpisodeEnded(success=is_released, failure_reason="" if is_released else told.reason))
+
+
+@playing_router.post(
+    "/can_continue_episode", openapi_extra=body_of(t.ContinueEpisode), responses=answer_of(t.CanContinue)
+)
+async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
+    """Also a sign of life: the lease begins anew."""
+    asked = await read_record(request, t.ContinueEpisode, others_pass=True)
+
+    def beat(board: Board, now: float) -> t.CanContinue:
+        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
+        who = speaker(caller, asked.client_uuid, [lease])
+        (told,) = board.heartbeat(caller.owner, who, [lease], now)
+        return t.CanContinue(can_continue=told.can_continue, reason=told.reason)
+
+    return json_response(await episodes.broker.do(beat))
+
+
+@playing_router.post(
+    "/register_episode", openapi_extra=body_of(t.RegisterEpisode), responses=answer_of(t.EpisodeRegistered)
+)
+async def register_episode(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """By a trainer outside. The same again changes nothing; its result is sent to where it listens."""
+    asked = await read_record(request, t.RegisterEpisode, others_pass=True)
+    return json_response(await registering.register(episodes, caller.owner, asked))
+
+
+@playing_router.post("/get_episode_buffer", openapi_extra=body_of(t.BufferQuery), responses=answer_of(t.EpisodeBuffer))
+async def get_episode_buffer(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
+    """Of a trainer's key all that wait or are played; of a worker's what it plays itself."""
+    asked = await read_record(request, t.BufferQuery, others_pass=True)
+    if not 1 <= asked.limit <= MAX_LISTED:
+        raise Refusal(400, f"limit: 1 to {MAX_LISTED} is allowed, found {asked.limit}")
+    holders = None if caller.right in TRAINERS else holder(caller, "x")[:-1]
+    found = episodes.broker.do(lambda board, _now: buffer_of(board, caller.owner, holders, asked.limit))
+    return json_response(await found)
+
+
+def _claim(asked: t.ClaimEpisode, owner: str, who: str) -> Claim:
+    wait_s = HOLD_S if asked.wait_s is None else asked.wait_s
+    if not (math.isfinite(wait_s) and wait_s >= 0):
+        raise Refusal(400, f"wait_s: 0 seconds or more, found {wait_s}")
+    request = ClaimRequest(
+        client_id=who,
+        claim_id=secrets.token_hex(16) if asked.claim_id is None else asked.claim_id,
+        kind=asked.episode_type,
+        wait_s=wait_s,
+        lease_s=asked.allow_discard_timeout,
+    )
+    return Claim(owner, request)
+
+
+def _by_their_names(detail: str) -> str:
+    """What the board says of a field of ours, of the one that the client has sent."""
+    ours, told, rest = detail.partition(": ")
+    return f"{THEIR_NAMES.get(ours, ours)}{told}{rest}"
+
+
+async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease | str:
+    """Or why not. Who hangs up while it waits has claimed nothing."""
+    hold, engine = partial(while_connected, request), request.app.state.trainer
+    loop, wait_s = asyncio.get_running_loop(), min(claim.request.wait_s, episodes.broker.config.max_wait_s)
+    until = loop.time() + wait_s
+    status = engine.status(claim.owner)
+    if status in PASSES_SOON:
+        status = await hold(_settled(engine, claim.owner, episodes, until))
+    if status is not EngineStatus.ROLLING:
+        return f"{status}: {ADVICE[status]}"
+    left_s = max(until - loop.time(), 0.0)
+    asked = replace(claim.request, wait_s=left_s)
+    base_url, model = endpoint(request)
+    wanted = Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner), base_url=base_url, model=model)
+    leases = await episodes.claims.claim(wanted, hold)
+    if leases:
+        return leases[0]
+    status = engine.status(claim.owner)
+    return NOTHING if status is EngineStatus.ROLLING else f"{status}: {ADVICE[status]}"
+
+
+def _is_rolling(engine: AgentJetTrainer, owner: str) -> bool:
+    return engine.status(owner) is EngineStatus.ROLLING
+
+
+async def _settled(engine: AgentJetTrainer, owner: str, episodes: Episodes, until: float) -> EngineStatus:
+    """What it is when weights are in place, or when the time is over."""
+    loop = asyncio.get_running_loop()
+    while (status := engine.status(owner)) in PASSES_SOON:
+        left_s = until - loop.time()
+        if left_s <= 0 or episodes.broker.is_leaving:
+            break
+        await asyncio.sleep(min(LOOK_S, left_s))
+    return status
+
+
+def _told(client_uuid: str, lease: Lease) -> t.ClaimedEpisode:
+    return t.ClaimedEpisode(
+        success=True,
+        client_uuid=client_uuid,
+        episode_uuid=uuid_of(lease),
+        openai_base_url=lease.base_url,
+        openai_api_key=lease.api_key,
+        lease_id=lease_id_of(lease),
+        attempt=lease.attempt,
+        task=to_builtins(lease.task),
+        group_id=lease.group_id,
+        index_in_group=lease.index,
+        weight_version=lease.version,
+        deadline=lease.deadline,
+        model=lease.model,
+        seed=lease.seed,
+    )

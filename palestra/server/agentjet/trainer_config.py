@@ -1,0 +1,86 @@
+"""From AgentJet's config to the one of the training process: the model as it is served here, tasks, folders, a name.
+
+Owns: what only the server knows. Never touches: the table of keys, processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from palestra.config import ConfigError
+from palestra.config.load import validate
+from palestra.config.serve import ModelConfig
+from palestra.config.train import GrpoConfig
+from palestra.server.agentjet.settings import JobConfig, map_job
+from palestra.server.agentjet.settings_file import AgentJetError
+from palestra.server.agentjet.trainer_book import EngineRecord
+from palestra.server.agentjet.trainer_files import ENVIRONMENT, EngineFolder
+
+NAMELESS = "agentjet"
+
+
+def map_for_server(text: str, models: Sequence[ModelConfig]) -> JobConfig:
+    job = map_job(text, lambda asked: _served(asked, models).name[0])
+    model = _served(job.mapped["model.name"], models)
+    job.layers.merge({"model": {"tokenizer": str(model.path)}}, "this server")
+    return job
+
+
+def name_run(wanted: str | None, record: EngineRecord, folder: EngineFolder, taken: Collection[str]) -> str:
+    """A run that was called so and is not done is gone on with; without a name each is a new one."""
+    base = wanted or f"{NAMELESS}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        is_ours = folder.has_begun(name)
+        if is_ours and wanted is not None and name not in record.done:
+            return name
+        if not is_ours and name not in taken:
+            return name
+    raise AssertionError("numbers do not end")
+
+
+def make_config(job: JobConfig, run: str, folder: EngineFolder, url: str) -> dict[str, Any]:
+    """Checked as `palestra train` checks it. Writes its tasks."""
+    tasks = folder.make_tasks(run, "train", job.train_file)
+    entry: dict[str, Any] = {"name": ENVIRONMENT, "tasks": str(folder.tasks_file(run, "train"))}
+    if job.eval_file is not None:
+        folder.make_tasks(run, "eval", job.eval_file)
+        entry["eval_tasks"] = str(folder.tasks_file(run, "eval"))
+    ours = {"kind": "grpo", "server": url, "runs": str(folder.runs), "environments": [entry]}
+    job.layers.merge(renamed(ours | {"rollouts": "episodes", "episodes": {"players": 0}}, run), "this server")
+    config = _checked(job)
+    if job.epochs is not None:
+        steps = max(1, job.epochs * tasks // config.rollout.groups_per_step)
+        job.set("steps", steps, "ajet.trainer_common.total_epochs")
+        config = _checked(job)
+    job.mapped["name"] = run
+    return config.model_dump(mode="json")
+
+
+def renamed(config: dict[str, Any], run: str) -> dict[str, Any]:
+    return config | {"name": run, "alias": run, "episodes": config["episodes"] | {"run": run}}
+
+
+def _checked(job: JobConfig) -> GrpoConfig:
+    try:
+        return validate(GrpoConfig, job.layers)
+    except ConfigError as error:
+        raise AgentJetError(str(error)) from None
+
+
+def _served(asked: str, models: Sequence[ModelConfig]) -> ModelConfig:
+    """By a name, by its folder, or by the last part of a path: a folder has another place on another machine."""
+    last = asked.rstrip("/").rpartition("/")[2]
+    for is_meant in (
+        lambda model: asked in model.name,
+        lambda model: Path(asked).is_absolute() and Path(asked) == model.path,
+        lambda model: last in {name.rpartition("/")[2] for name in model.name},
+    ):
+        if (found := next((model for model in models if is_meant(model)), None)) is not None:
+            return found
+    names = ", ".join(name for model in models for name in model.name)
+    raise AgentJetError(f"ajet.model.path: {asked[:200]!r} is not served here; this server has: {names}")

@@ -1,0 +1,93 @@
+"""The training process of an engine: `palestra train` as a child that goes when the server goes.
+
+Owns: starting it, its end, its last words. Never touches: what it trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+from palestra.server.core.log_files import last_error, last_words, open_log
+
+STOP_S = 20.0  # it says goodbye to the server, and saves nothing
+
+
+class ProcessMark(Struct, frozen=True):
+    """Which one it was: numbers come again."""
+
+    pid: int
+    born: float
+
+
+def put_down(mark: ProcessMark) -> None:
+    """Of a server that was killed: its child takes leave for some seconds, and holds its run meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process = psutil.Process(mark.pid)
+        if abs(process.create_time() - mark.born) < 1:  # the clock may have been set a little
+            os.killpg(mark.pid, signal.SIGKILL)
+            process.wait(STOP_S)
+
+
+class TrainingProcess:
+    def __init__(self, process: asyncio.subprocess.Process, log_file: Path):
+        self._process, self.log_file = process, log_file
+
+    @classmethod
+    async def start(cls, arguments: Sequence[str], folder: Path, log_file: Path, key: str | None) -> TrainingProcess:
+        """`key`: of this server, where it needs one. By the environment: everybody can read command lines."""
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment.pop("TINKER_API_KEY", None)
+        if key is not None:
+            environment["TINKER_API_KEY"] = key
+        log = await asyncio.to_thread(open_log, log_file)
+        with log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "palestra.cli", "train", *arguments, "--display", "lines", "--with-parent"),
+                stdin=asyncio.subprocess.PIPE,  # closes when we end, however we end: --with-parent
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(process, log_file)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def mark(self) -> ProcessMark:
+        try:
+            return ProcessMark(self.pid, psutil.Process(self.pid).create_time())
+        except psutil.NoSuchProcess:
+            return ProcessMark(self.pid, 0.0)
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            pass
+        self._signal(signal.SIGKILL)  # and whoever is left of its group
+        await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def last_words(self) -> str:
+        """Its own error, or else its last line."""
+        return (last_error(self.log_file) or last_words(self.log_file)).splitlines()[0]

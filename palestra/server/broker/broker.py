@@ -1,0 +1,285 @@
+"""The broker of episodes: the one owner of the board, in memory, with every change on disk before anybody hears of it.
+
+Owns: durability, time, which keys live. Never touches: the rules (they are the board's), HTTP, tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from palestra.config.serve import EpisodesConfig
+from palestra.episodes.board import Board
+from palestra.episodes.errors import BoardError
+from palestra.episodes.limits import Limits
+from palestra.episodes.news import OpenLease, Progress
+from palestra.episodes.staging import Parts
+from palestra.server.broker.clock import LOOK_S, Clock
+from palestra.server.broker.keys import MAX_VOID, EpisodeKeys
+from palestra.server.broker.observer import EpisodeObserver
+from palestra.server.broker.saving import NotSaved, Saving
+from palestra.server.broker.signals import Signals
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.errors import Refusal
+from palestra.store import Store
+from palestra.store.episodes import load_all, save_changes
+from palestra.types.episode_rows import EpisodeRow, SavedRows
+from palestra.types.episodes import LeaseRef
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+RELOAD_S = 1.0  # after a write that failed: a full disk stays full for a while
+
+
+class Broker:
+    """Lives on one event loop. `do` is the way of every call: it changes the board at once, in the order of the calls,
+    and returns when that is on disk. After a write that failed, the board is read from the disk again."""
+
+    def __init__(self, store: Store, config: EpisodesConfig, observer: EpisodeObserver, secret: str):
+        self.config, self.observer = config, observer
+        self.clock, self.keys = Clock(), EpisodeKeys(secret)
+        self.has_groups, self.is_resumed = Signals(), Signals()
+        """By owner and run: there is something to read; its model calls may be looked at again."""
+        self.on_claimable: Callable[[Callable[[str], bool]], None] = lambda _is_concerned: None
+        """Owners for whom there is something to claim."""
+        self.on_over: Callable[[AttemptRef], None] = lambda _attempt: None
+        self.on_delivered: Callable[[tuple[str, str], Progress], None] = lambda _run, _progress: None
+        self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
+        self.on_restored: Callable[[], None] = lambda: None
+        self.is_leaving = False
+        self._store = store
+        self._salt = hashlib.sha256(b"episode ids\0" + secret.encode()).digest()
+        self._board: Board | None = None
+        """None while it is read from the disk."""
+        self._open_calls: dict[LeaseRef, int] = {}
+        """Those that run meanwhile."""
+        self.saving = Saving(self._write, self._on_failure)
+        self._alarm, self._wakes_at = asyncio.Event(), 0.0
+        self._reloading: asyncio.Task[None] | None = None
+        observer.watch(lambda: self._board, self.clock)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._restore(await self._store.read(load_all))
+        ticking = asyncio.create_task(self._tick_often(), name="episode clock")
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            if self._reloading is not None:
+                self._reloading.cancel()
+            await self.saving.settle_down()
+
+    def leave(self) -> None:
+        """Whoever waits is answered at once."""
+        self.is_leaving = True
+        self.on_claimable(lambda _owner: True)
+        self.has_groups.wake_all()
+        self.is_resumed.wake_all()
+
+    # The way of every call
+
+    async def do(self, work: Callable[[Board, float], T]) -> T:
+        try:
+            return self.apply(work)
+        finally:
+            await self.saving.saved()  # before a refusal too: what it speaks of may be new
+
+    async def do_in_parts(self, work: Callable[[Board, float], Parts[T]]) -> T:
+        """As `do`. After each part the others get their turns, and a write of their own."""
+        board, parts = self.board, self.apply(work)
+        try:
+            while not isinstance(done := self.apply(lambda now, _now: _next(now, board, parts)), _Done):
+                await self.saving.saved()
+            return done.value
+        finally:
+            if self._board is board:
+                self.apply(lambda _board, _now: parts.close())
+            await self.saving.saved()
+
+    def apply(self, work: Callable[[Board, float], T]) -> T:
+        """Not durable yet: see `saving`."""
+        board = self.board
+        try:
+            return work(board, self.clock.now())
+        except BoardError as error:
+            raise BoardRefusal(error) from None
+        finally:
+            self._pass_on(board)
+
+    def look(self, see: Callable[[Board], T]) -> T:
+        """Changes nothing, and does not wait for the disk."""
+        try:
+            return see(self.board)
+        except BoardError as error:
+            raise BoardRefusal(error) from None
+
+    def look_again(self, owner: str | None = None) -> None:
+        """Claims of theirs, or of all, that wait may be served now. One that reads the board again does so anyway."""
+        if self._board is not None:
+            self.apply(lambda _board, _now: self.on_claimable(lambda one: owner in (None, one)))
+
+    def call_over(self, attempt: AttemptRef) -> None:
+        """A model call, however it went. The board may be away just now."""
+        if self._board is not None:
+            self.apply(lambda board, now: board.call_over(attempt.ref, now))
+        elif (count := self._open_calls.get(attempt.ref, 0)) > 1:
+            self._open_calls[attempt.ref] = count - 1
+        else:
+            self._open_calls.pop(attempt.ref, None)
+
+    @property
+    def board(self) -> Board:
+        if self._board is None:
+            raise Refusal(503, "episodes are being read from the disk again; send it again", retry_after_s=RELOAD_S)
+        return self._board
+
+    def _pass_on(self, board: Board) -> None:
+        """What was changed, to the disk and to those who wait for it."""
+        while True:
+            news = board.take_news()
+            for lease in news.over:
+                self._lease_is_over(board, lease)
+            for run in news.delivered:
+                progress = board.progress(*run)
+                self.observer.delivered(run, progress, self.clock.latest)
+                self.has_groups.wake(run)
+                self.on_delivered(run, progress)
+            for run in news.deleted:
+                self.observer.deleted(run)
+                self.has_groups.wake(run)  # to be told so
+                self.on_deleted(run)
+            if not news.claimable:
+                break
+            self.on_claimable(news.claimable.__contains__)
+        self.saving.touch()
+        if board.earliest_event() < self._wakes_at:
+            self._alarm.set()
+
+    def _lease_is_over(self, board: Board, lease: OpenLease) -> None:
+        attempt = AttemptRef(lease.owner, lease.ref.episode_id, lease.ref.attempt)
+        self.keys.void(attempt)
+        self.on_over(attempt)
+        self.is_resumed.wake((lease.owner, lease.run))  # a call that is held waits in vain
+        self.observer.over(board, lease)
+
+    # Time
+
+    async def _tick_often(self) -> None:
+        while True:
+            due = None if self._board is None else self._board.next_event()
+            now = self.clock.now()
+            self._wakes_at = now + LOOK_S if due is None else min(max(due, now), now + LOOK_S)
+            self._alarm.clear()
+            try:
+                await asyncio.wait_for(self._alarm.wait(), self._wakes_at - now)
+            except TimeoutError:
+                pass
+            if self._board is not None:
+                self._tick()
+
+    def _tick(self) -> None:
+        try:
+            self.apply(lambda board, now: board.tick(now))
+        except Exception:
+            log.exception("what is due could not be done; it comes again")
+
+    # The disk
+
+    async def _write(self) -> None:
+        if changes := self.board.take_changes():
+            await self._store.write(lambda connection: save_changes(connection, changes))
+
+    def _on_failure(self, error: BaseException) -> None:
+        log.error("episodes could not be saved; they are read from the disk again", error=str(error))
+        self._open_calls = self.board.open_calls()
+        self._board = None
+        self._reloading = asyncio.create_task(self._reload(), name="episodes reload")
+
+    async def _reload(self) -> None:
+        while self._board is None:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                self._restore(await self._store.read(load_all))
+            except Exception:
+                log.exception("episodes cannot be read from the disk; trying again")
+        self.apply(lambda _board, _now: self.on_claimable(lambda _owner: True))
+        self.on_restored()
+
+    def _restore(self, saved: SavedRows) -> None:
+        self.clock.begin_after(max((_last_change(row) for row in saved.episodes), default=0.0))
+        now, limits = self.clock.now(), _limits(self.config)
+        with _no_collection():
+            board = Board.restore(saved, now, limits=limits, salt=self._salt, open_calls=self._open_calls)
+        self.keys.clear()
+        for row in saved.episodes:
+            for number in range(1, row.attempt + 1):
+                self.keys.void(AttemptRef(row.owner, row.episode_id, number))
+        committed = sorted((one for one in saved.tombstones if one.attempt > 0), key=lambda one: one.until)
+        for one in committed[-MAX_VOID:]:
+            self.keys.void(AttemptRef(one.owner, one.name, one.attempt))
+        for lease in board.leases():
+            self.keys.open(AttemptRef(lease.owner, lease.ref.episode_id, lease.ref.attempt))
+        self._board = board
+        self._pass_on(board)
+        if saved.runs:
+            counts = {"runs": len(saved.runs), "groups": len(saved.groups), "episodes": len(saved.episodes)}
+            log.info("episodes read from the disk", **counts, leases=len(board.leases()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    value: T
+
+
+def _next(board: Board, begun_on: Board, parts: Parts[T]) -> _Done[T] | None:
+    if board is not begun_on:
+        raise NotSaved
+    try:
+        next(parts)
+    except StopIteration as end:
+        return _Done(end.value)
+    return None
+
+
+class BoardRefusal(Refusal):
+    """The board's, on its way to a client."""
+
+    def __init__(self, error: BoardError):
+        super().__init__(error.status, error.detail, retry_after_s=error.retry_after_s)
+        self.code = error.code
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A million objects are made and none is garbage: looking for some takes longer than making them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _last_change(row: EpisodeRow) -> float:
+    return max(row.created_at, row.claimed_at or 0.0, row.ended_at or 0.0)
+
+
+def _limits(config: EpisodesConfig) -> Limits:
+    return Limits(
+        min_lease_s=config.min_lease_s,
+        max_lease_s=config.max_lease_s,
+        max_open_leases=config.max_leases,
+        max_runs=config.max_runs,
+        max_task_bytes=config.max_task_bytes,
+        max_result_bytes=config.max_result_bytes,
+        remember_s=config.keep_ended_s,
+    )

@@ -1,0 +1,155 @@
+"""Claims: served at once, or in their turn while they wait.
+
+Owns: long polls, keys and addresses in leases. Never touches: which episode is whose (the board's), HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from palestra.episodes.board import Board
+from palestra.episodes.errors import BoardError
+from palestra.server.broker.broker import BoardRefusal, Broker
+from palestra.server.broker.pressure import Pressure
+from palestra.server.broker.rates import Rates
+from palestra.server.broker.saving import Write
+from palestra.server.broker.tracing import traceparent_of
+from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.errors import Refusal
+from palestra.types.episodes import ClaimRequest, Held, Lease
+
+
+class Claim(Struct, frozen=True):
+    owner: str
+    request: ClaimRequest
+    is_free: Callable[[], bool] | None = None
+    """Whether it may be served just now, while it waits. None: always."""
+    base_url: str = ""
+    """Where its player reaches the model."""
+    model: str = ""
+    """Of runs that have none yet."""
+
+    @property
+    def interest(self) -> tuple[str, ...]:
+        """Those that must not be served hold up nobody who may."""
+        return self.owner, self.request.run or "", self.request.kind or "", "" if self.is_free is None else "if free"
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        return self.owner, self.request.client_id, self.request.claim_id
+
+
+class Served(Struct, frozen=True):
+    leases: list[Lease]
+    write: Write | None = None
+    """They are not to be told before that. By now others may have failed to be saved, and nothing is left to wait
+    for."""
+
+
+Got = Served | BoardError
+Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
+
+
+class Claims:
+    def __init__(self, broker: Broker, pressure: Pressure):
+        self._broker, self._pressure = broker, pressure
+        self._rates = Rates(broker.config.max_claims_per_s)
+        self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
+        broker.on_claimable = self._hand_out
+        broker.observer.watch_claims(lambda: len(self._waiting))
+
+    async def claim(self, claim: Claim, hold: Hold | None = None) -> list[Lease]:
+        """Empty when nothing came within its `wait_s`. Whoever is cancelled while it waits has claimed nothing.
+        `hold`: awaits the wait, and may give it up."""
+        broker, began_at = self._broker, self._broker.clock.now()
+        self._check_rate(claim, began_at)
+        if len(self._waiting):
+            broker.apply(lambda board, now: board.tick(now))  # what is due goes to those who have waited longer
+        leases = await broker.do(lambda board, now: self._take(board, claim, now))
+        if not leases and claim.request.wait_s > 0:
+            waiting = self._wait(claim)
+            leases = await (waiting if hold is None else hold(waiting))
+            await broker.saving.saved()
+        broker.observer.claimed(claim.owner, claim.request, leases, broker.clock.now() - began_at)
+        return leases
+
+    def _check_rate(self, claim: Claim, now: float) -> None:
+        if wait_s := self._rates.wait_s((claim.owner, claim.request.client_id), now):
+            most = f"{self._broker.config.max_claims_per_s:g} in a second"
+            raise Refusal(429, f"claims of one client: at most {most}; ask for more at once", retry_after_s=wait_s)
+
+    def why_nothing(self, claim: Claim) -> str:
+        """That got nothing: what holds it off. Empty: there is nothing to play."""
+        full = self._pressure.full()
+        hold = self._broker.apply(lambda board, _now: board.why_nothing(claim.owner, claim.request, full=full))
+        return str(hold or "")
+
+    def _take(self, board: Board, claim: Claim, now: float) -> list[Lease]:
+        leases = board.claim(claim.owner, claim.request, now, full=self._pressure.full())
+        keys = self._broker.keys
+        refs = [AttemptRef(claim.owner, lease.episode_id, lease.attempt) for lease in leases]
+        return [
+            replace(
+                lease,
+                api_key=keys.open(ref),
+                base_url=claim.base_url,
+                model=lease.model or claim.model,
+                traceparent=traceparent_of(ref.origin),
+            )
+            for lease, ref in zip(leases, refs, strict=True)
+        ]
+
+    async def _wait(self, claim: Claim) -> list[Lease]:
+        config = self._broker.config
+        if self._broker.is_leaving or len(self._waiting) >= config.max_waiting:
+            return []
+        # Whoever holds the wait may begin it a turn of the loop later: what came in between woke nobody.
+        if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
+            await self._broker.saving.saved()
+            return leases
+        waiter = self._waiting.join(claim, claim.interest, claim.name)
+        try:
+            await asyncio.wait({waiter.got}, timeout=min(claim.request.wait_s, config.max_wait_s))
+        finally:
+            self._waiting.leave(waiter)
+        if not waiter.got.done():
+            return []
+        got = waiter.got.result()
+        if isinstance(got, BoardError):
+            raise BoardRefusal(got)
+        if got.write is not None:
+            await got.write.saved()
+        return got.leases
+
+    def _hand_out(self, is_concerned: Callable[[str], bool]) -> None:
+        """To whoever has waited longest. Those who would get nothing go on waiting."""
+        if not len(self._waiting):
+            return
+        broker = self._broker
+
+        def take(waiter: Waiter[Claim, Got]) -> Got | PassedOver | None:
+            if broker.is_leaving:
+                return Served([])
+            if waiter.asks.is_free is not None and not waiter.asks.is_free():
+                return None
+            try:
+                leases = self._take(broker.board, waiter.asks, broker.clock.now())
+            except BoardError as error:
+                return error
+            if not leases:
+                return self._passed_over(broker.board, waiter.asks)
+            broker.saving.touch()
+            return Served(leases, broker.saving.last)
+
+        self._waiting.hand_out(take, is_concerned)
+
+    def _passed_over(self, board: Board, claim: Claim) -> PassedOver | None:
+        """Of those who wait for the same, only a client with no share left is no sign for the others."""
+        hold = board.why_nothing(claim.owner, claim.request, full=self._pressure.full())
+        return PassedOver() if hold is not None and hold.code is Held.CLIENT_SHARE else None

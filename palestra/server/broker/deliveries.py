@@ -1,0 +1,138 @@
+"""Groups for their trainer, with the tokens of exactly the attempts that ended them.
+
+Owns: waiting for a group, an attempt's calls as trajectories. Never touches: which groups there are (the board's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from palestra.chat.trajectories import Trajectory
+from palestra.server.broker.broker import Broker
+from palestra.server.core.callers import AttemptRef
+from palestra.server.core.turn_trajectories import trajectories_of
+from palestra.store import Store
+from palestra.store import traces as rows
+from palestra.store.traces import Turn, TurnKey
+from palestra.types import StopReason
+from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
+
+AGENT = "agent"
+"""In the `metadata` of a call: which of several agents it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    owner: str
+    run: str
+    after: int
+    limit: int
+    version: int | None = None
+
+
+class Deliveries:
+    def __init__(self, broker: Broker, store: Store):
+        self._broker, self._store = broker, store
+
+    async def read(self, reading: Reading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
+        """Empty when nothing came for so long."""
+        broker, groups = self._broker, await self._wait(reading, wait_s)
+        version = broker.board.run_info(reading.owner, reading.run).version
+        broker.observer.read((reading.owner, reading.run), groups, version, broker.clock.now())
+        await broker.saving.saved()  # a number that was told is never another group's
+        if not tokens or not groups:
+            return groups
+        return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])
+
+    async def _wait(self, reading: Reading, wait_s: float) -> list[PlayedGroup]:
+        broker, loop = self._broker, asyncio.get_running_loop()
+        until = loop.time() + min(wait_s, broker.config.max_wait_s)
+        while True:
+            groups = broker.apply(
+                lambda board, now: board.delivered(
+                    reading.owner,
+                    reading.run,
+                    now,
+                    after=reading.after,
+                    limit=reading.limit,
+                    version=reading.version,
+                )
+            )
+            left_s = until - loop.time()
+            if groups or left_s <= 0 or broker.is_leaving:
+                return groups
+            await broker.has_groups.wait((reading.owner, reading.run), left_s)
+
+
+def _with_tokens(conn: Connection, owner: str, group: PlayedGroup) -> PlayedGroup:
+    return replace(group, episodes=[_played(conn, owner, episode) for episode in group.episodes])
+
+
+def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpisode:
+    attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
+    turns = played_turns(conn, owner, attempt.origin)
+    found = trajectories_of(one.turn for one in turns)
+    return replace(episode, trajectories=[_told(one, turns, episode.info.version) for one in found])
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTurn:
+    trace_id: str
+    turn: Turn
+    began_at: float
+    """Not before those that were kept before it in its trace, whatever the system's clock said."""
+
+
+def played_turns(conn: Connection, owner: str, origin: str) -> list[KeptTurn]:
+    """Of an attempt, in the order they began, without those that its player never saw. Over all traces: calls that are
+    no conversation, such as text completions, begin a trace each."""
+    turns: list[KeptTurn] = []
+    traces = rows.traces_of(conn, origin, owner)
+    for trace in traces:
+        began_at = 0.0
+        for turn in rows.turns_of(conn, trace.trace_id):
+            began_at = max(began_at, turn.facts.started_at)
+            turns.append(KeptTurn(trace.trace_id, turn, began_at))
+    turns.sort(key=lambda one: one.began_at)
+    unanswered = rows.unanswered_of(conn, [trace.trace_id for trace in traces])
+    return [one for place, one in enumerate(turns) if not _is_unseen(turns, place, unanswered)]
+
+
+def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> bool:
+    """Whether the server died, or its client left, before this one was answered, and it was asked for again. One that
+    nobody asked for again may have been seen: the server can die between the last byte and the note of it."""
+    one = turns[place]
+    if TurnKey(one.trace_id, one.turn.number) not in unanswered:
+        return False
+    wholes = [[*one.turn.prompt, *sample.tokens] for sample in one.turn.samples]
+    prompts = [other.turn.prompt for other in turns[place + 1 :]]
+    went_on = any(prompt[: len(whole)] == whole for prompt in prompts for whole in wholes)
+    return one.turn.prompt in prompts and not went_on
+
+
+def _told(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
+    """`version`: when it was claimed, for calls that have none."""
+    length = len(trajectory.tokens)
+    temperatures, versions = [0.0] * length, [0] * length
+    for ref in trajectory.turns:
+        turn = turns[ref.call].turn
+        start = len(turn.prompt)
+        end = start + len(turn.samples[ref.sample].tokens)
+        temperatures[start:end] = [turn.facts.temperature] * (end - start)
+        versions[start:end] = [version if turn.facts.version is None else turn.facts.version] * (end - start)
+    last = turns[trajectory.turns[-1].call]
+    metadata = last.turn.facts.metadata or {}
+    return EpisodeTrajectory(
+        tokens=trajectory.tokens,
+        loss_mask=trajectory.loss_mask,
+        logprobs=trajectory.logprobs,
+        temperatures=temperatures,
+        versions=versions,
+        trace_id=last.trace_id,
+        agent=str(metadata.get(AGENT, "")),
+        is_cut=last.turn.samples[trajectory.turns[-1].sample].stop_reason == StopReason.LENGTH,
+    )

@@ -1,0 +1,78 @@
+"""Secrets blacked out in what is shown, without holding up the server.
+
+Owns: the process that does it, where that may take long. Never touches: what is a secret (`config.redaction`).
+
+A regular expression keeps Python from doing anything else until it is through, and a harmless one (`[a-z]+@[a-z]+`)
+takes hours for a text that somebody made for it. So those of the config, and long texts, go to a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from palestra.config.redaction import Mask
+from palestra.server.broker.mask_child import LENGTH_BYTES, Orders, message
+from palestra.server.core.errors import Refusal
+from palestra.types.timelines import EpisodeTimeline
+
+S = TypeVar("S", EpisodeTimeline, list[Any])
+
+CHILD = "palestra.server.broker.mask_child"
+LIMIT_S = 5.0  # of computing, for all texts of one value; a MiB of plain ones takes a tenth of a second
+SHORT_BYTES = 1 << 16  # keys in so much are found in some milliseconds
+
+
+class Masking:
+    def __init__(self, patterns: Sequence[str] = (), limit_s: float = LIMIT_S):
+        """What is not masked by `limit_s` is blacked out whole."""
+        self._patterns, self._limit_s = tuple(patterns), limit_s
+        self._keys = Mask()
+        self._child: Process | None = None
+        self._turn = asyncio.Lock()
+        """The child answers in the order it was asked in, one at a time."""
+
+    async def of(self, value: S) -> S:
+        """As `Mask.of` has it."""
+        data = msgspec.json.encode(value)
+        if not self._patterns and len(data) <= SHORT_BYTES:
+            return self._keys.of(value)
+        async with self._turn:
+            try:
+                return msgspec.json.decode(await self._asked(message(data)), type=type(value))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                await self._end()
+                raise Refusal(503, "the process that masks has died; send it again", retry_after_s=1.0) from None
+            except BaseException:
+                await self._end()  # its answer may still come, and would be taken for the next one's
+                raise
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self._end()
+
+    async def _asked(self, data: bytes) -> bytes:
+        if self._child is None or self._child.returncode is not None:
+            self._child = await asyncio.create_subprocess_exec(sys.executable, "-m", CHILD, stdin=PIPE, stdout=PIPE)
+            data = message(msgspec.json.encode(Orders(self._limit_s, self._patterns))) + data
+        source, sink = self._child.stdout, self._child.stdin
+        assert source is not None
+        assert sink is not None
+        sink.write(data)
+        await sink.drain()
+        length = int.from_bytes(await source.readexactly(LENGTH_BYTES), "big")
+        return await source.readexactly(length)
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await asyncio.shield(asyncio.ensure_future(child.wait()))

@@ -1,0 +1,188 @@
+"""Groups pushed to trainers that listen on ZeroMQ, over the same log that others read.
+
+A run with `push_to` has a listener: its groups go there one after another, by their numbers, and each is committed when
+the listener acknowledges it. What was not acknowledged is sent again, also by a server that was killed meanwhile.
+
+Owns: when to look what is to be sent, the groups of a run. Never touches: which groups there are, sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from palestra.episodes.news import Progress
+from palestra.server.broker.broker import Broker
+from palestra.server.broker.deliveries import Deliveries, Reading
+from palestra.server.broker.push_addresses import check_address
+from palestra.server.broker.push_errands import Errands, Manners, RunKey
+from palestra.server.core.errors import Refusal
+from palestra.types.episodes import PlayedGroup, PushedGroup, RunInfo
+
+log = structlog.get_logger()
+
+GONE = 410
+ACK_S, LONGEST_ACK_S = 60.0, 600.0
+"""A trainer may write a checkpoint before it answers."""
+AT_ONCE = 2048
+"""Runs: each has one line."""
+
+
+class Looker(Protocol):
+    """Sees to it that what is new in a run is sent."""
+
+    def look(self, key: RunKey) -> None: ...
+
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+        """Of most runs nothing is sent to anybody."""
+        ...
+
+    def forget(self, key: RunKey | None) -> None:
+        """The run is deleted, and another one of its name begins anew; None: all runs are as they were saved."""
+        ...
+
+
+MakeLooker = Callable[[Broker, Deliveries, Errands], Looker]
+
+
+class Pushes:
+    def __init__(self, broker: Broker, errands: Errands, lookers: Sequence[Looker]):
+        self._broker, self._errands, self._lookers = broker, errands, lookers
+        self._news: set[RunKey] = set()
+        self._is_new = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        broker = self._broker
+        broker.on_delivered, broker.on_deleted, broker.on_restored = self._hear, self._forget, self._begin
+        self._begin()
+        watching = asyncio.create_task(self._watch(), name="pushes")
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await self._errands.close()
+
+    def wake(self, key: RunKey) -> None:
+        """There is something new in a run, or its listener is another."""
+        self._news.add(key)
+        self._is_new.set()
+
+    def _hear(self, key: RunKey, progress: Progress) -> None:
+        for looker in self._lookers:
+            if looker.is_concerned(key, progress):
+                self.wake(key)
+                return
+
+    def _begin(self) -> None:
+        """Also where the board was read from the disk again: numbers that were not saved may be other groups' now."""
+        self._forget(None)
+        for key in self._broker.board.undelivered():
+            self.wake(key)
+
+    def _forget(self, key: RunKey | None) -> None:
+        """At once: nothing of a run may be taken for something of its successor."""
+        self._errands.stop_all(key)
+        for looker in self._lookers:
+            looker.forget(key)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._is_new.wait()
+            self._is_new.clear()
+            news, self._news = self._news, set()
+            for key in news:
+                self._look(key)
+
+    def _look(self, key: RunKey) -> None:
+        for looker in self._lookers:
+            try:
+                looker.look(key)
+            except Refusal as error:  # of a board that is being read again: then all are looked at anew
+                log.warning("results are not pushed", run=key[1], why=error.detail)
+            except Exception:
+                log.exception("results are not pushed; those of other runs are", run=key[1])
+
+
+class RunPushes:
+    def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
+        self._broker, self._deliveries, self._errands = broker, deliveries, errands
+        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
+        self._listeners: dict[RunKey, str] = {}
+        """That an errand is under way to."""
+
+    def check(self, address: str) -> None:
+        """400 where nothing may be sent."""
+        if address:
+            check_address("settings.push_to", address, self._broker.config.push_hosts)
+
+    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+        return bool(progress.push_to) or key in self._listeners
+
+    def look(self, key: RunKey) -> None:
+        info = self._progress(key)
+        address = info.push_to
+        is_known = self._listeners.get(key) == address
+        if not is_known:
+            self._errands.stop((key, 0))
+            self._listeners.pop(key, None)
+        if not address or info.delivered <= info.committed:
+            return
+        self._listeners[key] = address
+        try:
+            self.check(address)
+        except Refusal as error:  # what is allowed has changed since
+            if not is_known:
+                log.warning("groups are not pushed", run=key[1], why=error.detail)
+            return
+        self._errands.begin((key, 0), partial(self._send_all, key, address))
+
+    def forget(self, key: RunKey | None) -> None:
+        for known in [one for one in self._listeners if key in (None, one)]:
+            del self._listeners[known]
+
+    async def _send_all(self, key: RunKey, address: str) -> None:
+        sender = self._errands.sender(address, self._manners)
+        try:
+            while (group := await self._next(key)) is not None:
+                if await sender.send(partial(self._payload, key, group), f"ack {group.number}"):
+                    await self._commit(key, group.number)
+        finally:
+            sender.close()
+
+    async def _payload(self, key: RunKey, group: PlayedGroup) -> bytes | None:
+        """None: somebody else has committed it meanwhile."""
+        if self._info(key).committed >= group.number:
+            return None
+        return await asyncio.to_thread(msgspec.json.encode, PushedGroup(run=key[1], group=group))
+
+    async def _next(self, key: RunKey) -> PlayedGroup | None:
+        while True:
+            info = self._info(key)
+            if info.delivered <= info.committed:
+                return None
+            reading = Reading(*key, info.committed, 1, info.version)
+            try:
+                groups = await self._deliveries.read(reading, wait_s=0, tokens=True)
+            except Refusal as error:
+                if error.status != GONE:
+                    raise
+                continue  # somebody else has committed it meanwhile
+            if groups:
+                return groups[0]
+
+    def _progress(self, key: RunKey) -> Progress:
+        return self._broker.look(lambda board: board.progress(*key))
+
+    def _info(self, key: RunKey) -> RunInfo:
+        return self._broker.look(lambda board: board.run_info(*key))
+
+    async def _commit(self, key: RunKey, number: int) -> None:
+        await self._broker.do(lambda board, now: board.commit(*key, number, now))
+        self._broker.observer.changed("groups committed", *key, cursor=number)

@@ -1,0 +1,60 @@
+"""Where this server may send results: addresses that trainers name are a way to make it knock on any door.
+
+Owns: which are allowed. Never touches: sockets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from palestra.server.core.errors import Refusal
+
+MAX_LENGTH = 256
+MAX_IPC_PATH = 100  # the system's limit is 107 bytes
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[1-9][0-9]{0,4})")
+
+
+def check_address(where: str, address: str, hosts: Sequence[str]) -> None:
+    """400 where it is none, or none that is allowed. `hosts`: others than this machine."""
+    if len(address) > MAX_LENGTH:
+        raise Refusal(400, f"{where}: at most {MAX_LENGTH} characters are allowed")
+    if address.startswith("ipc://"):
+        _check_file(where, address.removeprefix("ipc://"))
+        return
+    found = _TCP.fullmatch(address)
+    if found is None or int(found["port"]) > 65535:
+        shown = f"found {address[:80]!r}"
+        raise Refusal(400, f"{where}: tcp://host:port or ipc:///folder/file, where the trainer listens; {shown}")
+    host = found["host"].strip("[]")
+    if not _is_this_machine(host) and host not in hosts:
+        allow = f"the server's setting episodes.push_hosts=[{host}] allows it, on a network that is private"
+        raise Refusal(400, f"{where}: results are pushed to this machine only, not to {host}; {allow}")
+
+
+def _check_file(where: str, path: str) -> None:
+    """Nobody else may put a socket of their own there."""
+    file = Path(path)
+    if not file.is_absolute() or ".." in file.parts or not path.isprintable() or len(path.encode()) > MAX_IPC_PATH:
+        shown = f"found {path[:80]!r}"
+        raise Refusal(400, f"{where}: ipc:// and an absolute path of at most {MAX_IPC_PATH} bytes; {shown}")
+    try:
+        folder = file.parent.stat()
+    except OSError:
+        raise Refusal(400, f"{where}: there is no folder {file.parent} here; make one that only you can use") from None
+    if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        detail = "others can write there; use a folder of the server's user alone (mkdir -m 700)"
+        raise Refusal(400, f"{where}: {file.parent} is not private, {detail}")
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,168 @@
+"""What happened in an episode, from its info and its traces: model calls, tools between them, how attempts ended.
+
+Owns: tool spans from messages. Never touches: tokens' meaning, who may look, what is a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from palestra.episodes.search import Search, Searching
+from palestra.server.broker.broker import BoardRefusal, Broker
+from palestra.server.broker.deliveries import AGENT, KeptTurn, played_turns
+from palestra.server.broker.masking import Masking
+from palestra.server.broker.tracing import trace_id_of
+from palestra.server.core.callers import AttemptRef
+from palestra.store import Store
+from palestra.types.episodes import EpisodeInfo
+from palestra.types.rollouts import Message
+from palestra.types.timelines import AttemptTimeline, CallSpan, EpisodeTimeline, ToolSpan
+
+
+@dataclass(slots=True)
+class Found:
+    episodes: list[EpisodeInfo]
+    total: int
+
+
+class Timelines:
+    def __init__(self, broker: Broker, store: Store, masking: Masking):
+        self._broker, self._store, self._masking = broker, store, masking
+
+    async def search(self, owner: str, wanted: Search, *, limit: int, offset: int) -> Found:
+        """In the order of registration."""
+        broker = self._broker
+        if wanted.is_plain:
+            told = await broker.do(
+                lambda board, _now: board.episodes(
+                    owner, run=wanted.run, state=wanted.state, limit=limit, offset=offset
+                )
+            )
+            return Found(told.episodes, told.total)
+        searching = await self.begin(owner, wanted, limit=limit, offset=offset)
+        while searching.step():  # noqa: ASYNC110 - it waits for nothing: others are served meanwhile
+            await asyncio.sleep(0)
+        await broker.saving.saved()  # what is told is on disk
+        return Found(searching.found, searching.total)
+
+    async def begin(self, owner: str, wanted: Search, *, limit: int | None, offset: int) -> Searching:
+        return await self._broker.do(lambda board, _now: board.search(owner, wanted, limit=limit, offset=offset))
+
+    async def of(self, owner: str, episode_id: str) -> bytes:
+        """As JSON, with secrets blacked out."""
+        info, task = await self._broker.do(
+            lambda board, _now: (board.find(owner, episode_id), board.task(owner, episode_id))
+        )
+        attempts = await self._store.read(lambda conn: _attempts(conn, owner, info))
+        told = await self._masking.of(EpisodeTimeline(episode=info, task=task, attempts=attempts))
+        return msgspec.json.encode(told)
+
+    async def lines(self, owner: str, searching: Searching) -> AsyncIterator[bytes]:
+        """A timeline for each. One that is committed meanwhile is left out."""
+        is_more = True
+        while is_more:
+            is_more = searching.step()
+            await asyncio.sleep(0)
+            for info in searching.take():
+                try:
+                    yield await self.of(owner, info.episode_id) + b"\n"
+                except BoardRefusal as error:
+                    if error.status != 404:
+                        raise
+
+
+def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTimeline]:
+    lost = {loss.attempt: loss for loss in info.losses if loss.attempt > 0}
+    told: list[AttemptTimeline] = []
+    for number in sorted({*lost, info.attempt} - {0}):
+        origin, loss = AttemptRef(owner, info.episode_id, number).origin, lost.get(number)
+        calls = [_call(one) for one in played_turns(conn, owner, origin)]
+        told.append(
+            AttemptTimeline(
+                attempt=number,
+                trace_id=trace_id_of(origin),
+                outcome=str(info.state) if loss is None else loss.reason,
+                over_at=info.ended_at if loss is None else loss.at,
+                calls=calls,
+                tools=tool_spans(calls),
+            )
+        )
+    return told
+
+
+def _call(one: KeptTurn) -> CallSpan:
+    turn, facts = one.turn, one.turn.facts
+    return CallSpan(
+        began_at=one.began_at,
+        seconds=facts.prepare_s + facts.sample_s,
+        trace_id=one.trace_id,
+        turn=turn.number,
+        route=facts.route,
+        version=facts.version,
+        prompt_tokens=len(turn.prompt),
+        sampled_tokens=sum(len(sample.tokens) for sample in turn.samples),
+        agent=str((facts.metadata or {}).get(AGENT, "")),
+        messages=json.loads(facts.heard or "[]"),
+        answers=json.loads(facts.told or "[]"),
+    )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call of a tool that nobody has answered yet."""
+
+    place: int
+    call_id: str
+    trace_id: str
+
+
+@dataclass(slots=True)
+class _Tools:
+    spans: list[ToolSpan] = field(default_factory=list)
+    waiting: list[_Open] = field(default_factory=list)
+
+    def called(self, call: CallSpan, asked: dict[str, Any]) -> None:
+        function, call_id = asked.get("function", {}), asked.get("id", "")
+        self.waiting.append(_Open(len(self.spans), call_id, call.trace_id))
+        self.spans.append(
+            ToolSpan(
+                name=function.get("name", ""),
+                arguments=function.get("arguments"),
+                began_at=call.began_at + call.seconds,
+                call_id=call_id,
+            )
+        )
+
+    def answered(self, call: CallSpan, message: Message) -> None:
+        """By its id, else the first of this conversation that waits: not all clients send one."""
+        given = message.get("tool_call_id")
+        same = [
+            one for one in self.waiting if (one.trace_id if given is None else one.call_id) == (given or call.trace_id)
+        ]
+        if not same:
+            return  # of a call that was not sampled here
+        self.waiting.remove(same[0])
+        span = self.spans[same[0].place]
+        self.spans[same[0].place] = msgspec.structs.replace(
+            span, seconds=max(call.began_at - span.began_at, 0.0), result=str(message.get("content") or "")
+        )
+
+
+def tool_spans(calls: Sequence[CallSpan]) -> list[ToolSpan]:
+    """`calls` in the order they began."""
+    tools = _Tools()
+    for call in calls:
+        for message in call.messages:
+            if message.get("role") == "tool":
+                tools.answered(call, message)
+        for answer in call.answers:
+            for asked in answer.get("tool_calls") or ():
+                tools.called(call, asked)
+    return tools.spans

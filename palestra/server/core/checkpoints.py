@@ -1,0 +1,136 @@
+"""Checkpoints on disk and in the database: begun, completed, found, removed.
+
+A checkpoint's folder is its own for every save, so the switch to a new one is a write to the database and a folder is
+never changed. Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import structlog
+
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import TrainFuture
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.paths import TinkerPath
+from palestra.store import Store
+from palestra.store import checkpoints as rows
+from palestra.store.errors import CheckpointExists
+from palestra.store.records import Checkpoint, CheckpointKey, CheckpointKind, CheckpointStatus, Save
+from palestra.store.samplers import live_samplers
+from palestra.types.engine import Failure, Saved, TrainOutcome
+
+log = structlog.get_logger()
+
+
+class Checkpoints:
+    def __init__(self, store: Store, root: Path, *, keep_deleted_s: float):
+        self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
+        self._doomed: dict[str, float] = {}
+        """Folders nothing leads to, and when that was first seen."""
+
+    # Saving
+
+    async def begin(
+        self,
+        model: TrainedModel,
+        path: TinkerPath,
+        *,
+        seq_id: int,
+        request_id: str,
+        ttl_s: float | None = None,
+        overwrite: bool = False,
+        user_metadata: dict[str, str] | None = None,
+    ) -> str:
+        """Notes the save; returns the folder for it. The same request again gets the same folder."""
+        save = Save(
+            request_id=request_id,
+            model_id=path.model_id,
+            kind=path.kind,
+            name=path.name,
+            seq_id=seq_id,
+            folder=str(self.folder(path, str(seq_id))),
+            created_at=time.time(),
+            ttl_s=ttl_s,
+            user_metadata=user_metadata,
+        )
+        try:
+            stored = await self._store.write(
+                lambda c: rows.begin_checkpoint(
+                    c, save, owner=model.owner, base_model=model.base_model, lora=model.lora, overwrite=overwrite
+                )
+            )
+        except CheckpointExists as e:
+            raise Refusal(400, str(e)) from None
+        return stored.folder
+
+    async def on_saved(self, future: TrainFuture, outcome: TrainOutcome) -> None:
+        """The hook of saving requests."""
+        if isinstance(outcome, Saved):
+            now = time.time()
+            await self._store.write(
+                lambda c: rows.complete_checkpoint(c, future.request_id, size_bytes=outcome.size_bytes, now=now)
+            )
+        elif isinstance(outcome, Failure):
+            await self._store.write(lambda c: rows.fail_checkpoint(c, future.request_id, error=outcome.message))
+
+    def folder(self, path: TinkerPath, tag: str) -> Path:
+        return self.root / path.model_id.replace(":", "_") / path.kind.value / f"{path.name}@{tag}"
+
+    # Finding
+
+    async def find(self, path: TinkerPath, owner: str, *, own: bool = False) -> Checkpoint:
+        """Whole, not expired, and this owner's or, unless `own`, public; anything else does not exist."""
+        key = key_of(path)
+        found = await self._store.read(lambda c: rows.get_checkpoint(c, key))
+        if (
+            found is None
+            or found.status != CheckpointStatus.COMPLETED
+            or not (found.owner == owner or (found.public and not own))
+            or (found.expires_at is not None and found.expires_at <= time.time())
+        ):
+            raise not_found("checkpoint", str(path))
+        return found
+
+    async def delete(self, path: TinkerPath, owner: str) -> None:
+        await self.find(path, owner, own=True)
+        await self._store.write(lambda c: rows.delete_checkpoint(c, key_of(path)))
+
+    # Cleaning
+
+    async def sweep(self, to_load: set[str]) -> None:
+        """Lets go of what has expired; removes folders that nothing has led to for a while. `to_load`: folders that
+        requests name which a crash would repeat."""
+        now = time.time()
+        for expired in await self._store.read(lambda c: rows.expired_checkpoints(c, now)):
+            await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
+        needed = to_load | await self._store.read(rows.checkpoint_folders)
+        needed |= {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
+        for folder in await asyncio.to_thread(self._folders):
+            if folder in needed:
+                self._doomed.pop(folder, None)
+            elif now - self._doomed.setdefault(folder, now) > self._keep_deleted_s:
+                log.info("removing a checkpoint folder", folder=folder)
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                del self._doomed[folder]
+
+    def _folders(self) -> list[str]:
+        """Only what has the form of ours: the root may hold other things."""
+        kinds = [kind.value for kind in CheckpointKind]
+        return [str(f) for kind in kinds for f in self.root.glob(f"*_train_*/{kind}/*@*") if f.is_dir()]
+
+    async def settle_after_restart(self, known_requests: set[str], absent_models: set[str]) -> None:
+        """Saves that were noted but never asked of the engine: nobody was told that they would happen."""
+        for save in await self._store.read(rows.saves_under_way):
+            if save.request_id not in known_requests and save.model_id not in absent_models:
+                await self._store.write(
+                    lambda c, r=save.request_id: rows.fail_checkpoint(c, r, error="the server stopped before it began")
+                )
+
+
+def key_of(path: TinkerPath) -> CheckpointKey:
+    return CheckpointKey(path.model_id, path.kind, path.name)

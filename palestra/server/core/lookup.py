@@ -1,0 +1,89 @@
+"""Finding things by owner, and handing a training request on. What belongs to another does not exist.
+
+Owns: who may find what, and the words for what is not there. Never touches: what is done with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.errors import LASTING, Refusal, not_found
+from palestra.server.core.futures import RequestKind, TrainFuture
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.sampling import Sampler
+from palestra.server.core.sessions import Session
+from palestra.server.core.workers import Worker
+from palestra.types.engine import Operation
+
+
+class Lookup:
+    def __init__(self, core: Core):
+        self._core = core
+
+    def model(self, caller: Caller, model_id: str) -> TrainedModel:
+        model = self._core.training.models.get(model_id)
+        if model is None or model.owner != caller.owner:
+            lost = self._core.training.lost.message(model_id, owner=caller.owner)
+            gone = f"no such model: {model_id[:200]} (its session may be over, or it was unloaded)"
+            raise Refusal(404, lost or gone)
+        return model
+
+    def sampler(self, caller: Caller, sampler_id: str) -> Sampler:
+        sampler = self._core.sampling.samplers.get(sampler_id)
+        if sampler is None or sampler.owner != caller.owner:
+            raise not_found("sampling session", sampler_id)
+        return sampler
+
+    def session(self, caller: Caller, session_id: str) -> Session:
+        session = self._core.sessions.find(session_id, caller.owner)
+        if session is None:
+            raise is_over(session_id)
+        session.touch()
+        return session
+
+    def base(self, base_model: str) -> Worker:
+        worker = self._core.base(base_model)
+        if worker is None:
+            raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self._core.workers)}")
+        return worker
+
+    def keep_alive(self, session_id: str) -> None:
+        """A request is a sign of life too."""
+        session = self._core.sessions.active.get(session_id)
+        if session is not None:
+            session.touch()
+
+    def refuse_when_leaving(self) -> None:
+        if self._core.is_leaving:
+            raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
+
+    async def submit(
+        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
+    ) -> TrainFuture:
+        self.refuse_when_leaving()
+        self.keep_alive(model.session_id)
+        future = await self._core.training.submit(model, seq_id, kind, operation, reply)
+        self._core.metrics.submitted(kind, base_model=model.worker.name)
+        return future
+
+    def rejected(self, model: TrainedModel, seq_id: int, detail: str) -> Refusal:
+        """The request has used its number all the same."""
+        self._core.training.reject(model, seq_id)
+        return Refusal(400, detail)
+
+
+def is_over(session_id: str) -> Refusal:
+    return Refusal(404, f"no such session, or it is over: {session_id[:200]}")
+
+
+def why_down(worker: Worker) -> str:
+    """Why an engine is not there. Who waits for one that cannot be started for long gets a Refusal instead: what was
+    asked of it stays, and can be read when it is back."""
+    if worker.start_error is None:
+        return "the engine is starting"
+    reason = f"the engine cannot be started: {worker.start_error}"
+    if worker.cannot_start:
+        raise Refusal(LASTING, f"{reason}; see to the server's disk, then ask for the result again")
+    return reason

@@ -1,0 +1,115 @@
+"""A model as the server sees it: which of its numbers have come, gone to the worker, or been given up.
+
+Owns: the order of one model's requests. Never touches: the journal, the worker's messages, time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from palestra.server.core.futures import TrainFuture
+from palestra.server.core.workers import Worker
+from palestra.store.journal import Position
+from palestra.types import LoraConfig
+
+MAX_AHEAD = 10_000  # one call is some thousand chunks at most; a gap is settled number by number
+
+
+@dataclass(slots=True, eq=False)
+class TrainedModel:
+    model_id: str
+    session_id: str
+    owner: str
+    base_model: str
+    lora: LoraConfig
+    worker: Worker
+    snapshot_seq: int = -1
+    """Everything up to here is in each of the worker's snapshots, and may have left the journal."""
+    next_seq: int = 0
+    """Everything below may go to the worker, or never will come."""
+    sent_seq: int = -1
+    """Everything up to here the living worker has been sent."""
+    futures: dict[int, TrainFuture] = field(default_factory=dict)
+    early: dict[int, TrainFuture] = field(default_factory=dict)
+    """Those at or after `next_seq`."""
+    settled: set[int] = field(default_factory=set)
+    settled_at: list[tuple[int, Position]] = field(default_factory=list)
+    """Where the journal says so, with the highest of the numbers: held until a snapshot covers that one."""
+    given_up: set[int] = field(default_factory=set)
+    """They will not come either, but the journal could not be told so yet."""
+    missing: list[int] = field(default_factory=list)
+    """Acknowledged, and in the journal no more."""
+    settling: int = 0
+    gap_timer: asyncio.TimerHandle | None = None
+    last_request_at: float = field(default_factory=time.time)
+
+    def add(self, future: TrainFuture) -> None:
+        self.futures[future.seq_id] = future
+        if future.seq_id >= self.next_seq:
+            self.early[future.seq_id] = future
+
+    def forget(self, future: TrainFuture) -> None:
+        self.futures.pop(future.seq_id, None)
+        self.early.pop(future.seq_id, None)
+
+    def is_open(self, seq_id: int) -> bool:
+        """Whether a request with this number may still come."""
+        in_reach = self.next_seq <= seq_id < self.next_seq + MAX_AHEAD
+        return in_reach and seq_id not in self.futures and seq_id not in self.settled
+
+    def take_ready(self) -> list[TrainFuture]:
+        """Those whose turn it is, in order; numbers that were given up are passed over."""
+        ready: list[TrainFuture] = []
+        while not self.settling:
+            future = self.early.get(self.next_seq)
+            if future is not None and future.durable is None:
+                del self.early[self.next_seq]
+                self.next_seq += 1
+                ready.append(future)
+            elif self.next_seq in self.settled:
+                self.settled.discard(self.next_seq)
+                self.next_seq += 1
+            else:
+                break
+        return ready
+
+    def fills_gap(self, seq_id: int) -> bool:
+        """Whether requests that are here wait for this one."""
+        return any(n > seq_id for n in self.early)
+
+    @property
+    def has_gap(self) -> bool:
+        return bool(self.early) and not self.settling and self.next_seq not in self.early
+
+    @property
+    def sure_gap(self) -> list[int]:
+        """Missing numbers that will not come. A chunked call sends its first part last, so a pass may still fill a gap
+        before other passes; nothing comes before anything else."""
+        missing = self.missing_before(max((n for n, f in self.early.items() if not f.kind.is_pass), default=-1))
+        return sorted({n for n in self.given_up if n >= self.next_seq}.union(missing))
+
+    def missing_before(self, border: int) -> list[int]:
+        return [n for n in range(self.next_seq, border) if n not in self.early and n not in self.settled]
+
+    def find_missing(self, last_seq: int) -> None:
+        """After a restart: up to this number, everything was in the journal or given up there."""
+        in_journal = {n for n, future in self.futures.items() if future.request_at is not None}
+        self.missing = [n for n in range(self.next_seq, last_seq + 1) if n not in in_journal | self.settled]
+        self.settled.update(self.missing)
+
+    def why_lost(self, received_seq: int) -> str | None:
+        """Whether a worker that has the requests up to here can be sent all others."""
+        if received_seq < self.snapshot_seq:
+            return f"no snapshot of it can be read, and the journal begins after request {self.snapshot_seq}"
+        missing = [n for n in self.missing if n > received_seq]
+        if missing:
+            some = f"request {missing[0]}" if len(missing) == 1 else f"requests {missing[0]} to {missing[-1]}"
+            return f"the journal was damaged and has lost {some}, acknowledged before"
+        return None
+
+    def stop_timer(self) -> None:
+        if self.gap_timer is not None:
+            self.gap_timer.cancel()
+            self.gap_timer = None

@@ -1,0 +1,36 @@
+"""What is told when a call has ended: the metrics always, a trace if one was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from palestra.server.core.metrics import Metrics
+
+if TYPE_CHECKING:
+    from palestra.server.core.otlp import Traces
+
+
+class Observer:
+    def __init__(self, metrics: Metrics, traces: Traces | None = None):
+        self.metrics, self.traces = metrics, traces
+
+    @classmethod
+    def of(cls, metrics: Metrics, otlp_endpoint: str | None) -> Observer:
+        if otlp_endpoint is None:
+            return cls(metrics)
+        from palestra.server.core.otlp import Traces  # needs palestra[otel]
+
+        return cls(metrics, Traces.to(otlp_endpoint))
+
+    def finished(
+        self, kind: str, total_s: float, compute_s: float, *, base_model: str, outcome: str, request_id: str
+    ) -> None:
+        self.metrics.finished(kind, total_s, compute_s, base_model=base_model, outcome=outcome)
+        if self.traces is not None:
+            self.traces.finished(
+                kind, total_s, compute_s, base_model=base_model, outcome=outcome, request_id=request_id
+            )
+
+    def close(self) -> None:
+        if self.traces is not None:
+            self.traces.close()

@@ -1,0 +1,66 @@
+"""A server comes back: sessions, models and samplers from the database, then the journal's requests into the models.
+
+Owns: that order. Never touches: the journal's records (`recovery`).
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from palestra.server.core.core import Core
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.recovery import Recovery
+from palestra.server.core.sampling import Sampler, weights_of
+from palestra.server.core.sessions import Session
+from palestra.store import models as model_rows
+from palestra.store import samplers as sampler_rows
+from palestra.store import sessions as session_rows
+from palestra.store.records import LOADED
+
+log = structlog.get_logger()
+
+
+async def restore(core: Core) -> None:
+    core.training.lost.restore(await core.store.read(model_rows.corrupted_models))
+    for row in await core.store.read(session_rows.active_sessions):
+        core.sessions.active[row.session_id] = Session(row.session_id, row.owner)
+    await _restore_models(core)
+    await _restore_samplers(core)
+    Recovery(core.training).run()
+    live = {f.request_id for m in core.training.models.values() for f in m.futures.values()}
+    await core.checkpoints.settle_after_restart(live, core.training.absent)
+
+
+async def _restore_models(core: Core) -> None:
+    for row in await core.store.read(lambda c: model_rows.models_in(c, LOADED)):
+        worker = core.base(row.base_model)
+        if worker is None:
+            log.warning("a model's base is not served now", model=row.model_id, base_model=row.base_model)
+            core.training.absent.add(row.model_id)
+            continue
+        core.training.models[row.model_id] = TrainedModel(
+            row.model_id,
+            row.session_id,
+            row.owner,
+            row.base_model,
+            row.lora,
+            worker,
+            snapshot_seq=row.snapshot_seq,
+            next_seq=row.snapshot_seq + 1,
+            last_request_at=row.last_request_at,
+        )
+
+
+async def _restore_samplers(core: Core) -> None:
+    for row in await core.store.read(sampler_rows.live_samplers):
+        worker = core.base(row.base_model)
+        if worker is not None:
+            core.sampling.samplers[row.sampler_id] = Sampler(
+                row.sampler_id,
+                row.session_id,
+                row.owner,
+                row.base_model,
+                weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder),
+                worker,
+                row.model_path,
+            )

@@ -1,0 +1,280 @@
+"""Sampling sessions and samples. Samples live in memory: a lost one is answered 410 and sent again by the client.
+
+Owns: which weights a sampling session means, pending and finished samples. Never touches: HTTP, files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from palestra.server.core.errors import Refusal
+from palestra.server.core.futures import RequestKind, SampleFuture
+from palestra.server.core.observer import Observer
+from palestra.server.core.paths import SampleRequestId
+from palestra.server.core.room import Room
+from palestra.server.core.sample_runners import SampleRunner
+from palestra.server.core.training import outcome_name
+from palestra.server.core.workers import Worker
+from palestra.types import SampleRequest
+from palestra.types.engine import (
+    BaseModel,
+    Blame,
+    DropSamplers,
+    Failure,
+    KeptSampler,
+    Sample,
+    Sampled,
+    SampleWeights,
+    SavedAdapter,
+    Stats,
+    Streamed,
+    encode_message,
+)
+
+log = structlog.get_logger()
+
+CLONE_STRIDE = 1_000_000_000  # a clone's sample numbers start at a multiple of it
+FIRST_OWN = (1 << 32) * CLONE_STRIDE  # of samples that we number: SDK clients count from below
+SENT_AGAIN = 10  # a sample that was there at so many deaths of the worker may be what kills it
+MAX_COMPLETIONS = 20_000
+READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost comes again soon
+
+
+@dataclass(slots=True, eq=False)
+class Sampler:
+    """A sampling session: frozen weights under a name."""
+
+    sampler_id: str
+    session_id: str
+    owner: str
+    base_model: str
+    weights: SampleWeights
+    worker: Worker
+    model_path: str | None = None
+    futures: dict[int, SampleFuture] = field(default_factory=dict)
+    completions: dict[int, Completions] = field(default_factory=dict)
+    """For each clone that has sampled."""
+    clones: int = 0
+    own_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_OWN))
+    """For requests that bring none. Never used twice: a late answer must not find another's request."""
+
+
+@dataclass(slots=True, eq=False)
+class Completions:
+    """Finished samples in the order they finished, for clients that ask for many at once."""
+
+    first: int = 0
+    """Number of the oldest one kept, minus one."""
+    request_ids: list[str] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, request_id: str) -> None:
+        self.request_ids.append(request_id)
+        if len(self.request_ids) > MAX_COMPLETIONS:  # nobody asks for them
+            self.forget(self.first + MAX_COMPLETIONS // 2)
+        self._news.set()
+
+    async def wait(self, cursor: int, timeout_s: float) -> None:
+        """Until there is something after the cursor, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.after(cursor):
+                    self._news.clear()
+                    await self._news.wait()
+
+    def after(self, cursor: int) -> list[str]:
+        return self.request_ids[max(0, cursor - self.first) :]
+
+    def forget(self, cursor: int) -> None:
+        n = min(max(0, cursor - self.first), len(self.request_ids))
+        del self.request_ids[:n]
+        self.first += n
+
+    @property
+    def cursor(self) -> int:
+        return self.first + len(self.request_ids)
+
+
+class Sampling:
+    def __init__(self, observer: Observer, *, max_pending: int, keep_results_s: float):
+        self.boot = secrets.token_hex(6)
+        self.samplers: dict[str, Sampler] = {}
+        self.futures: dict[str, SampleFuture] = {}
+        self.pending: dict[str, SampleFuture] = {}
+        self._observer, self._room, self._keep_results_s = observer, Room(max_pending), keep_results_s
+        self.runners: dict[Worker, SampleRunner] = {}
+        """Who samples for each base model."""
+        self._deaths: dict[str, int] = {}
+
+    def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest, *, stream: bool = False) -> SampleFuture:
+        """At once: the worker samples it when it is there and the weights are."""
+        digest = hashlib.blake2b(msgspec.msgpack.encode(request), digest_size=16).digest()
+        known = sampler.futures.get(seq_id)
+        if known is not None:
+            if known.digest != digest:
+                raise Refusal(400, f"seq_id {seq_id} of {sampler.sampler_id} was used for another request")
+            return known
+        self.runners[sampler.worker].check(request)
+        if not self._room.has_some_for(sampler.owner):
+            raise Refusal(429, f"{len(self.pending)} samples are waiting; come back in a moment", retry_after_s=1.0)
+        name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
+        salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
+        sample = Sample(request_id=str(name), weights=sampler.weights, request=salted, stream=stream)
+        future = SampleFuture(
+            str(name),
+            sampler.owner,
+            digest,
+            sampler_id=sampler.sampler_id,
+            seq_id=seq_id,
+            sequence_ids=name.sequence_ids(request.num_samples),
+            message=encode_message(sample),
+            parts=asyncio.Queue() if stream else None,
+        )
+        sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
+        self._room.take(future.owner)
+        self._send(sampler.worker, future)
+        return future
+
+    def _send(self, worker: Worker, future: SampleFuture) -> None:
+        runner = self.runners[worker]
+        if future.message is not None and not future.is_sent and runner.is_ready:
+            future.is_sent = True
+            runner.send(future.request_id, future.message)
+
+    def on_streamed(self, message: Streamed) -> None:
+        for part in message.parts:
+            future = self.pending.get(part.request_id)
+            if future is not None:
+                future.tell(part)
+
+    def on_sampled(self, message: Sampled, frame: bytes) -> None:
+        future = self._take(message.request_id)
+        if future is None:
+            return
+        sampler = self.samplers.get(future.sampler_id)
+        if sampler is not None:
+            total_s = time.monotonic() - future.submitted
+            self._observer.finished(
+                RequestKind.SAMPLE,
+                total_s,
+                message.compute_s,
+                base_model=sampler.worker.name,
+                outcome=outcome_name(message.outcome),
+                request_id=future.request_id,
+            )
+        self._done(future, frame)
+
+    def cancel(self, future: SampleFuture) -> None:
+        if self._take(future.request_id) is not None:
+            sampler = self.samplers.get(future.sampler_id)
+            if sampler is not None:
+                self.runners[sampler.worker].cancel(future.request_id)
+            self._fail(future, "the sample was cancelled")
+
+    def forget(self, future: SampleFuture) -> None:
+        """Nobody will ask for it again."""
+        self.futures.pop(future.request_id, None)
+        sampler = self.samplers.get(future.sampler_id)
+        if sampler is not None:
+            sampler.futures.pop(future.seq_id, None)
+
+    def _take(self, request_id: str) -> SampleFuture | None:
+        """Whoever gets it has to see to its end."""
+        future = self.pending.pop(request_id, None)
+        if future is not None:
+            self._room.give_back(future.owner)
+            self._deaths.pop(request_id, None)
+        return future
+
+    def _done(self, future: SampleFuture, frame: bytes) -> None:
+        future.message = None
+        future.finish(frame)
+        sampler = self.samplers.get(future.sampler_id)
+        if sampler is not None and future.seq_id < FIRST_OWN:
+            clone = future.seq_id // CLONE_STRIDE
+            sampler.completions.setdefault(clone, Completions()).add(future.request_id)
+
+    def _fail(self, future: SampleFuture, reason: str, blame: Blame = Blame.USER) -> None:
+        failure = Sampled(request_id=future.request_id, outcome=Failure(message=reason, blame=blame))
+        self._done(future, encode_message(failure))
+
+    # A worker dies, a worker comes
+
+    def on_exit(self, worker: Worker) -> None:
+        """A sample that was under way at several deaths is not tried again: it may be their cause."""
+        if not self.runners[worker].dies_with_worker:
+            return
+        self.runners[worker].on_stats(Stats())
+        for future in list(self.pending.values()):
+            if not future.is_sent or not self._is_of(future, worker):
+                continue
+            future.is_sent = False
+            if future.has_told:
+                self._take(future.request_id)
+                self._fail(future, "the engine died while this was streamed; send it again", Blame.SERVER)
+                continue
+            deaths = self._deaths[future.request_id] = self._deaths.get(future.request_id, 0) + 1
+            if deaths >= SENT_AGAIN:
+                self._take(future.request_id)
+                self._fail(future, f"the engine died {deaths} times while this sample was under way")
+
+    def on_hello(self, worker: Worker, sampler_ids: Iterable[str]) -> None:
+        known = {s.sampler_id for s in self.samplers.values() if isinstance(s.weights, KeptSampler)}
+        strays = [s for s in sampler_ids if s not in known]
+        if strays:
+            worker.link.send(DropSamplers(sampler_ids=strays))
+        self.send_waiting(worker)
+
+    def send_waiting(self, worker: Worker) -> None:
+        for future in self.pending.values():
+            if self._is_of(future, worker):
+                self._send(worker, future)
+
+    def waiting(self, worker: Worker) -> int:
+        """Samples that have not begun, as far as it is known."""
+        runner = self.runners[worker]
+        if runner.is_ready:
+            return runner.waiting
+        return sum(self._is_of(future, worker) for future in self.pending.values())
+
+    def _is_of(self, future: SampleFuture, worker: Worker) -> bool:
+        sampler = self.samplers.get(future.sampler_id)
+        return sampler is not None and sampler.worker is worker
+
+    # Leaving
+
+    def drop(self, samplers: list[Sampler], reason: str) -> None:
+        for sampler in samplers:
+            for future in sampler.futures.values():
+                if self._take(future.request_id) is not None:
+                    self.runners[sampler.worker].cancel(future.request_id)
+                    self._fail(future, reason)
+            self.samplers.pop(sampler.sampler_id, None)
+            if isinstance(sampler.weights, KeptSampler):
+                self.runners[sampler.worker].drop([sampler.sampler_id])
+
+    def expire(self, now: float) -> None:
+        for future in list(self.futures.values()):
+            if future.finished_at is None:
+                continue
+            keep = READ_KEEP_S if future.retrieved else self._keep_results_s
+            if now - future.finished_at > keep:
+                self.forget(future)
+
+
+def weights_of(sampler_id: str, model_id: str | None, seq_id: int | None, folder: str | None) -> SampleWeights:
+    if folder is not None:
+        return SavedAdapter(folder=folder)
+    if model_id is not None and seq_id is not None:
+        return KeptSampler(sampler_id=sampler_id, model_id=model_id, seq_id=seq_id)
+    return BaseModel()

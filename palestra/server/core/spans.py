@@ -1,0 +1,32 @@
+"""Spans of traces, as records: what `otlp` sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SpanRef:
+    trace_id: int
+    span_id: int
+    is_sampled: bool = True
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.is_sampled):02x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One that is over. Times are seconds since the epoch."""
+
+    name: str
+    began_at: float
+    ended_at: float
+    parent: SpanRef | None
+    ref: SpanRef | None = None
+    """None: any id will do, nobody needs it."""
+    link: SpanRef | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    error: str = ""

@@ -1,0 +1,16 @@
+"""Kept calls of a model as trajectories to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from palestra.chat.trajectories import ModelCall, SampledTokens, Trajectory, trajectories
+from palestra.store.traces import Turn
+
+
+def trajectories_of(turns: Iterable[Turn]) -> list[Trajectory]:
+    return trajectories([ModelCall(prompt=turn.prompt, samples=_samples(turn)) for turn in turns])
+
+
+def _samples(turn: Turn) -> list[SampledTokens]:
+    return [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]

@@ -1,0 +1,290 @@
+"""Engine workers: started, watched, adopted, started again.
+
+Owns: the worker's process and its first words. Never touches: models, requests: its listener does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+import structlog
+
+from palestra import __version__
+from palestra.server.core.link import Heard, Link
+from palestra.server.core.log_files import last_error, last_words, open_log
+from palestra.server.core.watchdog import Ending, Patience, Watchdog
+from palestra.store.failing import Failing
+from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
+
+log = structlog.get_logger()
+
+PING_S = 5.0  # a worker gives up after 30 s of silence
+ADOPT_S = 30.0  # a living worker says Hello once it is loaded and its present computation is done
+BACK_OFF_S = (0.25, 10.0)
+"""Before the next start: the first time and at most. It doubles while workers die before they are ready."""
+STOP_S = 30.0
+RESPAWN_S = 2.0
+
+
+class WorkerError(Exception):
+    """The worker cannot run; the message says why."""
+
+
+class Listener(Protocol):
+    def on_hello(self, worker: Worker, hello: Hello) -> None: ...
+    def on_hello_again(self, worker: Worker, hello: Hello) -> None: ...
+    def on_message(self, worker: Worker, heard: Heard) -> None: ...
+    def on_exit(self, worker: Worker, ending: Ending) -> None: ...
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        config: WorkerConfig,
+        listener: Listener,
+        *,
+        log_file: Path,
+        patience: Patience,
+        write_wait_s: float,
+    ):
+        self.name, self.config, self.listener = name, config, listener
+        self.link = Link(config.address)
+        self.card: ModelCard | None = None
+        self._log_file = log_file
+        self._log_start = 0
+        """Where the present life's part of it begins."""
+        Path(config.state).mkdir(parents=True, exist_ok=True)
+        self._pid_file = Path(config.state) / "worker.json"
+        self._pid = 0
+        self._child: subprocess.Popen | None = None
+        self._worker_id = ""
+        self._hello = asyncio.Event()
+        self._watchdog = Watchdog(patience, self._put_down)
+        self._ending = Ending.DIED
+        """Of the present life, when it ends."""
+        self._starts_fail = Failing(write_wait_s)
+        self.start_error: OSError | None = None
+        """Why the last start came to nothing."""
+        self.cannot_start = False
+        """That has gone on for long."""
+        self._stopping = False
+        self._tasks: list[asyncio.Task] = []
+
+    @property
+    def is_adopted(self) -> bool:
+        """Started by an earlier server."""
+        return self._child is None
+
+    async def start(self) -> None:
+        """Returns when the worker is ready to work; WorkerError if it cannot."""
+        self._tasks.append(asyncio.create_task(self._listen(), name=f"listen {self.name}"))
+        if not await self._adopt():
+            self._spawn()
+        exits = asyncio.create_task(self._exited())
+        hello = asyncio.create_task(self._hello.wait())
+        done, _ = await asyncio.wait({exits, hello}, return_when=asyncio.FIRST_COMPLETED)
+        hello.cancel()
+        if hello not in done:
+            raise WorkerError(f"{self.config.model} cannot be served: {self._why_it_ended()}")
+        self._tasks.append(asyncio.create_task(self._watch(exits), name=f"watch {self.name}"))
+        self._tasks.append(asyncio.create_task(self._ping(), name=f"ping {self.name}"))
+
+    async def stop(self) -> None:
+        """The worker takes snapshots and goes; after a while it is made to."""
+        self._stopping = True
+        self._watchdog.on_exit()
+        self.link.send(Stop())
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._exited()
+        except TimeoutError:
+            log.warning("worker did not stop in time", worker=self.name, pid=self._pid)
+            self._kill()
+        await self.abandon()
+        self._pid_file.unlink(missing_ok=True)
+
+    async def abandon(self) -> None:
+        """Leaves the process alone."""
+        self._stopping = True
+        self._watchdog.on_exit()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.link.close()
+
+    # Hearing
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                heard = await self.link.receive()
+                match heard.message:
+                    case Hello() as hello:
+                        self._greet(hello)
+                    case Beat(pid=pid) as beat:
+                        if pid == self._pid and not self._stopping:
+                            self._watchdog.on_beat(beat)
+                    case _:
+                        self.listener.on_message(self, heard)
+            except Exception:
+                log.exception("a worker's message could not be handled", worker=self.name)
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.pid != self._pid:
+            return  # one we have given up; it leaves when it hears nothing
+        if hello.worker_id == self._worker_id:
+            self.link.send(Ping())
+            self.listener.on_hello_again(self, hello)
+            return
+        self._worker_id, self.card = hello.worker_id, hello.card
+        self.link.welcome(hello)
+        self._watchdog.on_hello()
+        self.listener.on_hello(self, hello)
+        self._hello.set()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self.link.send(Ping())
+
+    # The process
+
+    async def _adopt(self) -> bool:
+        """Whether a worker of an earlier server lives, is what we would start, and answers."""
+        try:
+            known = json.loads(self._pid_file.read_text())
+            process = psutil.Process(known["pid"])
+            alive = abs(process.create_time() - known["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, psutil.Error):
+            return False
+        if not alive:
+            return False
+        self._pid = known["pid"]
+        if (known.get("version"), known.get("config")) == (__version__, msgspec.to_builtins(self.config)):
+            hello, exits = asyncio.create_task(self._hello.wait()), asyncio.create_task(self._exited())
+            await asyncio.wait({hello, exits}, timeout=ADOPT_S, return_when=asyncio.FIRST_COMPLETED)
+            hello.cancel()
+            exits.cancel()
+            if self._hello.is_set():
+                log.info("adopted a living worker", worker=self.name, pid=self._pid)
+                return True
+        self._kill()
+        await self._exited()
+        return False
+
+    def _spawn(self) -> None:
+        environment = os.environ | {"PALESTRA_WORKER": msgspec.json.encode(self.config).decode()}
+        if self.config.threads:
+            environment["OMP_NUM_THREADS"] = str(self.config.threads)
+        with open_log(self._log_file) as out:
+            self._log_start = out.tell()
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "palestra.engine"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._pid, self._worker_id = self._child.pid, ""
+        created = psutil.Process(self._pid).create_time()
+        config = msgspec.to_builtins(self.config)
+        facts = {"pid": self._pid, "created": created, "version": __version__, "config": config}
+        partial = self._pid_file.with_suffix(".partial")
+        partial.write_text(json.dumps(facts))
+        partial.rename(self._pid_file)
+        self._watchdog.on_spawn()
+
+    def _try_spawn(self) -> bool:
+        """A full disk or process table is no reason to give up for good."""
+        try:
+            self._spawn()
+        except OSError as e:
+            log.error("the worker could not be started; trying again", worker=self.name, error=str(e))
+            self.start_error, self.cannot_start = e, self._starts_fail.failed()
+            if self._child is not None and self._child.poll() is None and self._child.pid != self._pid:
+                self._child.kill()
+            return False
+        self._starts_fail.worked()
+        self.start_error, self.cannot_start = None, False
+        return True
+
+    async def _watch(self, exits: asyncio.Task) -> None:
+        """Starts the worker again whenever it has died."""
+        first_wait, longest_wait = BACK_OFF_S
+        wait_s = first_wait
+        while True:
+            await exits
+            self._watchdog.on_exit()
+            self.link.hang_up()
+            was_ready, ending = self._hello.is_set(), self._ending
+            self._hello.clear()
+            self._ending = Ending.DIED
+            if self._stopping:
+                return
+            words = last_words(self._log_file)
+            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
+            self.listener.on_exit(self, ending)
+            wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
+            await asyncio.sleep(wait_s)
+            while not self._try_spawn():  # noqa: ASYNC110 - there is no event for room on a disk
+                await asyncio.sleep(RESPAWN_S)
+            exits = asyncio.create_task(self._exited())
+
+    async def _exited(self) -> None:
+        if self._child is not None and self._child.pid == self._pid and self._child.poll() is not None:
+            return
+        if hasattr(os, "pidfd_open"):
+            await _pidfd_exit(self._pid)
+        else:  # not Linux
+            with contextlib.suppress(psutil.NoSuchProcess):
+                await asyncio.to_thread(psutil.Process(self._pid).wait)
+        if self._child is not None and self._child.pid == self._pid:
+            self._child.wait()
+
+    def _why_it_ended(self) -> str:
+        """In its own words, or as its exit tells."""
+        if reason := last_error(self._log_file, self._log_start):
+            return reason
+        code = self._child.returncode if self._child is not None else 0
+        if self._ending is not Ending.DIED:
+            how = f"was not ready within {self._watchdog.patience.start_s:g} s (worker_start_s)"
+        elif code == -signal.SIGKILL:
+            how = "was killed by the system, which it does where memory is short"
+        else:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"its worker {how}; its log is {self._log_file}"
+
+    def _put_down(self, ending: Ending) -> None:
+        log.error("the worker does not work; it is ended", worker=self.name, pid=self._pid, why=str(ending))
+        self._ending = ending
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+
+
+async def _pidfd_exit(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, gone = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,25 @@
+"""Who is calling, as parameters of routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.http.auth import Doorkeeper
+
+
+async def _caller(request: Request) -> Caller:
+    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    return await doorkeeper.admit(request)
+
+
+async def _model_caller(request: Request) -> Caller:
+    doorkeeper: Doorkeeper = request.app.state.doorkeeper
+    return await doorkeeper.admit_player(request, rights=TRAINERS)
+
+
+CallerNow = Annotated[Caller, Depends(_caller)]
+ModelCallerNow = Annotated[Caller, Depends(_model_caller)]
+"""Also an attempt to play an episode: for routes that only look at models, or sample."""

@@ -1,0 +1,157 @@
+"""Who is asking: the loopback rule, keys, and which names of this server a browser may use.
+
+On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
+loopback, a valid one is needed. Owns: that rule. Never touches: what an owner may see; lookups do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.requests import HTTPConnection
+
+from palestra.server.core.callers import ANYBODY, EPISODE_PREFIX, TRAINERS, AttemptRef, Caller
+from palestra.server.core.errors import Refusal
+from palestra.store import Store
+from palestra.store.keys import find_key, list_keys
+from palestra.store.records import Rights
+
+CACHE_S = 2.0  # a key that is revoked works no longer than this
+CACHE_SIZE = 4096
+
+
+class Doorkeeper:
+    def __init__(
+        self,
+        store: Store,
+        find_attempt: Callable[[str], AttemptRef | None],
+        *,
+        is_loopback: bool,
+        require_key: bool,
+    ):
+        self._store, self._is_loopback, self._require_key = store, is_loopback, require_key
+        self._find_attempt = find_attempt
+        self._known: dict[str, tuple[float, Caller | None]] = {}
+        self._has_keys: tuple[float, bool] = (-math.inf, False)
+        self._looking: asyncio.Future[bool] | None = None
+
+    async def admit(self, connection: HTTPConnection, *, rights: tuple[Rights, ...] = TRAINERS) -> Caller:
+        headers, came_at = connection.headers, time.monotonic()
+        self._check_origin(headers)
+        # What is learned from here on is new enough, however long the database takes.
+        while (caller := self._identify(headers, came_at)) is None:
+            await self._learn(_key_in(headers))
+        if caller.right not in rights:
+            raise Refusal(403, f"this key has the right '{caller.right}'; this call needs {' or '.join(rights)}")
+        return caller
+
+    async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
+        """Also with the key of an attempt."""
+        return as_player(await self.admit(connection, rights=(*rights, Rights.EPISODE)))
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        """Without keys, a page in the user's browser must not reach us under a name of its own."""
+        address = headers.get("host", "")
+        if self._is_loopback and not _is_local(address):
+            host = _split(f"//{address}").hostname or ""
+            raise Refusal(403, f"this server answers to localhost only, not to {host[:100]!r}")
+        origin = headers.get("origin")
+        if origin is not None and ("host" not in headers or _split(origin).netloc != address):
+            raise Refusal(403, f"requests from pages of {origin[:100]!r} are not accepted")
+
+    def _identify(self, headers: Mapping[str, str], now: float) -> Caller | None:
+        """None: not known, or not recently enough."""
+        key = _key_in(headers)
+        if key.startswith(EPISODE_PREFIX):
+            attempt = self._find_attempt(key)
+            if attempt is None:
+                raise Refusal(401, "this episode key is not valid here (any more): claim another episode")
+            traceparent = headers.get("traceparent", "")
+            return Caller(attempt.owner, Rights.EPISODE, attempt=attempt, traceparent=traceparent)
+        if self._is_loopback and not self._require_key:
+            looked_at, has_keys = self._has_keys
+            if now - looked_at > CACHE_S:
+                return None
+            if not has_keys:
+                return ANYBODY
+        if not key:
+            raise Refusal(401, "a key is needed: send it as X-API-Key (make one with: palestra key create)")
+        looked_at, caller = self._known.get(_name_of(key), (-math.inf, None))
+        if now - looked_at > CACHE_S:
+            return None
+        if caller is None:
+            raise Refusal(401, "this key is not valid here (any more); make one with: palestra key create")
+        return caller
+
+    async def _learn(self, key: str) -> None:
+        """What `_identify` did not know."""
+        if self._is_loopback and not self._require_key and not await self._keys_exist():
+            return
+        if key:
+            await self._look_up(key)
+
+    async def _look_up(self, key: str) -> None:
+        now, name = time.monotonic(), _name_of(key)
+        record = await self._store.read(lambda connection: find_key(connection, key))
+        if len(self._known) >= CACHE_SIZE:
+            self._known.clear()
+        self._known[name] = (now, None if record is None else Caller(record.owner, record.rights, record))
+
+    async def _keys_exist(self) -> bool:
+        """Revoked ones count: revoking the last key closes the door, it does not open it."""
+        now = time.monotonic()
+        if now - self._has_keys[0] > CACHE_S:
+            if self._looking is None:  # many ask at once; one looks for all of them
+                reading = self._store.read(lambda c: bool(list_keys(c, revoked=True)))
+                self._looking = asyncio.ensure_future(reading)
+            looking = self._looking
+            try:
+                self._has_keys = (now, await asyncio.shield(looking))
+            finally:
+                if looking.done():
+                    self._looking = None
+        return self._has_keys[1]
+
+
+def as_player(caller: Caller) -> Caller:
+    """A stored key with the right of an attempt is nobody's attempt."""
+    if caller.right is Rights.EPISODE and caller.attempt is None:
+        raise Refusal(403, "this key has the right 'episode' but belongs to no episode: claims make such keys")
+    return caller
+
+
+def _name_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _key_in(headers: Mapping[str, str]) -> str:
+    if key := headers.get("x-api-key", ""):
+        return key
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise Refusal(403, f"{url[:100]!r} is not the name of a server") from None
+
+
+@lru_cache(maxsize=256)
+def _is_local(address: str) -> bool:
+    """A host, and perhaps a port."""
+    host = _split(f"//{address}").hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.endswith(".localhost")

@@ -1,0 +1,77 @@
+"""Who may do what with episodes, and under which name a player holds its leases.
+
+Owns: rights. Never touches: what the calls do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from palestra.server.broker.service import Episodes
+from palestra.server.core.callers import TRAINERS, Caller
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal
+from palestra.server.http.auth import Doorkeeper
+from palestra.store.records import Rights
+from palestra.types.episodes import EndRequest, LeaseRef
+
+PLAYERS = (*TRAINERS, Rights.WORKER)
+MAX_ID = 128
+
+
+async def _episodes(request: Request) -> Episodes:
+    return request.app.state.episodes
+
+
+async def _trainer(request: Request) -> Caller:
+    return await _door(request).admit(request)
+
+
+async def _claimant(request: Request) -> Caller:
+    return await _door(request).admit(request, rights=PLAYERS)
+
+
+async def _player(request: Request) -> Caller:
+    return await _door(request).admit_player(request, rights=PLAYERS)
+
+
+def _door(request: Request) -> Doorkeeper:
+    return request.app.state.doorkeeper
+
+
+EpisodesNow = Annotated[Episodes, Depends(_episodes)]
+Trainer = Annotated[Caller, Depends(_trainer)]
+Claimant = Annotated[Caller, Depends(_claimant)]
+Player = Annotated[Caller, Depends(_player)]
+"""Also an attempt's own key, for itself."""
+
+
+def holder(caller: Caller, client_id: str) -> str:
+    """Whose leases they are. A client of one key is another than one of the same name with another key."""
+    if not client_id:
+        raise Refusal(400, "client_id: it is missing; any name will do that no other player of this key has")
+    if caller.key is None:
+        return client_id
+    name = f"{caller.key.key_id}:{client_id}"
+    return name if len(name) <= MAX_ID else f"{caller.key.key_id}:{hashlib.sha256(client_id.encode()).hexdigest()}"
+
+
+def speaker(caller: Caller, client_id: str, about: Sequence[LeaseRef | EndRequest]) -> str | None:
+    """Who speaks of these leases; None: the attempt itself."""
+    attempt = caller.attempt
+    if attempt is None:
+        return holder(caller, client_id)
+    if any((one.episode_id, one.attempt) != (attempt.episode_id, attempt.attempt) for one in about):
+        detail = f"this key speaks for episode {attempt.episode_id}, attempt {attempt.attempt}, and for no other"
+        raise Refusal(403, detail)
+    return None
+
+
+def endpoint(request: Request) -> tuple[str, str]:
+    """Where a player reaches the model, and the name of one."""
+    core: Core = request.app.state.core
+    return f"{core.config.episodes.url or str(request.base_url).rstrip('/')}/v1", next(iter(core.workers))

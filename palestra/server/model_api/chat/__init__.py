@@ -1,0 +1,1 @@
+"""Chat completions: from messages to a prompt, from tokens to an answer. Begin at `calls`."""

@@ -1,0 +1,195 @@
+"""Messages and tools of a request, as chat templates read them.
+
+Owns: what is accepted, and saying where something is wrong. Never touches: tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.chat.nesting import MAX_DEPTH, is_too_deep
+from palestra.chat.tool_calls import read_json
+from palestra.server.core.errors import ApiError
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.errors import invalid
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""And what templates call them: few know `developer`."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Kinds of content parts, and the key their text is under."""
+MAX_MESSAGES = 16384  # each is looked at several times, whatever it says
+MAX_NAME = 128
+MAX_IDS_SHOWN = 8
+PROMPT_IDS, SAMPLED_IDS, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
+TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
+"""What NeMo Gym's agents carry along on answers."""
+
+
+def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not given:
+        raise invalid("messages", "messages: it is empty; send at least one")
+    if len(given) > MAX_MESSAGES:
+        raise invalid("messages", f"messages: {len(given)} of them; at most {MAX_MESSAGES} are read")
+    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(given)]
+    calls = CallsSoFar()
+    for i, message in enumerate(messages):
+        calls.take(message, f"messages[{i}]")
+    return messages
+
+
+def read_tools(given: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)] if given else None
+
+
+class CallsSoFar:
+    """The calls of a conversation, message by message: a tool's result must be of one of them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+        self._has_answered = False
+
+    def take(self, message: dict[str, Any], where: str) -> None:
+        if message["role"] == "assistant":
+            self._has_answered = True
+            self._ids.update((call["id"], None) for call in message.get("tool_calls", ()) if "id" in call)
+        elif message["role"] == "tool":
+            self._check(message.get("tool_call_id"), where)
+
+    def _check(self, call_id: str | None, where: str) -> None:
+        """Without an id, as text environments tell results, it is of whatever the assistant said before."""
+        if call_id is None and not self._has_answered:
+            raise _wrong(where, "a tool's result, but the assistant has not called any tool yet")
+        if call_id is not None and call_id not in self._ids:
+            known = ", ".join(map(shown, list(self._ids)[-MAX_IDS_SHOWN:])) or "none"
+            raise _wrong(where, f"no call before it has the id {shown(call_id)}; ids of calls so far: {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTokens:
+    """Ids that came with a message: the whole conversation up to and with it."""
+
+    ids: list[int]
+    place: int
+
+
+def given_tokens(given: Sequence[dict[str, Any]]) -> GivenTokens | None:
+    """Of the last message that has them. Agents send them back as they got them, on each answer."""
+    carrying = [place for place, message in enumerate(given) if any(message.get(k) is not None for k in TOKEN_FIELDS)]
+    for place in carrying:
+        if missing := [key for key in TOKEN_FIELDS if given[place].get(key) is None]:
+            detail = f"{missing[0]} is missing; send all of {', '.join(TOKEN_FIELDS)} or none"
+            raise _wrong(f"messages[{place}]", detail)
+    if not carrying:
+        return None
+    last, where = given[carrying[-1]], f"messages[{carrying[-1]}]"
+    if last.get("role") != "assistant":
+        raise _wrong(where, f"{PROMPT_IDS} on a message that is not the assistant's")
+    prompt, sampled = (_ids(last[key], f"{where}.{key}") for key in (PROMPT_IDS, SAMPLED_IDS))
+    if not prompt:
+        raise _wrong(f"{where}.{PROMPT_IDS}", "it is empty")
+    if not isinstance(logprobs := last[LOGPROBS], list) or len(logprobs) != len(sampled):
+        raise _wrong(f"{where}.{LOGPROBS}", f"it must be a list with one number for each of {SAMPLED_IDS}")
+    return GivenTokens([*prompt, *sampled], carrying[-1])
+
+
+def _ids(given: Any, where: str) -> list[int]:
+    if not isinstance(given, list) or not all(type(token) is int and 0 <= token < 2**31 for token in given):
+        raise _wrong(where, "it must be a list of token ids")
+    return given
+
+
+def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
+    role = ROLES.get(role) if isinstance(role := given.get("role"), str) else None
+    if role is None:
+        raise _wrong(where, f"role is {shown(given.get('role'))}; it must be one of {', '.join(ROLES)}")
+    calls = _calls(given.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
+    content = given.get("content")
+    if content is None and role != "assistant":
+        raise _wrong(where, "content is missing")
+    message: dict[str, Any] = {"role": role, "content": _text(content, f"{where}.content")}
+    if calls:
+        message["tool_calls"] = calls
+    for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        if (value := given.get(key)) is not None:
+            if not isinstance(value, str):
+                raise _wrong(where, f"{key} is {shown(value)}; it must be a string")
+            message[key] = value
+    if "reasoning" in message:
+        message.setdefault("reasoning_content", message.pop("reasoning"))
+    return message
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong(where, "it must be a string, or a list of text parts")
+    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise _wrong(where, f"a part of type {shown(kind)}: this model reads text only", code="unsupported")
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise _wrong(where, f"{TEXT_PARTS[kind]} is {shown(text)}; it must be a string")
+    return text
+
+
+def _calls(given: Any, where: str) -> list[dict[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise _wrong(where, "it must be a list")
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(given)]
+
+
+def _call(given: Any, where: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …, "arguments": …}}')
+    call = {"type": "function", "function": {"name": function["name"], "arguments": _arguments(function, where)}}
+    return {"id": given["id"], **call} if isinstance(given.get("id"), str) else call
+
+
+def _arguments(function: dict[str, Any], where: str) -> Any:
+    """Templates want them parsed; text that is no JSON object, or one that they could not handle, stays the text it
+    is."""
+    given = function.get("arguments")
+    if given is None or isinstance(given, dict):
+        check_depth(given, f"{where}.function.arguments")
+        return given or {}
+    if not isinstance(given, str):
+        raise _wrong(where, f"arguments are {shown(given)}; they must be JSON in a string")
+    parsed = read_json(given or "{}")
+    return parsed if isinstance(parsed, dict) else given
+
+
+def check_depth(value: Any, where: str) -> None:
+    if is_too_deep(value):
+        raise _wrong(where, f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Handed on as it is: the template shows it to the model word for word."""
+    check_depth(given, where)
+    function = given.get("function")
+    if given.get("type") != "function" or not isinstance(function, dict):
+        raise _wrong(where, 'it must read {"type": "function", "function": {"name": …}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise _wrong(where, f"function.name is {shown(name)}; it must be a string of 1 to {MAX_NAME} characters")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise _wrong(where, "function.parameters must be a JSON schema")
+    if not isinstance(function.get("strict"), bool | None):
+        raise _wrong(where, f"function.strict is {shown(function['strict'])}; it must be true or false")
+    return given
+
+
+def _wrong(where: str, detail: str, *, code: str | None = None) -> ApiError:
+    return invalid(where, f"{where}: {detail}", code=code)

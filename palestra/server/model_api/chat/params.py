@@ -1,0 +1,64 @@
+"""From a request's fields to what the engine samples with.
+
+Owns: defaults, room in the context. Never touches: prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.chat.schemas import Sampling
+from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.models import Target
+from palestra.types import SamplingParams
+
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+"""Fields that the engine knows by the same name."""
+
+
+def sampling_params(
+    call: Sampling, target: Target, stop_ids: tuple[int, ...], prompt_tokens: int, max_tokens: int | None
+) -> SamplingParams:
+    """`max_tokens` is cut to the room there is: the answer then ends by length."""
+    context = target.card.max_positions
+    if max_tokens is not None and max_tokens > context:
+        raise invalid(
+            "max_tokens",
+            f"max_tokens is {max_tokens}; this model's maximum context length is {context} tokens",
+            code="context_length_exceeded",
+        )
+    room = context - prompt_tokens
+    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(call, name)) is not None}
+    ending = () if call.ignore_eos else stop_ids
+    return SamplingParams(
+        **given,
+        max_tokens=max(1, min(room, max_tokens or room)),
+        stop_token_ids=tuple(dict.fromkeys([*ending, *(call.stop_token_ids or ())])),
+        stop_strings=call.stops,
+        logit_bias=_bias(call, target),
+    )
+
+
+def shown_params(params: SamplingParams) -> dict[str, Any]:
+    """What differs from the defaults."""
+    values: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
+    return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
+
+_DEFAULTS: dict[str, Any] = msgspec.to_builtins(SamplingParams())
+
+
+def _bias(call: Sampling, target: Target) -> dict[int, float]:
+    vocabulary = target.card.vocab_size
+    bias: dict[int, float] = {}
+    for name, value in (call.logit_bias or {}).items():
+        if not (name.isascii() and name.isdigit()) or len(name) > 10 or int(name) >= vocabulary:
+            raise invalid("logit_bias", f"logit_bias: {shown(name)} is no token id below {vocabulary}")
+        bias[int(name)] = value
+    return bias

@@ -1,0 +1,115 @@
+"""The model endpoint over HTTP. Thin: what the calls mean is in `service`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from palestra.server.http.access import CallerNow, ModelCallerNow
+from palestra.server.http.body import decoded, read_body
+from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, refusals
+from palestra.server.model_api.chat import schemas as s
+from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute, parse_body
+from palestra.server.model_api.json_text import dumps
+from palestra.server.model_api.service import ModelApi
+from palestra.server.model_api.sse import sse
+
+PREFIXES = ("/v1", "/oai/api/v1")
+"""OpenAI's own, and hosted Tinker's."""
+MAX_LISTED = 1000
+
+router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+tokens = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+
+
+async def _service(request: Request) -> ModelApi:
+    return request.app.state.model_api
+
+
+ServiceNow = Annotated[ModelApi, Depends(_service)]
+Limit = Annotated[int, Query(ge=1, le=MAX_LISTED)]
+Offset = Annotated[int, Query(ge=0, lt=2**31)]
+
+
+@router.get("/models")
+async def list_models(service: ServiceNow, caller: ModelCallerNow) -> JSONResponse:
+    return JSONResponse(await service.list_models(caller))
+
+
+@router.get("/models/{model:path}")
+async def get_model(model: str, service: ServiceNow, caller: ModelCallerNow) -> JSONResponse:
+    return JSONResponse(await service.model(caller, model))
+
+
+@router.post("/chat/completions", openapi_extra=JSON_BODY, responses=OR_EVENTS)
+async def chat_completions(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    body = await read_body(request)
+    call = await decoded(lambda body: parse_body(s.ChatRequest, body), body)
+    response_id = f"chatcmpl-{secrets.token_hex(12)}"
+    if call.stream:
+        return await sse(request, service.stream_chat(caller, call, response_id))
+    return await service.retries.answer(
+        request, caller, body, response_id, lambda: service.chat(caller, call, response_id)
+    )
+
+
+@router.post("/completions", openapi_extra=JSON_BODY, responses=OR_EVENTS)
+async def completions(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    body = await read_body(request)
+    call = await decoded(lambda body: parse_body(s.CompletionRequest, body), body)
+    response_id = f"cmpl-{secrets.token_hex(12)}"
+    if call.stream:
+        return await sse(request, service.texts.stream(caller, call, response_id))
+    return await service.retries.answer(
+        request, caller, body, response_id, lambda: service.texts.answer(caller, call, response_id)
+    )
+
+
+@router.get("/traces", responses=OR_LINES)
+async def list_traces(
+    service: ServiceNow,
+    caller: CallerNow,
+    limit: Limit = 100,
+    offset: Offset = 0,
+    origin: Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")] = None,
+    format: Literal["json", "jsonl"] = "json",  # noqa: A002 - its name in the URL
+) -> Response:
+    if format == "jsonl":
+        return StreamingResponse(service.traces.export(caller, limit, offset, origin), media_type=LINES)
+    return _json(await service.traces.page(caller, limit, offset, origin))
+
+
+@router.get("/traces/{trace_id}", responses=OR_LINES)
+async def get_trace(
+    trace_id: str,
+    service: ServiceNow,
+    caller: CallerNow,
+    format: Literal["json", "jsonl"] = "json",  # noqa: A002
+) -> Response:
+    if format == "jsonl":
+        return Response(await service.traces.lines(caller, trace_id), media_type=LINES)
+    return _json(await service.traces.one(caller, trace_id))
+
+
+@router.get("/traces/{trace_id}/trajectories")
+async def get_trajectories(trace_id: str, service: ServiceNow, caller: CallerNow) -> Response:
+    return _json(await service.traces.trajectories(caller, trace_id))
+
+
+@tokens.post("/tokenize", openapi_extra=JSON_BODY)
+async def tokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    call = await decoded(lambda body: parse_body(s.TokenizeRequest, body), await read_body(request))
+    return _json(await service.tokenize(caller, call))
+
+
+@tokens.post("/detokenize", openapi_extra=JSON_BODY)
+async def detokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    call = await decoded(lambda body: parse_body(s.DetokenizeRequest, body), await read_body(request))
+    return _json(await service.detokenize(caller, call))
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(dumps(body), media_type="application/json")

@@ -1,0 +1,104 @@
+"""Which tools an answer may call, and whether it has to.
+
+Owns: `tool_choice`, `parallel_tool_calls` and `strict` of a request. Never touches: how calls are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.chat.tool_formats.lark import AS_TRAINED
+from palestra.server.core.errors import ApiError
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.errors import invalid
+
+Tool = dict[str, Any]
+
+BEST_EFFORT = {"x-guidance": AS_TRAINED | {"lenient": True}}
+"""What a grammar cannot say of a schema is left open, where `strict` is not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    tools: Sequence[Tool]
+    """As a grammar follows them."""
+    is_required: bool
+    several: bool
+    is_free: bool
+    """Whatever the model says will do."""
+
+
+def tool_choice_of(call: ChatRequest) -> ToolChoice | None:
+    """None: no tool can be called. The tools have been looked at."""
+    given = call.tool_choice
+    tools = call.tools or []
+    match given:
+        case None | "auto":
+            return _choice(call, tools, required=False, chosen=False) if tools else None
+        case "none":
+            return None
+        case "required":
+            return _choice(call, _some(tools), required=True, chosen=False)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return _choice(call, [_named(name, _some(tools))], required=True, chosen=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*some]}}:
+            allowed = [_named(_name(one), _some(tools)) for one in some]
+            return _choice(call, _some(allowed), required=mode == "required", chosen=len(allowed) < len(tools))
+        case _:
+            raise _wrong(
+                f'{shown(given)} is no choice; send auto, none, required, {{"type": "function", "function": '
+                '{"name": …}} or {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}'
+            )
+
+
+def _choice(call: ChatRequest, tools: Sequence[Tool], *, required: bool, chosen: bool) -> ToolChoice:
+    several = call.parallel_tool_calls is not False and not (required and len(tools) == 1 and chosen)
+    return ToolChoice(
+        tools=[_followed(tool, required) for tool in tools],
+        is_required=required,
+        several=several,
+        is_free=several and not required and not chosen and not any(map(_is_strict, tools)),
+    )
+
+
+def _followed(tool: Tool, required: bool) -> Tool:
+    """Strict arguments are as the schema says; in a call that has to be made they are, as far as possible; in one that
+    was the model's own idea they are JSON."""
+    function = tool["function"]
+    if _is_strict(tool) or (required and function.get("parameters") is None):
+        return tool
+    parameters = BEST_EFFORT | function["parameters"] if required else {"type": "object"}
+    return {**tool, "function": {**function, "parameters": parameters}}
+
+
+def _is_strict(tool: Tool) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
+def _name(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+        case _:
+            raise _wrong(f'{shown(tool)} among the allowed tools; each is {{"type": "function", "name": …}}')
+
+
+def _named(name: str, tools: Sequence[Tool]) -> Tool:
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            return tool
+    known = ", ".join(str(tool["function"]["name"]) for tool in tools)
+    raise _wrong(f"there is no tool {shown(name)}; the tools are: {known}")
+
+
+def _some(tools: Sequence[Tool]) -> Sequence[Tool]:
+    if not tools:
+        raise _wrong("no tools to choose from; send some as tools")
+    return tools
+
+
+def _wrong(detail: str) -> ApiError:
+    return invalid("tool_choice", f"tool_choice: {detail}")

@@ -1,0 +1,1 @@
+"""Text completions. Begin at `calls`."""

@@ -1,0 +1,135 @@
+"""Text completions: prompts in, their continuations out, at once or as they are drawn.
+
+Owns: the way of a call. Never touches: conversations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from palestra.chat import ChatTokenizer
+from palestra.chat.conversations import Match
+from palestra.chat.errors import TooLongError
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import Refusal
+from palestra.server.model_api.chat.answers import Header
+from palestra.server.model_api.chat.formats import text_grammar
+from palestra.server.model_api.chat.plans import Origin, Plan, Wanted, plan
+from palestra.server.model_api.chat.schemas import CompletionRequest
+from palestra.server.model_api.chat.token_names import Names
+from palestra.server.model_api.completions.answers import Prepared, Text, TextChunks, text_body
+from palestra.server.model_api.errors import as_refusal, refusal_body, too_long
+from palestra.server.model_api.json_text import dumps
+from palestra.server.model_api.models import Models, Target
+from palestra.server.model_api.receipts import Receipts
+from palestra.server.model_api.runner import Runner, all_of
+from palestra.server.model_api.sse import DONE, event
+from palestra.server.model_api.traces import Call, Traces
+from palestra.types.engine import StreamedTokens
+
+DEFAULT_TOKENS = 16  # OpenAI's
+
+
+class TextCalls:
+    def __init__(self, models: Models, runner: Runner, traces: Traces, receipts: Receipts):
+        self._models, self._runner, self._traces, self._receipts = models, runner, traces, receipts
+
+    async def answer(self, caller: Caller, call: CompletionRequest, response_id: str) -> bytes:
+        async with self._models.calling(caller, call.model) as target:
+            prepared = await self._prepare(caller, call, response_id, target)
+            texts = await all_of(self._sample(caller, one) for one in prepared.plans)
+            trace_id = await self._keep(caller, call, texts)
+        return await asyncio.to_thread(lambda: dumps(text_body(prepared, texts, trace_id)))
+
+    async def stream(self, caller: Caller, call: CompletionRequest, response_id: str) -> AsyncGenerator[bytes, None]:
+        has_begun = False
+        try:
+            async with self._models.calling(caller, call.model) as target:
+                prepared = await self._prepare(caller, call, response_id, target)
+                async with aclosing(self._chunks(caller, call, prepared)) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield chunk
+        except Exception as error:
+            if not has_begun:
+                raise
+            yield event(refusal_body(as_refusal(error, response_id=response_id)))
+        yield DONE
+
+    async def _chunks(self, caller: Caller, call: CompletionRequest, prepared: Prepared) -> AsyncGenerator[bytes, None]:
+        chunks = TextChunks(prepared)
+        news: asyncio.Queue[tuple[int, StreamedTokens | Text | Refusal]] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._listen(caller, i, one, news), name=f"completion {i}")
+            for i, one in enumerate(prepared.plans)
+        ]
+        texts: dict[int, Text] = {}
+        has_begun = False
+        try:
+            while len(texts) < len(tasks):
+                number, one = await news.get()
+                if not has_begun and not isinstance(one, Refusal):
+                    has_begun = True
+                    for chunk in chunks.begun():
+                        yield chunk
+                match one:
+                    case StreamedTokens():
+                        yield chunks.delta(number, one)
+                    case Text():
+                        texts[number] = one
+                    case Refusal():
+                        raise one
+            trace_id = await self._keep(caller, call, [texts[i] for i in range(len(tasks))])
+            for chunk in chunks.ended([texts[i] for i in range(len(tasks))], trace_id):
+                yield chunk
+            self._receipts.handed_over(prepared.header.response_id)
+        finally:
+            self._receipts.forget(prepared.header.response_id)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _prepare(self, caller: Caller, call: CompletionRequest, response_id: str, target: Target) -> Prepared:
+        tokenizer = await self._models.tokenizer(target)
+        context = target.card.max_positions
+        prompts = await asyncio.to_thread(lambda: [_encoded(tokenizer, prompt, context) for prompt in call.prompts])
+        origin = Origin(caller, call, "completions", response_id)
+        tokens = DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens or 1  # one that nobody is told of
+        echoed = call.logprobs if call.echo else None
+        prompt_top = max((top for top in (call.prompt_logprobs, echoed) if top is not None), default=None)
+        wanted = Wanted(tokens, call.logprobs, prompt_top, text_grammar(call), "prompt")
+        plans = [plan(origin, target, tokenizer, prompt, wanted) for prompt in prompts]
+        names = Names(tokenizer, bool(call.return_tokens_as_token_ids))
+        return Prepared(call, names, Header("text_completion", response_id, call.model), plans)
+
+    async def _sample(self, caller: Caller, one: Plan) -> Text:
+        async with self._runner.run(caller, one.target, one.request) as run:
+            outcome = await run.outcome()
+        return Text(one, outcome, one.facts(outcome, run.weights, Match.NEW))
+
+    async def _listen(
+        self, caller: Caller, number: int, one: Plan, news: asyncio.Queue[tuple[int, StreamedTokens | Text | Refusal]]
+    ) -> None:
+        try:
+            async with self._runner.run(caller, one.target, one.request, stream=True) as run:
+                async for part in run.parts():
+                    news.put_nowait((number, part))
+                outcome = await run.outcome()
+            news.put_nowait((number, Text(one, outcome, one.facts(outcome, run.weights, Match.NEW))))
+        except Exception as error:
+            news.put_nowait((number, as_refusal(error, response_id=one.origin.response_id)))
+
+    async def _keep(self, caller: Caller, call: CompletionRequest, texts: Sequence[Text]) -> str:
+        kept = [Call(t.plan.request.prompt, t.plan.request.prompt, None, t.sequences, t.facts) for t in texts]
+        return (await self._traces.keep(caller, call.model, kept))[0].trace_id
+
+
+def _encoded(tokenizer: ChatTokenizer, prompt: str | list[int], context: int) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    try:
+        return tokenizer.encode_text(prompt, context)
+    except TooLongError as error:
+        raise too_long(error.least_tokens, context, "prompt", at_least=True) from None

@@ -1,0 +1,144 @@
+"""Refusals in OpenAI's envelope, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing else.
+
+Owns: the envelope. Never touches: what is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeVar
+
+import structlog
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from palestra.server.core.errors import ApiError, Refusal, not_kept
+from palestra.server.core.wire_errors import WireError, shown, wire_error_of
+from palestra.store.errors import StoreError
+
+log = structlog.get_logger()
+
+M = TypeVar("M", bound=BaseModel)
+
+BROKE = "something broke in the server; its log has the details"
+CLIENT_LEFT = 499  # nginx's: nobody reads it, the log shows it
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(BaseModel):
+    error: ErrorDetail
+
+
+def invalid(param: str | None, detail: str, *, code: str | None = None) -> ApiError:
+    return ApiError(400, detail, param=param, code=code)
+
+
+def no_model(model: str, known: list[str]) -> ApiError:
+    """Also for what is another owner's."""
+    detail = f"the model {shown(model)} does not exist or you do not have access to it; base models: {', '.join(known)}"
+    return ApiError(404, detail, param="model", code="model_not_found")
+
+
+def too_long(prompt_tokens: int, context: int, param: str, *, at_least: bool = False) -> ApiError:
+    """`at_least`: it was not counted to its end."""
+    detail = (
+        f"This model's maximum context length is {context} tokens. However, your messages resulted in "
+        f"{'at least ' if at_least else ''}{prompt_tokens} tokens, which leaves no room for an answer. "
+        "Please reduce the length of the messages."
+    )
+    return ApiError(400, detail, param=param, code="context_length_exceeded")
+
+
+def parse_body(schema: type[M], body: bytes) -> M:
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise _misread(error) from None
+
+
+def parse_fields(schema: type[M], fields: dict[str, Any]) -> M:
+    """Of a call that was put together from another route's."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _misread(error) from None
+
+
+def _misread(error: ValidationError) -> ApiError:
+    place = error.errors(include_url=False, include_context=False)[0]["loc"]
+    return invalid(str(place[0]) if place else None, str(wire_error_of(error)))
+
+
+_KINDS = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
+
+
+def envelope(status: int, detail: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": detail, "type": kind, "param": param, "code": code or _CODES.get(status)}}
+
+
+def refusal_body(error: Refusal) -> dict[str, Any]:
+    param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
+    return envelope(error.status, error.detail, param, code)
+
+
+def _refused(error: Refusal) -> Response:
+    headers = {} if error.retry_after_s is None else {"retry-after": f"{error.retry_after_s:g}"}
+    if isinstance(error, ApiError):
+        headers |= error.headers
+    return JSONResponse(refusal_body(error), error.status, headers)
+
+
+def as_refusal(error: Exception, **where: str) -> Refusal:
+    """What a client is told of an error: those we did not expect are in the log."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, StoreError):
+        told = not_kept(error)
+        return ApiError(503, told.detail, retry_after_s=told.retry_after_s, is_final=error.is_lasting)
+    log.error("a request broke", exc_info=error, **where)
+    return ApiError(500, BROKE)
+
+
+class RefusingRoute(APIRoute):
+    """Whatever a route raises leaves it as an envelope: the one that `refused` makes."""
+
+    refused: ClassVar[Callable[[Refusal], Response]]
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, refused = super().get_route_handler(), type(self).refused
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Refusal as error:
+                return refused(error)
+            except WireError as error:
+                return refused(ApiError(error.status, str(error)))
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                return refused(invalid(str(first["loc"][-1]), f"{first['loc'][-1]}: {first['msg']}"))
+            except HTTPException as error:
+                return refused(ApiError(error.status_code, str(error.detail)))
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_LEFT)
+            except Exception as error:
+                return refused(as_refusal(error, path=request.url.path))
+
+        return answer
+
+
+class OpenAIRoute(RefusingRoute):
+    refused = staticmethod(_refused)

@@ -1,0 +1,158 @@
+"""Anthropic's messages, blocks in turns of two speakers, as those of a chat call.
+
+Owns: what each block becomes, and saying where something is wrong. Never touches: tools, sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from palestra.server.core.errors import ApiError
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.chat.messages import MAX_MESSAGES, CallsSoFar
+from palestra.server.model_api.messages.errors import wrong
+
+Block = Mapping[str, Any]
+Message = dict[str, Any]
+
+ROLES = ("user", "assistant", "system")
+ERROR = "Error: "
+"""Before the result of a tool that failed: templates have no other place for it."""
+BETWEEN_USERS = "\n\n"
+
+
+def read_conversation(system: str | list[dict[str, Any]] | None, given: Sequence[Block]) -> list[Message]:
+    """Neighbours of one role are one turn: a prefill and what continued it, say."""
+    messages: list[Message] = []
+    if len(given) > MAX_MESSAGES:
+        raise wrong("messages", f"{len(given)} of them; at most {MAX_MESSAGES} are read")
+    if system:
+        messages.append({"role": "system", "content": _joined(_blocks(system, "system"), "system")})
+    calls = CallsSoFar()
+    for i, message in enumerate(given):
+        for one in _read(message, f"messages[{i}]"):
+            calls.take(one, f"messages[{i}]")
+            if messages and one["role"] == messages[-1]["role"] and one["role"] in ("user", "assistant"):
+                messages[-1] = _as_one(messages[-1], one)
+            else:
+                messages.append(one)
+    return messages
+
+
+def _read(message: Block, where: str) -> list[Message]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise wrong(where, f"role is {shown(role)}; it must be one of {', '.join(ROLES)}")
+    blocks = _blocks(message.get("content"), f"{where}.content")
+    if role == "assistant":
+        return [_assistant(blocks, f"{where}.content")]
+    if not blocks:
+        raise wrong(f"{where}.content", "it is empty; send some text")
+    if role == "system":
+        return [{"role": "system", "content": _joined(blocks, f"{where}.content")}]
+    return _user(blocks, f"{where}.content")
+
+
+def _user(blocks: Sequence[Block], where: str) -> list[Message]:
+    """Results of tools are messages of their own; what is said around them stays in its place."""
+    messages: list[Message] = []
+    for i, block in enumerate(blocks):
+        if block.get("type") == "tool_result":
+            messages.append(_result(block, f"{where}[{i}]"))
+            continue
+        text = _text(block, f"{where}[{i}]")
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += text
+        else:
+            messages.append({"role": "user", "content": text})
+    return messages
+
+
+def _result(block: Block, where: str) -> Message:
+    content = block.get("content")
+    text = "" if content is None else _joined(_blocks(content, f"{where}.content"), f"{where}.content")
+    if block.get("is_error") and not text.startswith(ERROR.rstrip(": ")):
+        text = ERROR + text
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}
+
+
+def _assistant(blocks: Sequence[Block], where: str) -> Message:
+    said: list[str] = []
+    thought: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for i, block in enumerate(blocks):
+        match block.get("type"):
+            case "tool_use":
+                calls.append(_call(block, f"{where}[{i}]"))
+            case "thinking":
+                thought.append(_string(block, "thinking", f"{where}[{i}]"))
+            case "redacted_thinking":  # another server's: as if its client had left it out
+                continue
+            case _:
+                said.append(_text(block, f"{where}[{i}]"))
+    return _spoken("".join(said), "\n".join(filter(None, map(str.strip, thought))), calls)
+
+
+def _spoken(content: str, reasoning: str, calls: list[dict[str, Any]]) -> Message:
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: Block, where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise wrong(where, f"input is {shown(arguments)}; it must be an object")
+    function = {"name": _string(block, "name", where), "arguments": arguments}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _as_one(first: Message, second: Message) -> Message:
+    if first["role"] == "user":
+        return {"role": "user", "content": BETWEEN_USERS.join((first["content"], second["content"]))}
+    thought = [text for one in (first, second) if (text := one.get("reasoning_content"))]
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    return _spoken(first["content"] + second["content"], "\n".join(thought), calls)
+
+
+# Blocks
+
+
+def _blocks(content: Any, where: str) -> list[Block]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise wrong(where, "it must be a string, or a list of blocks")
+    for i, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise wrong(f"{where}[{i}]", f"{shown(block)} is no block; it must be an object with a type")
+    return content
+
+
+def _joined(blocks: Iterable[Block], where: str) -> str:
+    return "".join(_text(block, f"{where}[{i}]") for i, block in enumerate(blocks))
+
+
+def _text(block: Block, where: str) -> str:
+    if block.get("type") != "text":
+        raise _misplaced(block, where)
+    return _string(block, "text", where)
+
+
+def _misplaced(block: Block, where: str) -> ApiError:
+    kind = block.get("type")
+    if kind in ("tool_use", "thinking", "redacted_thinking", "tool_result"):
+        speaker = "a user's" if kind == "tool_result" else "an assistant's"
+        return wrong(where, f"a block of type {shown(kind)} belongs into {speaker} message")
+    return wrong(where, f"a block of type {shown(kind)} is not supported: this model reads text only")
+
+
+def _string(block: Block, key: str, where: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise wrong(where, f"{key} is {shown(value)}; it must be a string")
+    return value

@@ -1,0 +1,71 @@
+"""Anthropic's Messages over HTTP. Thin: what a call means is in `request`; answers are in `answer` and `stream`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from palestra.server.core.callers import Caller
+from palestra.server.http.access import ModelCallerNow
+from palestra.server.http.body import decoded, read_body
+from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
+from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.chat.events import ChatAnswer
+from palestra.server.model_api.chat.routes import ServiceNow
+from palestra.server.model_api.errors import parse_body
+from palestra.server.model_api.messages import stream
+from palestra.server.model_api.messages.answer import whole
+from palestra.server.model_api.messages.errors import AnthropicRoute, ErrorEnvelope, headers
+from palestra.server.model_api.messages.request import chat_request, check_thinking, counted_request
+from palestra.server.model_api.messages.schemas import CountRequest, MessagesRequest
+from palestra.server.model_api.service import ModelApi
+from palestra.server.model_api.sse import sse
+
+OWN_PREFIX = "/anthropic/v1"
+PREFIXES = (*openai_routes.PREFIXES, OWN_PREFIX)
+PATHS = (*(f"{prefix}/messages" for prefix in openai_routes.PREFIXES), "/anthropic/")
+"""What begins so is Anthropic's."""
+
+router = APIRouter(route_class=AnthropicRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+
+
+@router.post("/messages", openapi_extra=JSON_BODY, responses=OR_EVENTS)
+async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    body = await read_body(request)
+    call = await decoded(lambda body: parse_body(MessagesRequest, body), body)
+    await _check(service, caller, call)
+    chat, message_id = await asyncio.to_thread(chat_request, call), f"msg_{secrets.token_hex(12)}"
+    if call.stream:
+        events = service.chats.stream(caller, chat, route="messages", response_id=message_id)
+        response: Response = await sse(request, stream.lines(events, call, message_id))
+    else:
+        chats = service.chats
+
+        async def work() -> bytes:
+            return _written(await chats.answer(caller, chat, route="messages", response_id=message_id), call)
+
+        response = await service.retries.answer(request, caller, body, message_id, work)
+    response.headers.update(headers())
+    return response
+
+
+@router.post("/messages/count_tokens", openapi_extra=JSON_BODY)
+async def count_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    call = await decoded(lambda body: parse_body(CountRequest, body), await read_body(request))
+    await _check(service, caller, call)
+    count = await service.chats.count_tokens(caller, await asyncio.to_thread(counted_request, call))
+    return JSONResponse({"input_tokens": count}, headers=headers())
+
+
+async def _check(service: ModelApi, caller: Caller, call: CountRequest) -> None:
+    if call.thinking is not None:
+        check_thinking(call, await service.models.tokenizer(await service.models.find(caller, call.model)))
+
+
+def _written(answer: ChatAnswer, call: MessagesRequest) -> bytes:
+    """Not by orjson: a model may write numbers of any size."""
+    return json.dumps(whole(answer, call), ensure_ascii=False).encode()

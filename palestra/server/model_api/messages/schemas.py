@@ -1,0 +1,143 @@
+"""What Messages calls may say. Fields of newer clients pass; those we know and cannot do are refused by name.
+
+Owns: fields, their bounds, what is not there. Never touches: what they become; see `request`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from palestra.server.model_api.chat.schemas import MAX_STOPS, NOTHING, Wire
+from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.messages.errors import wrong
+
+NOT_HERE: dict[str, tuple[Any, ...]] = {
+    "container": NOTHING,
+    "mcp_servers": ([],),
+    "context_management": ({}, {"edits": []}),
+    "compaction": NOTHING,
+    "diagnostics": NOTHING,
+    "fallbacks": ([],),
+    "fallback_credit_token": NOTHING,
+    "inference_geo": NOTHING,
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
+"""Known and not supported, with the values that ask for nothing (null always does)."""
+SAID_OTHERWISE = {
+    "stop": "send stop_sequences",
+    "max_completion_tokens": "send max_tokens",
+    "user": "send metadata.user_id",
+    "response_format": "send output_config.format",
+    "parallel_tool_calls": "send tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "send output_config.effort",
+    "continue_final_message": "it follows from whose message is the last",
+    "add_generation_prompt": "it follows from whose message is the last",
+    "logprobs": "send return_token_ids, the logprobs come along",
+    "top_logprobs": "send return_token_ids, the logprobs of what was sampled come along",
+    "return_tokens_as_token_ids": "send return_token_ids",
+    "prompt_logprobs": "a Message has no place for them",
+    "stream_options": "usage is always told",
+    "n": "a Message is one answer; send several calls",
+}
+"""Fields of chat completions that mean nothing here, and what to do instead. All its others mean the same."""
+
+
+NO_THREADS = "thread_unsupported_request"  # the SDK's helpers know it, and do without
+TASK_BUDGET: dict[str, tuple[Any, ...]] = {"task_budget": NOTHING}
+
+
+class Format(Wire):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    not_yet = TASK_BUDGET
+
+    effort: str | None = None
+    format: Format | None = None
+
+
+class Thinking(Wire):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    """A wish: `max_tokens` is the bound."""
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_named(self) -> ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise wrong("tool_choice", 'a name goes with type "tool", and only with it')
+        return self
+
+
+class Metadata(Wire):
+    user_id: str | None = None
+
+
+class CountRequest(Wire):
+    """A conversation, and how it is shown to the model."""
+
+    not_yet = NOT_HERE
+
+    model: str
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None
+    """Where it stood before it was a part of `output_config`."""
+    cache_control: dict[str, Any] | None = None
+    """Accepted here and wherever else it stands: what was read before is never read again anyway."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    thread: Any = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> CountRequest:
+        if self.thread is not None:
+            detail = "send the whole conversation without it; what was read before is not read again"
+            raise wrong("thread", detail, code=NO_THREADS)
+        return self
+
+    @model_validator(mode="after")
+    def _one_format(self) -> CountRequest:
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise wrong("output_format", "it is in output_config too; send one of them")
+        return self
+
+    @property
+    def format(self) -> Format | None:
+        return (self.output_config and self.output_config.format) or self.output_format
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: int = Field(ge=1, lt=2**31)
+    stream: bool | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, max_length=MAX_STOPS)
+    metadata: Metadata | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _is_said_our_way(self) -> MessagesRequest:
+        for name, better in SAID_OTHERWISE.items():
+            if (self.model_extra or {}).get(name) is not None:
+                raise invalid(None, f"{name}: a field of chat completions; with Messages, {better}")
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and budget >= self.max_tokens:
+            raise wrong("thinking.budget_tokens", f"it must be less than max_tokens, which is {self.max_tokens}")
+        return self
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"

@@ -1,0 +1,159 @@
+"""A call of `/v1/responses` as the chat call it stands for, and what that refuses in the words of this API.
+
+Owns: fields whose names or shapes differ. Never touches: items; see `items`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.server.core.errors import ApiError
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.errors import invalid, parse_fields
+from palestra.server.model_api.responses.items import read_input
+from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
+
+CLEAR = "reasoning.encrypted_content"
+"""Asks for reasoning that can be sent back: it is told in clear, so it can."""
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+"""Fields of chat completions, and what they are called here."""
+NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "defer_loading": (False,),
+    "async": (False,),
+    "allowed_callers": (["direct"],),
+}
+"""What OpenAI's functions can be and ours cannot, with the values that ask for nothing."""
+NOT_SHOWN = ("type", *NOT_OF_FUNCTIONS)
+_ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    chat: ChatRequest
+    places: Sequence[str]
+    """Where each of its messages came from."""
+
+
+def chat_request(call: ResponsesRequest) -> Translated:
+    found = read_input(call.input, call.instructions)
+    given = call.model_dump(exclude_unset=True, exclude=NOT_HANDED_ON)
+    ours = {
+        "messages": found.messages,
+        "max_completion_tokens": call.max_output_tokens,
+        "response_format": _format(call.text or {}),
+        "reasoning_effort": _effort(call.reasoning or {}),
+        **_tools(call),
+        **_logprobs(call),
+    }
+    with in_these_words(found.places):
+        chat = parse_fields(ChatRequest, given | {name: value for name, value in ours.items() if value is not None})
+    return Translated(chat, found.places)
+
+
+@contextmanager
+def in_these_words(places: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        raise _renamed(error, places) from None
+
+
+def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
+    param = old = error.param or ""
+    if (one := _ONE_MESSAGE.match(old)) is not None and int(one[1]) < len(places):
+        param = places[int(one[1])] + old[one.end() :]
+    elif (name := re.match(r"\w+", old)) is not None:
+        param = NAMES.get(name[0], name[0]) + old[name.end() :]
+    detail = param + error.detail.removeprefix(old) if old and error.detail.startswith(old) else error.detail
+    return ApiError(error.status, detail, param=param or None, code=error.code, retry_after_s=error.retry_after_s)
+
+
+# Fields
+
+
+def _tools(call: ResponsesRequest) -> dict[str, Any]:
+    """Without tools nothing is said about choosing them; that one must be called cannot be."""
+    if not call.tools:
+        if call.tool_choice not in (None, "auto", "none"):
+            raise invalid("tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools")
+        return {}
+    return {
+        "tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools)],
+        "tool_choice": _choice(call.tool_choice),
+        "parallel_tool_calls": call.parallel_tool_calls,
+    }
+
+
+def _tool(given: dict[str, Any], place: str) -> dict[str, Any]:
+    """What says nothing is left out: the template shows the rest to the model."""
+    if given.get("type") != "function":
+        detail = f"a tool of type {shown(given.get('type'))} is not here; tools are functions that you run"
+        raise invalid(place, f"{place}: {detail}", code="unsupported")
+    for name, harmless in NOT_OF_FUNCTIONS.items():
+        _only(given, place, name, harmless, "leave it out")
+    function = {key: value for key, value in given.items() if key not in NOT_SHOWN and value not in (None, False)}
+    return {"type": "function", "function": function}
+
+
+def _choice(given: str | dict[str, Any] | None) -> Any:
+    match given:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case dict():
+            detail = f'{shown(given)} is not here; send auto, none, required or {{"type": "function", "name": …}}'
+            raise invalid("tool_choice", f"tool_choice: {detail}", code="unsupported")
+        case _:
+            return given
+
+
+def _format(text: dict[str, Any]) -> dict[str, Any] | None:
+    _only(text, "text", "verbosity", ("medium",), 'say in the instructions how much to write, send "medium"')
+    given = text.get("format")
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "json_schema":
+        keys = ("name", "description", "schema", "strict")
+        return {"type": kind, "json_schema": {key: given[key] for key in keys if given.get(key) is not None}}
+    if kind not in ("text", "json_object"):
+        raise invalid("text.format", f"text.format: {shown(given)}; its type must be text, json_object or json_schema")
+    return {"type": kind} if kind == "json_object" else None
+
+
+def _effort(reasoning: dict[str, Any]) -> Any:
+    in_full = ("auto", "detailed")
+    for name in ("summary", "generate_summary"):
+        _only(reasoning, "reasoning", name, in_full, 'reasoning is told in full, send "auto"')
+    _only(reasoning, "reasoning", "context", ("auto",), "send history: exact or template")
+    _only(reasoning, "reasoning", "mode", ("standard",), 'send "standard"')
+    return reasoning.get("effort")
+
+
+def _only(given: dict[str, Any], field: str, name: str, harmless: tuple[Any, ...], advice: str) -> None:
+    if (value := given.get(name)) is not None and value not in harmless:
+        where = f"{field}.{name}"
+        raise invalid(where, f"{where}: {shown(value)} is not here; {advice}", code="unsupported")
+
+
+def _logprobs(call: ResponsesRequest) -> dict[str, Any]:
+    if (other := next((one for one in call.include or () if one not in (LOGPROBS, CLEAR)), None)) is not None:
+        raise invalid("include", f"include: {shown(other)} is not here; {LOGPROBS} is", code="unsupported")
+    if call.wants_logprobs:
+        return {"logprobs": True, "top_logprobs": call.top_logprobs}
+    if call.top_logprobs:
+        raise invalid("top_logprobs", f'top_logprobs needs include: ["{LOGPROBS}"]')
+    return {}

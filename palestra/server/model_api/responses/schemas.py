@@ -1,0 +1,90 @@
+"""What a call of `/v1/responses` may say, and what to send instead of what it may not.
+
+Owns: fields, their bounds, advice. Never touches: what is in `input` and `tools`; see `items` and `request`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from palestra.server.model_api.chat.schemas import MAX_TOP_LOGPROBS, NOTHING, Sampling
+from palestra.server.model_api.errors import invalid
+
+LOGPROBS = "message.output_text.logprobs"
+"""To be included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    advice: str
+    harmless: tuple[Any, ...] = NOTHING
+    """Values that ask for nothing; null always does."""
+
+
+_WHOLE = (
+    "nothing is kept under a response's id; send the whole conversation as input: "
+    "what was said before is held token for token, and costs nothing"
+)
+INSTEAD = {
+    "previous_response_id": Instead(_WHOLE),
+    "conversation": Instead(_WHOLE),
+    "prompt": Instead("there are no stored prompts; send instructions and input"),
+    "background": Instead("nothing runs in the background; leave it out, and wait or stream", (False,)),
+    "truncation": Instead('nothing is left out of a conversation; shorten the input, send "disabled"', ("disabled",)),
+    "messages": Instead("of chat completions; send input"),
+    "max_tokens": Instead("of chat completions; send max_output_tokens"),
+    "max_completion_tokens": Instead("of chat completions; send max_output_tokens"),
+    "response_format": Instead("of chat completions; send text.format"),
+    "reasoning_effort": Instead("of chat completions; send reasoning.effort"),
+    "verbosity": Instead("of chat completions; send text.verbosity"),
+    "logprobs": Instead(f'of chat completions; send include: ["{LOGPROBS}"]', (False,)),
+    "prompt_logprobs": Instead("chat completions tell them; a response has no place for them"),
+    "n": Instead("a response is one sample; send the request n times", (1,)),
+}
+
+
+class ResponsesRequest(Sampling):
+    """What chat completions have by the same name is handed on to them: vLLM's fields, and ours."""
+
+    not_yet: ClassVar = {
+        "context_management": ([],),
+        "moderation": NOTHING,
+        "access_programs": NOTHING,
+        "image": ({},),
+        "stream_options": ({}, *({"include_obfuscation": value} for value in (False, True))),  # there is none anyway
+    }
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_tool_calls: int | None = Field(default=None, ge=1, lt=2**31)
+    """Of the tools that OpenAI hosts; there are none here, so it is told back and no more."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    store: bool | None = None
+    """Whatever it says, the call is kept in its trace, and nothing under the response's id."""
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_what_to_send(cls, given: Any) -> Any:
+        for name, instead in INSTEAD.items() if isinstance(given, dict) else ():
+            value = given.get(name)
+            if value is not None and value not in instead.harmless:
+                raise invalid(name, f"{name}: {instead.advice}", code="unsupported")
+        return given
+
+
+NOT_HANDED_ON = {*ResponsesRequest.__annotations__, *ResponsesRequest.not_yet, *INSTEAD, "stream"}
+"""To the chat call: it gets them in its own words, or they asked for nothing."""

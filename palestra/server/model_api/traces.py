@@ -1,0 +1,200 @@
+"""Traces for those who made them: kept before an answer is given, read back, exported.
+
+Owns: what of a call is kept, JSON of it. Never touches: conversations in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from palestra.chat.canonical import Message
+from palestra.chat.turns import Answer, Held, Prompt
+from palestra.server.broker.masking import Masking
+from palestra.server.broker.model_calls import EpisodeCalls
+from palestra.server.core.callers import Caller
+from palestra.server.core.errors import ApiError
+from palestra.server.core.turn_trajectories import trajectories_of
+from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.json_text import dumps
+from palestra.server.model_api.receipts import Receipts
+from palestra.store import Store
+from palestra.store import traces as rows
+from palestra.store.traces import KeptAnswer, Trace, Turn, TurnFacts, TurnKey, TurnSample
+from palestra.types.sampling import SampledSequence
+
+EXPORTED_AT_ONCE = 16  # traces in memory while an export is written
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One prompt and what was sampled from it."""
+
+    prompt: Sequence[int]
+    read: Sequence[int]
+    """What of the prompt its parent does not have."""
+    parent: Held | None
+    sequences: Sequence[SampledSequence]
+    facts: TurnFacts
+    answers: Sequence[Answer] = ()
+    """For each sequence, what its conversation is found by when it goes on."""
+
+    @classmethod
+    def of_chat(
+        cls, prompt: Prompt, sequences: Sequence[SampledSequence], messages: Sequence[Message], facts: TurnFacts
+    ) -> Call:
+        """`messages`: as the client is told of the sequences."""
+        return cls(
+            prompt=prompt.ids,
+            read=prompt.read,
+            parent=prompt.parent,
+            sequences=sequences,
+            facts=msgspec.structs.replace(
+                facts,
+                begun=prompt.begun,
+                drift=prompt.drift,
+                heard=dumps(list(prompt.messages)).decode(),
+                told=dumps(list(messages)).decode(),
+            ),
+            answers=[prompt.answered(message) for message in messages],
+        )
+
+
+class Traces:
+    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts, masking: Masking):
+        self._store, self._episodes, self._receipts = store, episodes, receipts
+        self._masking = masking
+
+    async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
+        """On disk when it returns. All in one trace: the parent's, or a new one."""
+        attempt = caller.attempt
+        if attempt is not None:
+            self._episodes.check(attempt)  # from here to the writer nothing comes between
+            self._episodes.sampled(attempt, sum(len(s.tokens) for call in calls for s in call.sequences))
+        parent, now = calls[0].parent, time.time()
+        trace_id = rows.new_trace_id() if parent is None else parent.place.trace_id
+        trace = Trace(
+            trace_id=trace_id,
+            owner=caller.owner,
+            model=model,
+            created_at=now,
+            updated_at=now,
+            origin=None if attempt is None else attempt.origin,
+        )
+
+        def write(conn: Connection) -> list[TurnKey]:
+            keys = [
+                rows.append_turn(
+                    conn, trace, _turn(call), call.read, _answers(call), is_new=parent is None and number == 0
+                )
+                for number, call in enumerate(calls)
+            ]
+            if attempt is not None:
+                rows.note_unanswered(conn, keys)
+            return keys
+
+        keys = await self._store.write(write)
+        if attempt is not None:
+            self._receipts.expect(calls[0].facts.response_id, attempt, keys)
+            for call in calls:
+                sampled = sum(len(one.tokens) for one in call.sequences)
+                self._episodes.answered(caller, call.facts, len(call.prompt), sampled)
+        return keys
+
+    async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> dict[str, Any]:
+        """`origin`: of an episode's attempt, as episode_id#attempt."""
+        found = await self._store.read(
+            lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset, origin=origin)
+        )
+        return {"object": "list", "data": [_about(trace) for trace in found.items], "total": found.total}
+
+    async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+        trace, turns = await self._read(caller, trace_id)
+        return await self._whole(trace, turns)
+
+    async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+        _, turns = await self._read(caller, trace_id)
+        found = trajectories_of(turns)
+        return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
+
+    async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
+        """A line for each trace. One that is purged meanwhile is left out."""
+        for start in range(offset, offset + limit, EXPORTED_AT_ONCE):
+            size = min(EXPORTED_AT_ONCE, offset + limit - start)
+            page = await self._store.read(
+                lambda c, start=start, size=size: rows.list_traces(
+                    c, caller.owner, limit=size, offset=start, origin=origin
+                )
+            )
+            for trace in page.items:
+                turns = await self._store.read(lambda c, name=trace.trace_id: rows.turns_of(c, name))
+                if turns:
+                    yield msgspec.json.encode(await self._whole(trace, turns)) + b"\n"
+            if len(page.items) < size:
+                return
+
+    async def lines(self, caller: Caller, trace_id: str) -> bytes:
+        """A line for each turn."""
+        trace, turns = await self._read(caller, trace_id)
+        told = ({"trace_id": trace.trace_id, **one} for one in await self._told(turns))
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in told)
+
+    async def _whole(self, trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
+        return _about(trace) | {"turns": await self._told(turns)}
+
+    async def _told(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Their messages without secrets; the tokens are what they are."""
+        told = [msgspec.to_builtins(turn) for turn in turns]
+        facts = [one.pop("facts") for one in told]
+        spoken = [
+            {name: json.loads(one.pop(field) or "[]") for name, field in (("messages", "heard"), ("answers", "told"))}
+            for one in facts
+        ]
+        shown = await self._masking.of(spoken)
+        return [{"number": one.pop("number"), **f, **s, **one} for one, f, s in zip(told, facts, shown, strict=True)]
+
+    async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[Turn]]:
+        def read(conn: Connection) -> tuple[Trace | None, list[Turn]]:
+            trace = rows.get_trace(conn, trace_id, caller.owner)
+            return trace, rows.turns_of(conn, trace_id) if trace is not None else []
+
+        trace, turns = await self._store.read(read)
+        if trace is None:
+            raise ApiError(404, f"no such trace: {shown(trace_id)}", param="trace_id", code="not_found")
+        return trace, turns
+
+
+def _turn(call: Call) -> Turn:
+    place = None if call.parent is None else call.parent.place
+    return Turn(
+        prompt=list(call.prompt),
+        samples=[
+            TurnSample(tokens=s.tokens, logprobs=s.logprobs, stop_reason=s.stop_reason.value) for s in call.sequences
+        ],
+        facts=call.facts,
+        parent=None if place is None else place.turn,
+        parent_sample=None if place is None else place.sample,
+    )
+
+
+def _answers(call: Call) -> list[KeptAnswer]:
+    return [KeptAnswer(name=answer.name, thoughts=dict(answer.thoughts)) for answer in call.answers]
+
+
+def _about(trace: Trace) -> dict[str, Any]:
+    """Without its owner, who is the one that asks."""
+    return {
+        "id": trace.trace_id,
+        "object": "trace",
+        "model": trace.model,
+        "created_at": trace.created_at,
+        "updated_at": trace.updated_at,
+        "turn_count": trace.turns,
+        **({} if trace.origin is None else {"origin": trace.origin}),
+    }

@@ -1,0 +1,169 @@
+"""What the calls about models mean: made, loaded as new, looked at, unloaded; passes and optimizer steps."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.endings import unload
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import RequestKind
+from palestra.server.core.lookup import Lookup, is_over
+from palestra.server.core.models import TrainedModel
+from palestra.server.core.paths import ModelId, TinkerPath
+from palestra.server.core.sessions import Session
+from palestra.server.tinker import encode
+from palestra.server.tinker import schemas as s
+from palestra.server.tinker.decode import PassRequest
+from palestra.server.tinker.encode import accepted
+from palestra.store import models as model_rows
+from palestra.store.records import Checkpoint, Model
+from palestra.types import AdamParams, LoraConfig
+from palestra.types.engine import CreateModel, OptimStep
+
+
+class ModelService:
+    def __init__(self, core: Core, lookup: Lookup):
+        self._core, self._lookup = core, lookup
+
+    async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
+        _only_adam(request.optimizer_config.type)
+        wanted = request.lora_config
+        lora = LoraConfig(
+            rank=wanted.rank,
+            seed=wanted.seed,
+            train_attn=wanted.train_attn,
+            train_mlp=wanted.train_mlp,
+            train_unembed=wanted.train_unembed,
+        )
+        session = self._lookup.session(caller, request.session_id)
+        return await self._create(session, request.model_seq_id, request.base_model, lora, request.user_metadata, None)
+
+    async def _create(
+        self,
+        session: Session,
+        number: int,
+        base_model: str,
+        lora: LoraConfig,
+        user_metadata: dict[str, str] | None,
+        load: tuple[Checkpoint, bool] | None,
+    ) -> s.FutureResponse:
+        model_id = str(ModelId(session.session_id, number))
+        model = self._core.training.models.get(model_id)
+        if model is None:
+            model = await self._new_model(session, model_id, base_model, lora, user_metadata)
+        if lora.seed is None:  # decided at the first call, so that a repeated one asks for the same
+            lora = msgspec.structs.replace(lora, seed=model.lora.seed)
+        checkpoint, optimizer = load or (None, False)
+        operation = CreateModel(
+            lora=lora, load_from=checkpoint.folder if checkpoint else None, load_optimizer=optimizer
+        )
+        reply: dict[str, Any] = encode.created_json(model_id)
+        if checkpoint is not None:
+            reply = encode.loaded_json(checkpoint.key.path, model_id)
+        return accepted(await self._lookup.submit(model, 0, RequestKind.CREATE_MODEL, operation, reply))
+
+    async def _new_model(
+        self, session: Session, model_id: str, base_model: str, lora: LoraConfig, user_metadata: dict[str, str] | None
+    ) -> TrainedModel:
+        worker, now = self._lookup.base(base_model), time.time()
+        self._core.sampling.runners[worker].check_lora(lora)
+        if sum(m.worker is worker for m in self._core.training.models.values()) >= self._core.config.limits.max_models:
+            raise Refusal(429, "this server holds as many models as it may; finish a session first", retry_after_s=10)
+        if lora.seed is None:
+            lora = msgspec.structs.replace(lora, seed=secrets.randbits(62))
+        row = Model(
+            model_id=model_id,
+            session_id=session.session_id,
+            owner=session.owner,
+            base_model=base_model,
+            lora=lora,
+            created_at=now,
+            last_request_at=now,
+            user_metadata=user_metadata,
+        )
+        stored = await self._core.store.write(lambda c: model_rows.insert_model(c, row))
+        if stored.created_at != now:
+            existing = self._core.training.models.get(model_id)
+            if existing is None:
+                raise Refusal(400, f"{model_id} was created before and is {stored.status}; take the next number")
+            return existing
+        model = TrainedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
+        if session.session_id not in self._core.sessions.active:  # it ended while the row was written
+            await unload(self._core, model, "its session is over")
+            raise is_over(session.session_id)
+        self._core.training.models[model_id] = model
+        return model
+
+    def get_info(self, caller: Caller, model_id: str) -> s.GetInfoResponse:
+        model = self._lookup.model(caller, model_id)
+        card = model.worker.card
+        data = s.ModelData(
+            model_name=model.base_model,
+            # The folder is of use to clients on this machine alone; others go by the name.
+            tokenizer_id=model.worker.config.model if self._core.config.is_loopback else None,
+            arch=card.architecture if card else None,
+        )
+        return s.GetInfoResponse(
+            model_id=model_id, model_data=data, lora_rank=model.lora.rank, model_name=model.base_model
+        )
+
+    async def unload_model(self, caller: Caller, model_id: str) -> s.FutureResponse:
+        """Unloading what is not loaded (any more) is no error."""
+        model = self._core.training.models.get(model_id)
+        if model is not None and model.owner == caller.owner:
+            await unload(self._core, model, "the model was unloaded")
+        else:
+            row = await self._core.store.read(lambda c: model_rows.get_model(c, model_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("model", model_id)
+        reply = {"model_id": model_id, "type": "unload_model"}
+        future = self._core.training.finished_at_once(model_id, caller.owner, RequestKind.UNLOAD_MODEL, reply)
+        return s.FutureResponse(request_id=future.request_id, model_id=model_id)
+
+    async def load_as_new(self, caller: Caller, request: s.LoadWeightsRequest) -> s.FutureResponse:
+        if request.optimizer_config is not None:
+            _only_adam(request.optimizer_config.type)
+        session = self._lookup.session(caller, request.session_id or "")
+        checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
+        wanted = request.base_model or checkpoint.base_model
+        if self._lookup.base(wanted) is not self._core.base(checkpoint.base_model):
+            raise Refusal(400, f"{request.path} is of {checkpoint.base_model}, not {wanted}")
+        lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
+        return await self._create(
+            session,
+            request.model_seq_id or 0,
+            wanted,
+            lora,
+            request.user_metadata,
+            (checkpoint, request.optimizer),
+        )
+
+    # Training requests
+
+    async def run_pass(self, caller: Caller, request: PassRequest) -> s.FutureResponse:
+        model = self._lookup.model(caller, request.model_id)
+        if not request.operation.data:
+            raise self._lookup.rejected(model, request.seq_id, "the batch is empty: send at least one datum")
+        kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
+        return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}))
+
+    async def optim_step(self, caller: Caller, request: s.OptimStepRequest) -> s.FutureResponse:
+        model = self._lookup.model(caller, request.model_id)
+        if request.adam_params is None:
+            name = request.optimizer_params.type if request.optimizer_params else ""
+            raise self._lookup.rejected(
+                model, request.seq_id, f"{name!r}: this model's optimizer is adamw; send adam_params"
+            )
+        operation = OptimStep(adam=AdamParams(**request.adam_params.model_dump()))
+        return accepted(await self._lookup.submit(model, request.seq_id, RequestKind.OPTIM_STEP, operation, {}))
+
+
+def _only_adam(optimizer: str) -> None:
+    if optimizer != "adamw":
+        raise Refusal(400, f"optimizer {optimizer[:50]!r} is not available here; use adamw")

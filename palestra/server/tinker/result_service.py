@@ -1,0 +1,74 @@
+"""What asking for a result means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
+from palestra.server.core.lookup import why_down
+from palestra.server.core.paths import SampleRequestId, parse_request_id
+from palestra.server.tinker import encode
+from palestra.server.tinker import schemas as s
+from palestra.types.engine import Failure, PassResult, Sampled, Saved, StepDone, decode_from_worker
+
+Answer = dict[str, Any] | bytes | s.TryAgainResponse
+
+
+class ResultService:
+    def __init__(self, core: Core):
+        self._core = core
+
+    async def retrieve(self, caller: Caller, request_id: str, *, as_protobuf: bool) -> Answer:
+        future = self._future(caller, request_id)
+        if not await future.wait(self._core.config.poll_hold_s):
+            return self._not_yet(future)
+        if isinstance(future, SampleFuture):
+            future.retrieved = True
+            assert future.frame is not None
+            message = decode_from_worker(future.frame)
+            assert isinstance(message, Sampled)
+            if isinstance(message.outcome, Failure):
+                return encode.failure_json(message.outcome)
+            return encode.sample_protobuf(message.outcome) if as_protobuf else encode.sample_json(message.outcome)
+        outcome = self._core.training.outcome(future)
+        match outcome:
+            case Failure():
+                return encode.failure_json(outcome)
+            case PassResult():
+                return encode.pass_protobuf(outcome) if as_protobuf else encode.pass_json(outcome)
+            case StepDone():
+                return encode.step_json(outcome)
+            case Saved() if future.kind is RequestKind.SAVE_WEIGHTS_EXTERNAL:
+                return {**future.reply, "size_bytes": outcome.size_bytes}
+            case _:
+                return future.reply
+
+    def _future(self, caller: Caller, request_id: str) -> TrainFuture | SampleFuture:
+        future = self._core.training.futures.get(request_id) or self._core.sampling.futures.get(request_id)
+        if future is not None and future.owner == caller.owner:
+            return future
+        known = parse_request_id(request_id)
+        if isinstance(known, SampleRequestId):  # another's is as lost as one that never was
+            sampler = self._core.sampling.samplers.get(known.sampler_id)
+            self._core.metrics.sample_lost(sampler.worker.name if sampler else "")
+            raise Refusal(410, "this sample is not here any more (the server was started again); send it again")
+        lost = self._core.training.lost.message(known.model_id, owner=caller.owner) if known is not None else None
+        raise not_found("request", request_id) if lost is None else Refusal(404, lost)
+
+    def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
+        paused = None
+        if self._core.is_leaving:
+            paused = "the server is being stopped; it goes on when it is back"
+        else:
+            of = self._core.training.models if isinstance(future, TrainFuture) else self._core.sampling.samplers
+            owner = of.get(future.model_id if isinstance(future, TrainFuture) else future.sampler_id)
+            if owner is not None and not owner.worker.link.is_up:
+                paused = why_down(owner.worker)
+        return s.TryAgainResponse(
+            request_id=future.request_id,
+            queue_state="paused_capacity" if paused else "active",
+            queue_state_reason=paused,
+        )

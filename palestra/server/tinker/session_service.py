@@ -1,0 +1,70 @@
+"""What the calls around a session mean."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.endings import end_session
+from palestra.server.core.errors import Refusal, not_found
+from palestra.server.core.sessions import Session
+from palestra.server.tinker import schemas as s
+from palestra.store import sessions as session_rows
+from palestra.store.records import Session as SessionRow
+
+
+class SessionService:
+    def __init__(self, core: Core):
+        self._core = core
+
+    def capabilities(self) -> s.CapabilitiesResponse:
+        models = [
+            s.SupportedModel(model_name=name, max_context_length=worker.card.max_positions if worker.card else None)
+            for name, worker in self._core.workers.items()
+        ]
+        return s.CapabilitiesResponse(supported_models=models)
+
+    async def create_session(self, caller: Caller, request: s.CreateSessionRequest) -> str:
+        session_id, now = secrets.token_hex(16), time.time()
+        row = SessionRow(
+            session_id=session_id,
+            owner=caller.owner,
+            created_at=now,
+            last_heartbeat_at=now,
+            tags=list(request.tags),
+            user_metadata=dict(request.user_metadata or {}),
+            sdk_version=request.sdk_version,
+            project_id=request.project_id,
+            display_name=request.display_name,
+        )
+        await self._core.store.write(lambda c: session_rows.insert_session(c, row))
+        self._core.sessions.active[session_id] = Session(session_id, caller.owner)
+        return session_id
+
+    async def heartbeat(self, caller: Caller, session_id: str) -> None:
+        session = self._core.sessions.find(session_id, caller.owner)
+        if session is None:
+            row = await self._core.store.read(lambda c: session_rows.get_session(c, session_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("session", session_id)
+            raise Refusal(410, f"session {session_id} is over ({row.status})")
+        session.touch()
+
+    async def finish_session(self, caller: Caller, session_id: str, request: s.FinishSessionRequest) -> None:
+        """The first end counts; saying it again is no error."""
+        session = self._core.sessions.find(session_id, caller.owner)
+        if session is None:
+            row = await self._core.store.read(lambda c: session_rows.get_session(c, session_id))
+            if row is None or row.owner != caller.owner:
+                raise not_found("session", session_id)
+            return
+        await end_session(
+            self._core,
+            session,
+            "the session was finished by its client",
+            lambda: self._core.store.write(
+                lambda c: session_rows.finish_session(c, session_id, reason=request.reason.type, detail=request.detail)
+            ),
+        )

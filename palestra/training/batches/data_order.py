@@ -1,0 +1,68 @@
+"""Which rows of a file make up which batch: a function of the seed and a position.
+
+Owns: shuffling anew for each pass, passing over rows with nothing to learn. Never touches: what a row is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from palestra.training.batches.conversations import DataError
+
+T = TypeVar("T")
+
+
+class Shuffle:
+    """`shuffle[i]` for any i from 0: a row. Each pass has every row once, in an order of its own."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count, self._seed = count, seed
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def __getitem__(self, position: int) -> int:
+        epoch, place = divmod(position, self._count)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(self._count))
+            random.Random(f"data/{self._seed}/{epoch}").shuffle(self._order)
+        return self._order[place]
+
+
+class Drawn(Struct, Generic[T]):
+    items: list[T]
+    skipped: int
+    """Rows passed over."""
+    position: int
+    """Where the next batch begins."""
+
+
+class DataOrder(Generic[T]):
+    """To go on after a restart is to draw from the position where the last batch ended."""
+
+    def __init__(self, count: int, seed: int, read: Callable[[int], T | None]) -> None:
+        """`read`: a row, ready to be trained on; None where it teaches nothing."""
+        self._count, self._read = count, read
+        self._shuffle = Shuffle(count, seed)
+
+    def draw(self, position: int, size: int) -> Drawn[T]:
+        """Raises DataError where no row teaches anything."""
+        items: list[T] = []
+        begin, barren = position, 0
+        while len(items) < size:
+            item = self._read(self._shuffle[position])
+            position += 1
+            if item is not None:
+                items.append(item)
+                barren = 0
+                continue
+            barren += 1
+            if barren >= 2 * self._count:  # however it began, a whole pass is among them
+                raise DataError(
+                    f"none of {self._count} rows has anything to learn within max_sequence_length; raise it, or look "
+                    "at the data: something the assistant says must come before the limit"
+                )
+        return Drawn(items, position - begin - size, position)

@@ -1,0 +1,248 @@
+"""From groups of rollouts to rows the trainer takes.
+
+Owns: who is in a batch, masks, truncation, advantages per token and their scale, minibatches. Never touches: the
+engine, files, clocks; the same groups and config give the same batch, in whatever order the groups came in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from palestra.config.train import AdvantageKind, GrpoConfig
+from palestra.training.batches.advantages import are_equal, group_advantages, is_usable
+from palestra.training.batches.shaping import add_kl_penalty, shaped_reward, total_length
+from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+
+
+class Drop(StrEnum):
+    """Why a rollout is not in the batch. From `OVERLONG` on its reward is still in its group's baseline."""
+
+    FAILED = "failed"
+    UNGRADED = "ungraded"
+    """No reward, or one that cannot be calculated with."""
+    ZERO_VARIANCE = "zero_variance"
+    """Its group's rewards are all equal."""
+    OVERLONG = "overlong"
+    """Its last turn was cut."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """Within `max_sequence_length` nothing of what was sampled has room behind the prompt."""
+    EMPTY = "empty"
+    """Nothing was sampled."""
+    BROKEN = "broken"
+    """No prompt, or logprobs that are missing or no numbers."""
+
+
+class Batch(Struct, kw_only=True):
+    minibatches: list[list[TrainSequence]]
+    """One optimizer step each; none is empty."""
+    dropped: dict[Drop, int] = field(default_factory=dict)
+    """Rollouts."""
+    zero_variance_groups: int = 0
+    """Among those given, kept or not."""
+    truncated: int = 0
+    """Rows of the batch that lost their end to `max_sequence_length`."""
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [sequence for minibatch in self.minibatches for sequence in minibatch]
+
+
+def build_batch(
+    groups: Sequence[Group],
+    config: GrpoConfig,
+    base_logprobs: Mapping[str, Sequence[float]] | None = None,
+    own_logprobs: Mapping[str, Sequence[float]] | None = None,
+) -> Batch:
+    """`base_logprobs`: for each row that could be used, of all its tokens under the base model (the first is 0).
+    `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
+    them."""
+    if config.penalty.kl and base_logprobs is None:
+        raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
+    chosen = _choose(groups, config)
+    limit = config.data.max_sequence_length
+    sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
+    for sequence in sequences:
+        if own_logprobs is not None and (found := own_logprobs.get(sequence.rollout)) is not None:
+            pairs = zip(found, sequence.mask, strict=True)
+            sequence.logprobs = [own if sampled else 0.0 for own, sampled in pairs]
+    if config.penalty.kl and base_logprobs is not None:
+        add_kl_penalty(sequences, base_logprobs, config.penalty.kl)
+    minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
+    for minibatch in minibatches:
+        normalize(minibatch, config)
+    return Batch(
+        minibatches=minibatches,
+        dropped=dict(chosen.dropped),
+        zero_variance_groups=chosen.zero_variance_groups,
+        truncated=sum(total_length(row) > limit for row, _ in chosen.used),
+    )
+
+
+def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
+    """Those `build_batch` will use: the ones worth asking the base model about."""
+    return [row for row, _ in _choose(groups, config).used]
+
+
+def is_zero_variance(group: Group, config: GrpoConfig) -> bool:
+    """Its graded rollouts, penalties included, are all equal: nothing to learn. So is a group where none is graded."""
+    return not _can_teach(_by_agent(group, _rewards(group, config), config))
+
+
+def to_sequence(row: Branch, advantage: float, limit: int) -> TrainSequence:
+    """The first `limit` tokens of prompt and turns; what the policy did not draw has mask, logprob, advantage 0."""
+    tokens, mask = list(row.prompt), [False] * len(row.prompt)
+    logprobs = [0.0] * len(row.prompt)
+    for turn in row.turns:
+        tokens += turn.observation + turn.tokens
+        mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
+        logprobs += [0.0] * len(turn.observation) + turn.logprobs
+    mask = mask[:limit]
+    return TrainSequence(
+        tokens=tokens[:limit],
+        mask=mask,
+        logprobs=logprobs[:limit],
+        advantages=[advantage if sampled else 0.0 for sampled in mask],
+        rollout=row.id,
+    )
+
+
+def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[list[TrainSequence]]:
+    """Whole sequences, dealt out at random so that groups mix; sizes differ by one at most."""
+    order = list(sequences)
+    if parts > 1:
+        random.Random(f"minibatches/{salt}").shuffle(order)
+    dealt = [order[first::parts] for first in range(parts)]
+    return [minibatch for minibatch in dealt if minibatch]
+
+
+def normalize(minibatch: Sequence[TrainSequence], config: GrpoConfig) -> None:
+    """The engine adds up losses over tokens; scaled advantages turn the sum into the mean that is meant."""
+    count = len(minibatch)
+    sampled = [sum(sequence.mask) for sequence in minibatch]
+    match config.algorithm.normalize:
+        case "none":
+            return
+        case "sequences":
+            divisors = [length * count for length in sampled]
+        case "tokens" if config.algorithm.advantage is AdvantageKind.DR_GRPO:
+            divisors = [config.rollout.max_tokens * count] * count
+        case "tokens":
+            divisors = [sum(sampled)] * count
+    for sequence, divisor in zip(minibatch, divisors, strict=True):
+        sequence.advantages = [advantage / divisor for advantage in sequence.advantages]
+
+
+class _Choice(Struct):
+    salt: str
+    """For what is random about this batch."""
+    used: list[tuple[Branch, float]] = []
+    """Rows with their advantages."""
+    dropped: Counter[Drop] = field(default_factory=Counter)
+    zero_variance_groups: int = 0
+
+
+def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
+    ordered = sorted(groups, key=lambda group: (group.step, group.id))
+    chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
+    rewards_G = [_rewards(group, config) for group in ordered]
+    if config.algorithm.shuffle_rewards:
+        rewards_G = _shuffled(rewards_G, chosen.salt)
+    for group, rewards in zip(ordered, rewards_G, strict=True):
+        compared = _by_agent(group, rewards, config)
+        is_used = True
+        if not _can_teach(compared):
+            chosen.zero_variance_groups += 1
+            is_used = config.data.zero_variance == "keep"
+        advantages = {agent: _advantages(values, config) for agent, values in compared.items()} if is_used else {}
+        for rollout in sorted(group.rollouts, key=lambda rollout: rollout.index):
+            _add(chosen, rollout, advantages, config)
+    return chosen
+
+
+def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str, float]], config: GrpoConfig) -> None:
+    """All its rows that can be trained; without one, why not."""
+    whole = advantages.get("", {})
+    if (reason := _why_not(rollout, whole)) is not None:
+        chosen.dropped[reason] += 1
+        return
+    reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
+    for row, reason in reasons:
+        if reason is None:
+            chosen.used.append((row, advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])))
+    if all(reason is not None for _, reason in reasons):
+        chosen.dropped[reasons[0][1] or Drop.EMPTY] += 1
+
+
+Rewards = dict[str, float]
+"""By rollout."""
+
+
+def _by_agent(group: Group, rewards: Rewards, config: GrpoConfig) -> dict[str, Rewards]:
+    """What is compared with each other: the rollouts (""), and each agent that is graded for itself with its like in
+    the group's other rollouts. Rewards that were dealt out at random must not be betrayed by an agent's own."""
+    compared = {"": rewards}
+    if config.algorithm.shuffle_rewards:
+        return compared
+    for rollout in group.rollouts:
+        for agent, reward in rollout.agent_rewards.items():
+            if agent and rollout.id in rewards and is_usable(reward):
+                compared.setdefault(agent, {})[rollout.id] = reward
+    return compared
+
+
+def _can_teach(compared: Mapping[str, Rewards]) -> bool:
+    return any(not are_equal(list(values.values())) for values in compared.values())
+
+
+def _advantages(rewards: Rewards, config: GrpoConfig) -> dict[str, float]:
+    return dict(zip(rewards, group_advantages(list(rewards.values()), config.algorithm.advantage), strict=True))
+
+
+def _rewards(group: Group, config: GrpoConfig) -> dict[str, float]:
+    """By rollout, of those that count in the baseline."""
+    return {
+        rollout.id: shaped_reward(rollout, config.penalty, config.rollout.max_context)
+        for rollout in group.rollouts
+        if rollout.is_graded and is_usable(rollout.reward)
+    }
+
+
+def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float]]:
+    """The same rewards, each to a random rollout of the batch."""
+    deck = [reward for rewards in groups for reward in rewards.values()]
+    random.Random(f"rewards/{salt}").shuffle(deck)
+    dealt = iter(deck)
+    return [dict(zip(rewards, dealt, strict=False)) for rewards in groups]
+
+
+def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> Drop | None:
+    if rollout.stop.is_failure:
+        return Drop.FAILED
+    if not is_usable(rollout.reward):
+        return Drop.UNGRADED
+    return None if rollout.id in advantages else Drop.ZERO_VARIANCE
+
+
+def _why_no_row(row: Branch, config: GrpoConfig) -> Drop | None:
+    if row.is_cut and config.data.overlong == "mask":
+        return Drop.OVERLONG
+    if not row.response_length:
+        return Drop.EMPTY
+    if not row.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in row.turns):
+        return Drop.BROKEN
+    before = len(row.prompt)
+    for turn in row.turns:
+        before += len(turn.observation)
+        if turn.tokens:
+            break
+    return Drop.PROMPT_TOO_LONG if before >= config.data.max_sequence_length else None
+
+
+def _has_logprobs(tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
+    return len(tokens) == len(logprobs) and all(map(math.isfinite, logprobs))

@@ -1,0 +1,1 @@
+"""The training loops and what a step reports about itself. Begin at `grpo`, `sft` or `dpo`."""

@@ -1,0 +1,52 @@
+"""What to do about a step that teaches nothing.
+
+Owns: the words. Never touches: who reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palestra.config.train import GrpoConfig
+from palestra.training.batches.rows import Batch, Drop
+from palestra.training.loops.health import is_counted
+from palestra.types.rollouts import Group
+
+
+def teaches_nothing(groups: Sequence[Group], batch: Batch) -> bool:
+    """Nothing is left to train on, or nothing with an advantage (`data.zero_variance: keep`)."""
+    return not batch.sequences or batch.zero_variance_groups == len(groups)
+
+
+def advise(groups: Sequence[Group], batch: Batch, config: GrpoConfig) -> str:
+    """Why the step teaches nothing, and what to try."""
+    count = sum(len(group.rollouts) for group in groups)
+    reason = max(batch.dropped, key=lambda one: batch.dropped[one], default=Drop.ZERO_VARIANCE)
+    left_out = f"{batch.dropped.get(reason, 0)} of {count} rollouts are left out"
+    match reason:
+        case Drop.ZERO_VARIANCE:
+            return _about_rewards(groups, count, config)
+        case Drop.OVERLONG:
+            return (
+                f"{left_out}, since their last turn was cut; raise rollout.max_tokens (now {config.rollout.max_tokens})"
+            )
+        case Drop.PROMPT_TOO_LONG:
+            limit = config.data.max_sequence_length
+            return f"{left_out}, since their prompt fills data.max_sequence_length (now {limit}); raise it"
+        case _:
+            return f"{left_out} ({reason}); read what is wrong with them"
+
+
+def _about_rewards(groups: Sequence[Group], count: int, config: GrpoConfig) -> str:
+    rewards = [rollout.reward or 0.0 for group in groups for rollout in group.rollouts if is_counted(rollout)]
+    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+    if low >= config.eval.success:
+        return f"all {count} rollouts solve their tasks (reward {low:g} or more); take harder tasks"
+    if low == high:
+        found = f"all {count} rollouts have the same reward ({low:g})"
+    else:
+        found = f"within each of the {len(groups)} groups all rollouts have the same reward ({low:g} to {high:g})"
+    return (
+        f"{found}; take easier tasks or larger groups (rollout.group_size, now {config.rollout.group_size}), let the "
+        "model imitate solutions first (imitation), or check the reward"
+    )

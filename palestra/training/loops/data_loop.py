@@ -1,0 +1,102 @@
+"""The loop of runs that learn from a file: step, record, keep, now and then look.
+
+Owns: what is written when. Never touches: what a step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from palestra.config.train import RunConfig
+from palestra.runs.reader import RunStatus
+from palestra.training.batches.turns import Example
+from palestra.training.listener import StageClock
+from palestra.training.policy import Update
+from palestra.training.session import Session
+
+Metrics = dict[str, float]
+
+
+class Stepped(Struct):
+    metrics: Metrics
+    position: int
+    """Where the next batch begins."""
+
+
+class Learner(Protocol):
+    async def step(self, position: int) -> Stepped:
+        """One optimizer step on the batch at this place in the data."""
+        ...
+
+
+async def run_steps(
+    config: RunConfig,
+    session: Session,
+    learner: Learner,
+    *,
+    evaluate: Callable[[], Awaitable[Metrics]] | None = None,
+    eval_every: int = 0,
+) -> RunStatus:
+    """From where the session's state is to the last step. Evaluations: before the first step, every so many, and after
+    the last one."""
+    state = session.state
+    while True:
+        is_time = bool(eval_every) and _is_due(eval_every, state.step, config.steps)
+        if evaluate is not None and is_time and state.evaluated != state.step:
+            await _look(session, evaluate)
+        if state.step >= config.steps:
+            return RunStatus.DONE
+        stepped = await learner.step(state.position)
+        state.step, state.position = state.step + 1, stepped.position
+        await _record(config, session, stepped.metrics)
+
+
+async def _record(config: RunConfig, session: Session, metrics: Metrics) -> None:
+    """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
+    done = session.state.step
+    session.run.write_metrics(done, metrics)
+    await session.track(done, metrics)
+    if _is_due(config.checkpoint.every, done, config.steps):
+        await session.save()
+    session.listener.step(done, metrics)
+
+
+async def _look(session: Session, evaluate: Callable[[], Awaitable[Metrics]]) -> None:
+    done, metrics = session.state.step, await evaluate()
+    session.run.write_metrics(done, metrics)
+    await session.track(done, metrics)
+    session.listener.evaluated(done, metrics)
+    session.state.evaluated = done
+    await session.save_evaluation()
+
+
+def _is_due(every: int, done: int, steps: int) -> bool:
+    return done == steps or done % every == 0
+
+
+def batch_metrics(examples: Sequence[Example], skipped: int) -> Metrics:
+    return {
+        "batch/sequences": float(len(examples)),
+        "batch/trained_tokens": float(sum(example.trained for example in examples)),
+        "batch/tokens": float(sum(len(example.sequence.tokens) for example in examples)),
+        "batch/truncated": float(sum(example.is_cut for example in examples)),
+        "batch/skipped": float(skipped),
+    }
+
+
+def optimizer_metrics(update: Update, learning_rate: float) -> Metrics:
+    found = {"optim/lr": learning_rate}
+    if "grad_norm" in update.metrics:
+        found["optim/grad_norm"] = update.metrics["grad_norm"]
+    return found
+
+
+def speed_metrics(clock: StageClock, tokens: int) -> Metrics:
+    """`tokens`: all of the batch, those that are only read among them."""
+    seconds: Mapping[str, float] = {**clock.seconds, "total": clock.total}
+    found = {f"time/{stage}_s": spent for stage, spent in seconds.items()}
+    rates = ((stage, seconds.get(stage, 0.0)) for stage in ("update", "total"))
+    return found | {f"throughput/{stage}_tokens_per_s": tokens / spent for stage, spent in rates if spent > 0}

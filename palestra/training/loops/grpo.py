@@ -1,0 +1,223 @@
+"""The GRPO loop: play, compare, learn, publish, again.
+
+Owns: the order of the steps of a run, and what is written when. Never touches: how any of it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from msgspec import Struct
+
+from palestra.config.train import EarlyStop, GrpoConfig
+from palestra.runs.reader import RunStatus
+from palestra.runs.writer import EventKind
+from palestra.training.batches.rows import Batch, build_batch, to_sequence, trainable_rows
+from palestra.training.listener import Stage, StageClock
+from palestra.training.loops.advice import advise, teaches_nothing
+from palestra.training.loops.evaluation import Evaluator
+from palestra.training.loops.health import Aggregate, step_metrics
+from palestra.training.loops.schedule import adam_at, learning_rate
+from palestra.training.policy import PolicyError, Sampler, SamplingError, Update
+from palestra.training.rollouts.collecting import Collector, TrainingError
+from palestra.training.rollouts.requests import RequestMaker
+from palestra.training.rollouts.sources import Ledger, RolloutSource
+from palestra.training.rollouts.streaming import StreamingCollector
+from palestra.training.session import Session
+from palestra.training.state import RunState
+from palestra.types.rollouts import Branch, Group
+
+BASE_SAMPLE = 16
+"""Rows of a step that the base model is asked about when only the report wants to know."""
+
+
+class Parts(Struct):
+    """What a run is made of, beside its session; `grpo_run` puts it together."""
+
+    source: RolloutSource
+    requests: RequestMaker
+    evaluator: Evaluator | None
+    aggregate: Aggregate
+    ledger: Ledger | None = None
+    """Where played groups are kept until they are in a checkpoint."""
+
+
+class GroupCollector(Protocol):
+    @property
+    def pending(self) -> list[int]:
+        """Positions in the order of tasks that were begun and not used."""
+        ...
+
+    async def collect(self, step: int, sampler: Sampler) -> list[Group]: ...
+
+
+class GrpoLoop:
+    def __init__(self, config: GrpoConfig, session: Session, parts: Parts) -> None:
+        self._config, self._session, self._parts = config, session, parts
+        self._policy, self._state, self._listener = session.policy, session.state, session.listener
+        self._base: Sampler | None = None
+        self._is_warned = False
+        """That there is nothing to learn."""
+
+    async def run(self) -> RunStatus:
+        async with AsyncExitStack() as stack:
+            collector = await self._open_collector(stack)
+            sampler = await self._policy.publish(self._state.step)
+            while True:
+                is_good_enough = await self._evaluate(sampler)
+                if self._state.step >= self._config.steps:
+                    return RunStatus.DONE
+                if is_good_enough:
+                    return RunStatus.STOPPED
+                sampler = await self._step(collector, sampler)
+
+    async def _open_collector(self, stack: AsyncExitStack) -> GroupCollector:
+        source, requests = self._parts.source, self._parts.requests
+        if not self._config.asynchronous.enabled:
+            return Collector(self._config, source, requests, self._listener)
+        return await stack.enter_async_context(StreamingCollector(self._config, source, requests, self._listener))
+
+    async def _step(self, collector: GroupCollector, sampler: Sampler) -> Sampler:
+        version, clock = self._state.step, StageClock()
+        with clock.of(Stage.COLLECT):
+            groups = await self._collect(collector, sampler)
+        with clock.of(Stage.SCORE):
+            base_logprobs = await self._score(groups)
+            batch = build_batch(groups, self._config, base_logprobs, await self._own_logprobs(groups))
+        with clock.of(Stage.UPDATE):
+            updates = await self._update(batch, version)
+        with clock.of(Stage.SYNC):
+            sampler = await self._policy.publish(version + 1)
+        self._state.step = version + 1
+        self._state.position, self._state.pending = self._parts.requests.position, collector.pending
+        metrics = step_metrics(
+            groups,
+            batch,
+            updates,
+            config=self._config,
+            version=version,
+            seconds={**clock.seconds, "total": clock.total},
+            base_logprobs=base_logprobs,
+            aggregate=self._parts.aggregate,
+        )
+        metrics["optim/lr"] = learning_rate(self._config.optimizer, version, self._config.steps)
+        if self._parts.ledger is not None:
+            metrics |= self._parts.ledger.take_metrics()
+        await self._record(groups, batch, metrics)
+        if teaches_nothing(groups, batch):
+            self._warn(advise(groups, batch, self._config))
+        return sampler
+
+    async def _collect(self, collector: GroupCollector, sampler: Sampler) -> list[Group]:
+        try:
+            return await collector.collect(self._state.step, sampler)
+        except TrainingError as error:
+            if error.groups:
+                self._session.run.write_rollouts(self._state.step + 1, error.groups)
+            raise
+
+    async def _score(self, groups: list[Group]) -> dict[str, list[float]]:
+        """The base model's opinion: of all that is trained when a penalty needs it, else of a few, for the report."""
+        rows = trainable_rows(groups, self._config)
+        if not self._config.penalty.kl:
+            rows = rows[:: max(1, len(rows) // BASE_SAMPLE)][:BASE_SAMPLE]
+        if not rows:
+            return {}
+        limit = self._config.data.max_sequence_length
+        try:
+            base = self._base = self._base or await self._policy.base()
+            scores = await asyncio.gather(*(base.score(all_tokens(row)[:limit]) for row in rows))
+        except (PolicyError, SamplingError) as error:
+            if self._config.penalty.kl:
+                raise
+            self._listener.note(f"kl/base is missing in this step: {error}")
+            return {}
+        return {row.id: score for row, score in zip(rows, scores, strict=True)}
+
+    async def _own_logprobs(self, groups: list[Group]) -> dict[str, list[float]] | None:
+        """Tinker's logprobs are those at the sampling temperature, its losses compare with those at 1. Where the two
+        differ the ratio would be wrong for every token, so the trainer's own logprobs take the sampler's place."""
+        rows = [row for row in trainable_rows(groups, self._config) if row.temperature != 1.0]
+        if not rows:
+            return None
+        limit = self._config.data.max_sequence_length
+        scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
+        return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
+
+    async def _update(self, batch: Batch, step: int) -> list[Update]:
+        algorithm = self._config.algorithm
+        adam = adam_at(self._config.optimizer, step, self._config.steps)
+        updates: list[Update] = []
+        for minibatch in batch.minibatches:
+            updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
+            self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
+        return updates
+
+    async def _record(self, groups: list[Group], batch: Batch, metrics: dict[str, float]) -> None:
+        """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
+        done, session = self._state.step, self._session
+        session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None)
+        session.run.write_metrics(done, metrics)
+        await session.track(done, metrics)
+        if self._is_due(self._config.checkpoint.every):
+            await self._save()
+        self._listener.step(done, metrics)
+
+    def _warn(self, advice: str) -> None:
+        """In full the first time, since a run that learns nothing may go on saying so for all its steps."""
+        done, run = self._state.step, self._session.run
+        text = f"nothing to learn in step {done}"
+        if not self._is_warned:
+            text += f": {advice}. Its rollouts: palestra rollout list {run.path} --step {done}"
+            run.event(EventKind.WARNING, step=done, message=text)
+            self._is_warned = True
+        self._listener.note(text)
+
+    async def _save(self) -> None:
+        """The cursor is in the checkpoint before the server may forget what is up to it."""
+        ledger = self._parts.ledger
+        if ledger is not None:
+            self._state.cursor = ledger.settled(self._state)
+        await self._session.save()
+        if ledger is not None:
+            await ledger.commit(self._state.cursor)
+
+    async def _evaluate(self, sampler: Sampler) -> bool:
+        """If it is time, and not done already. True: the run is good enough, or has stopped getting better."""
+        done, evaluator, rule = self._state.step, self._parts.evaluator, self._config.early_stop
+        if evaluator is None or self._state.evaluated == done or not self._is_due(self._config.eval.every):
+            return False
+        groups, metrics = await evaluator.evaluate(done, sampler)
+        self._session.run.write_eval(done, groups, metrics)
+        await self._session.track(done, metrics)
+        self._listener.evaluated(done, metrics)
+        is_over = rule is not None and should_stop(rule, metrics, self._state)
+        self._state.evaluated = done
+        await self._session.save_evaluation(is_last=is_over)
+        return is_over
+
+    def _is_due(self, every: int) -> bool:
+        done = self._state.step
+        return done == self._config.steps or (every > 0 and done % every == 0)
+
+
+def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:
+    value = metrics.get(rule.metric)
+    if value is None:
+        near = difflib.get_close_matches(rule.metric, metrics, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(metrics))}"
+        raise TrainingError(f"early_stop.metric: an evaluation has no {rule.metric!r}; {hint}")
+    if state.best is None or value > state.best:
+        state.best, state.evaluations_since_best = value, 0
+    else:
+        state.evaluations_since_best += 1
+    if rule.at_least is not None and value >= rule.at_least:
+        return True
+    return rule.patience is not None and state.evaluations_since_best >= rule.patience
+
+
+def all_tokens(row: Branch) -> list[int]:
+    return [*row.prompt, *(token for turn in row.turns for token in [*turn.observation, *turn.tokens])]

@@ -1,0 +1,84 @@
+"""A GRPO run from its config: environments, order of tasks, players, evaluation.
+
+Owns: what the loop is given. Never touches: its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from msgspec import Struct
+
+from palestra.config.train import GrpoConfig
+from palestra.environments.order import TaskOrder
+from palestra.environments.sets import EnvironmentSet
+from palestra.runs.reader import RunStatus
+from palestra.training.loops.evaluation import Evaluator
+from palestra.training.loops.grpo import GrpoLoop, Parts
+from palestra.training.rollouts.episode_run import EpisodeRun
+from palestra.training.rollouts.gym_player import open_gym_players
+from palestra.training.rollouts.local import open_source
+from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.requests import RequestMaker
+from palestra.training.rollouts.sources import RolloutSource
+from palestra.training.session import Session
+from palestra.types.rollouts import Task
+
+
+class Sources(Struct):
+    """Who plays for a run."""
+
+    train: RolloutSource
+    eval: RolloutSource
+    episodes: EpisodeRun | None = None
+    """Where it is not this process alone."""
+
+
+def open_environments(config: GrpoConfig) -> EnvironmentSet:
+    rollout = config.rollout
+    return EnvironmentSet(
+        config.environments,
+        env_threads=rollout.env_threads,
+        env_timeout_s=rollout.env_timeout_s,
+        are_elsewhere=config.rollouts == "episodes" and not config.episodes.players,
+    )
+
+
+async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
+    with open_environments(config) as environments:
+        async with open_sources(config, session, environments) as sources:
+            order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
+            state = session.state
+            requests = RequestMaker(order, config.seed, config.rollout.group_size, state.position, state.pending)
+            evaluator = None
+            if config.eval.every and (tasks := eval_tasks(config, environments)):
+                evaluator = Evaluator(
+                    config.eval, tasks, sources.eval, config.seed, session.listener, environments.aggregate
+                )
+            ledger = sources.episodes.log if sources.episodes else None
+            parts = Parts(sources.train, requests, evaluator, environments.aggregate, ledger)
+            return await GrpoLoop(config, session, parts).run()
+
+
+@asynccontextmanager
+async def open_sources(config: GrpoConfig, session: Session, environments: EnvironmentSet) -> AsyncIterator[Sources]:
+    if config.rollouts == "episodes":
+        async with EpisodeRun.open(config, session, environments) as episodes:
+            yield Sources(episodes.source, episodes.eval_source, episodes)
+        return
+    settings = RolloutSettings.of(config.rollout, config.eval.temperature)
+    async with open_gym_players(config, session) as gyms:
+        sources = Sources(
+            open_source(config, session.tokenizer, environments, gyms=gyms),
+            open_source(config, session.tokenizer, environments, settings, gyms),
+        )
+        try:
+            yield sources
+        finally:
+            await sources.train.close()
+            await sources.eval.close()
+
+
+def eval_tasks(config: GrpoConfig, environments: EnvironmentSet) -> list[Task]:
+    return [task for _, tasks in environments.tasks("eval") for task in tasks[: config.eval.tasks]]

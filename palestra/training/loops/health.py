@@ -1,0 +1,261 @@
+"""What a step says about itself: is it learning, is anything going wrong, where does the time go.
+
+Owns: names and formulas of metrics; docs/training-metrics.md tells how to read each. Never touches: files, trackers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from palestra.config.train import GrpoConfig
+from palestra.environments.text import mean_of_numbers
+from palestra.training.batches.advantages import is_usable, mean_and_std
+from palestra.training.batches.rows import Batch, Drop, is_zero_variance
+from palestra.training.batches.shaping import base_divergence, shaped_reward
+from palestra.training.policy import Update
+from palestra.types.rollouts import Group, Rollout, RolloutStop
+
+Metrics = dict[str, float]
+Aggregate = Callable[[str, Sequence[Mapping[str, float | str]]], Metrics]
+"""From an environment's name and what it reported of each rollout, beside the `data_source` of its task."""
+
+SOURCE, LEVEL = "data_source", "level"
+"""What tasks may name in their extras, for metrics to come apart by: where they are from, how hard they are."""
+
+# As the engine has them: where a ratio counts as clipped unless the run's loss_config says otherwise.
+CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
+LARGEST_LOG_RATIO = 50.0  # exp of more says no more than "far apart", and may overflow
+
+
+def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metrics:
+    return mean_of_numbers(reported)
+
+
+def step_metrics(
+    groups: Sequence[Group],
+    batch: Batch,
+    updates: Sequence[Update],
+    *,
+    config: GrpoConfig,
+    version: int,
+    seconds: Mapping[str, float],
+    base_logprobs: Mapping[str, Sequence[float]] | None = None,
+    aggregate: Aggregate = mean_by_name,
+) -> Metrics:
+    """Of one training step. `groups`: all that were played for it. `updates`: one for each minibatch. `version`: of the
+    weights the batch trained. `seconds`: by stage, as `collect`, `score`, `update`, `sync`, `total`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return {
+        **reward_metrics(groups, config),
+        **rollout_metrics(groups, config),
+        **environment_metrics(groups, aggregate),
+        **label_metrics(groups, "env", "reward", _reward),
+        **staleness_metrics(rollouts, version),
+        **batch_metrics(batch),
+        **policy_metrics(batch, updates, config),
+        **base_metrics(batch, base_logprobs),
+        **update_metrics(updates),
+        **time_metrics(rollouts, batch, seconds, sum(map(len, (base_logprobs or {}).values()))),
+    }
+
+
+def reward_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
+    graded_G = [[rollout for rollout in group.rollouts if is_counted(rollout)] for group in groups]
+    graded = [rollout for rollouts in graded_G for rollout in rollouts]
+    if not graded:
+        return {}
+    rewards = sorted(_reward(rollout) for rollout in graded)
+    mean, std = mean_and_std(rewards)
+    shaped = [shaped_reward(rollout, config.penalty, config.rollout.max_context) for rollout in graded]
+    return {
+        "reward/mean": mean,
+        "reward/std": std,
+        "reward/p10": quantile(rewards, 0.1),
+        "reward/p90": quantile(rewards, 0.9),
+        "reward/best_of_group": average([max(map(_reward, rollouts)) for rollouts in graded_G if rollouts]),
+        "reward/shaped_mean": average(shaped),
+    }
+
+
+def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return {"rollouts/total": 0.0}
+    failed = sum(rollout.stop.is_failure for rollout in rollouts)
+    graded = sum(is_counted(rollout) for rollout in rollouts)
+    stops = Counter(rollout.stop for rollout in rollouts)
+    failures = Counter(rollout.failure for rollout in rollouts if rollout.failure)
+    played = [rollout for rollout in rollouts if rollout.turns]
+    found = {
+        "rollouts/total": float(len(rollouts)),
+        "rollouts/graded": float(graded),
+        "rollouts/failed": float(failed),
+        "rollouts/ungraded": float(len(rollouts) - graded - failed),
+        "rollouts/truncated_share": sum(rollout.is_cut for rollout in rollouts) / len(rollouts),
+        "rollouts/zero_variance_share": average([float(is_zero_variance(group, config)) for group in groups]),
+        **{f"stop/{stop}": stops[stop] / len(rollouts) for stop in RolloutStop},
+        **{f"failure/{metric_name(kind)}": count / len(rollouts) for kind, count in sorted(failures.items())},
+    }
+    if played:
+        lengths = [rollout.response_length for rollout in played]
+        logprobs = [
+            one for rollout in played for turn in rollout.all_turns for one in turn.logprobs if math.isfinite(one)
+        ]
+        found |= {
+            "length/mean": average(lengths),
+            "length/max": float(max(lengths)),
+            "length/prompt_mean": average([len(rollout.prompt) for rollout in played]),
+            "turns/mean": average([len(rollout.all_turns) for rollout in played]),
+        }
+        if logprobs:
+            found["policy/entropy_estimate"] = -average(logprobs)
+    return found
+
+
+def environment_metrics(groups: Sequence[Group], aggregate: Aggregate = mean_by_name, prefix: str = "env") -> Metrics:
+    """Each environment's mean reward, and what it reports itself, put together by its own rule."""
+    found: Metrics = {}
+    for name in sorted({rollout.environment for group in groups for rollout in group.rollouts}):
+        own = [(group, rollout) for group in groups for rollout in group.rollouts if rollout.environment == name]
+        area = f"{prefix}/{metric_name(name)}"
+        reported = [_reported(group, rollout) for group, rollout in own if rollout.metrics]
+        for key, value in sorted(aggregate(name, reported).items()):
+            found["/".join([area, *map(metric_name, key.split("/"))])] = value
+        if rewards := [_reward(rollout) for _, rollout in own if is_counted(rollout)]:
+            found[f"{area}/reward"] = average(rewards)
+        found[f"{area}/rollouts"] = float(len(own))
+    return found
+
+
+def _reported(group: Group, rollout: Rollout) -> dict[str, float | str]:
+    source = {SOURCE: found} if (found := _label(group, SOURCE)) else {}
+    return {**source, **{name: value for name, value in rollout.metrics.items() if is_usable(value)}}
+
+
+def label_metrics(groups: Sequence[Group], prefix: str, what: str, value: Callable[[Rollout], float]) -> Metrics:
+    """Apart for each `data_source` and `level` that tasks name in their extras: the mean of all would hide which of
+    them are learned."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        # A set: where both say the same, it is said once.
+        for label in {_label(group, SOURCE), _label(group, LEVEL)} - {""}:
+            area = f"{prefix}/{metric_name(group.task.environment)}/{metric_name(label)}"
+            found.setdefault(f"{area}/{what}", []).extend(value(one) for one in group.rollouts if is_counted(one))
+    return {name: average(values) for name, values in sorted(found.items()) if values}
+
+
+def _label(group: Group, name: str) -> str:
+    found = group.task.extras.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:
+    ages = [version - rollout.oldest_version for rollout in rollouts if rollout.turns and not rollout.stop.is_failure]
+    return {"staleness/mean": average(ages), "staleness/max": float(max(ages))} if ages else {}
+
+
+def batch_metrics(batch: Batch) -> Metrics:
+    return {
+        "batch/sequences": float(len(batch.sequences)),
+        "batch/sampled_tokens": float(sum(sum(sequence.mask) for sequence in batch.sequences)),
+        "batch/tokens": float(sum(len(sequence.tokens) for sequence in batch.sequences)),
+        "batch/truncated": float(batch.truncated),
+        **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in Drop},
+    }
+
+
+def policy_metrics(batch: Batch, updates: Sequence[Update], config: GrpoConfig) -> Metrics:
+    """The sampler's logprobs beside the trainer's, on sampled tokens. d = trainer - sampler."""
+    scored = [logprobs for update in updates for logprobs in update.logprobs]
+    gaps_B: list[list[float]] = []
+    for sequence, logprobs in zip(batch.sequences, scored, strict=True):
+        pairs = zip(sequence.mask[1:], logprobs, sequence.logprobs[1:], strict=True)
+        gaps_B.append([trainer - sampler for sampled, trainer, sampler in pairs if sampled])
+    count = sum(map(len, gaps_B))
+    gaps_B = [[gap for gap in gaps if math.isfinite(gap)] for gaps in gaps_B]
+    gaps = [gap for gaps in gaps_B for gap in gaps]
+    if not gaps:
+        return {"mismatch/not_finite": float(count)} if count else {}
+    ratios = [_ratio(gap) for gap in gaps]
+    found = {
+        "mismatch/not_finite": float(count - len(gaps)),
+        "mismatch/logprob_abs_mean": average([abs(gap) for gap in gaps]),
+        "mismatch/logprob_abs_max": max(abs(gap) for gap in gaps),
+        "kl/sampler_trainer": -average(gaps),
+        "kl/sampler_trainer_k3": average([ratio - 1.0 - gap for ratio, gap in zip(ratios, gaps, strict=True)]),
+        "policy/ratio_mean": average(ratios),
+        "policy/ratio_max": max(ratios),
+        "policy/ratio_min": min(ratios),
+    }
+    loss = config.algorithm.loss
+    if loss in CLIPS:
+        low = config.algorithm.loss_config.get("clip_low_threshold", CLIPS[loss][0])
+        high = config.algorithm.loss_config.get("clip_high_threshold", CLIPS[loss][1])
+        judged = [_ratio(average(gaps)) for gaps in gaps_B if gaps] if loss == "gspo" else ratios
+        found["policy/clip_fraction"] = average([float(not low <= ratio <= high) for ratio in judged])
+    return found
+
+
+def base_metrics(batch: Batch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
+    """Over the sequences that the base model was asked about; a few are enough for the report."""
+    base = base_logprobs or {}
+    asked = [sequence for sequence in batch.sequences if sequence.rollout in base]
+    divergences = [d for sequence in asked for d in base_divergence(sequence, base)]
+    return {"kl/base": average(divergences)} if divergences else {}
+
+
+def update_metrics(updates: Sequence[Update]) -> Metrics:
+    """What the engine said: losses add up over the minibatches, the gradient norm is their mean."""
+    found: Metrics = {}
+    losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
+    norms = [update.metrics["grad_norm"] for update in updates if "grad_norm" in update.metrics]
+    if losses:
+        found["loss/sum"] = math.fsum(losses)
+    if norms:
+        found |= {"optim/grad_norm": average(norms), "optim/grad_norm_max": max(norms)}
+    return found
+
+
+def time_metrics(rollouts: Sequence[Rollout], batch: Batch, seconds: Mapping[str, float], scored: int = 0) -> Metrics:
+    """`scored`: tokens the base model was asked about."""
+    sampled = sum(rollout.response_length for rollout in rollouts)
+    trained = sum(len(sequence.tokens) for sequence in batch.sequences)
+    found = {f"time/{stage}_s": float(spent) for stage, spent in seconds.items()}
+    for stage, tokens in (("collect", sampled), ("score", scored), ("update", trained), ("total", sampled)):
+        if seconds.get(stage, 0.0) > 0:
+            found[f"throughput/{stage}_tokens_per_s"] = tokens / seconds[stage]
+    if rollouts:
+        found["time/rollout_mean_s"] = average([rollout.seconds for rollout in rollouts])
+        found["time/rollout_max_s"] = max(rollout.seconds for rollout in rollouts)
+    return found
+
+
+def is_counted(rollout: Rollout) -> bool:
+    return rollout.is_graded and is_usable(rollout.reward)
+
+
+def average(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Between neighbours in proportion, as numpy does it."""
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (high - low) * (place - math.floor(place))
+
+
+def metric_name(name: str) -> str:
+    """Trackers know letters, digits and `_.-`; a slash begins a new level."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _reward(rollout: Rollout) -> float:
+    return rollout.reward if rollout.reward is not None else 0.0
+
+
+def _ratio(log_ratio: float) -> float:
+    return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))

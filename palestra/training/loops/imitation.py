@@ -1,0 +1,88 @@
+"""What a GRPO run imitates before its first step: solutions, for a model that solves none of its tasks.
+
+Owns: the file of conversations, the settings of the SFT run within the run, who is told about it. Never touches: the
+steps of SFT (`sft` has them), when it happens (`launch` does).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from palestra.chat import ChatTokenizer
+from palestra.config.train import PLATFORM, CheckpointConfig, GrpoConfig, ImitationConfig, SftConfig
+from palestra.environments.fleet.gold import gold_lines
+from palestra.environments.fleet.platform_tasks import PlatformTasks
+from palestra.environments.fleet.prompts import PromptStyle
+from palestra.environments.fleet.settings import FleetSettings
+from palestra.runs.record_files import replacing
+from palestra.training.batches.conversations import DataError, Rows, conversation_of
+from palestra.training.listener import Listener, Silence
+from palestra.training.loops.sft import check_sft
+
+IMITATION = "imitation"
+"""The folder of the SFT run, in the run's own."""
+ENVIRONMENTS = ("fleet_task", "fleet")
+
+
+def sft_config(config: GrpoConfig, imitation: ImitationConfig, data: Path, server: str | None = None) -> SftConfig:
+    """The same model, and no name for others to sample it by: that is for what follows."""
+    return SftConfig(
+        kind="sft",
+        name=IMITATION,
+        data=data,
+        batch_size=imitation.batch_size,
+        steps=imitation.steps,
+        optimizer=imitation.optimizer,
+        max_sequence_length=config.data.max_sequence_length,
+        checkpoint=CheckpointConfig(every=config.checkpoint.every, keep=1),
+        model=config.model,
+        seed=config.seed,
+        alias=None,
+        server=server,
+        server_patience_s=config.server_patience_s,
+    )
+
+
+def check_imitation(config: GrpoConfig, imitation: ImitationConfig, tokenizer: ChatTokenizer) -> None:
+    """Raises ValueError."""
+    for source in imitation.data:
+        if source.startswith(PLATFORM):
+            PlatformTasks.named(source)
+            _prompt_style(config, source)
+        else:
+            check_sft(sft_config(config, imitation, Path(source)), tokenizer)
+
+
+def write_conversations(config: GrpoConfig, imitation: ImitationConfig, file: Path) -> None:
+    """All that is to be imitated, in the order of the config; the same each time."""
+    with replacing(file) as stream:
+        for source in imitation.data:
+            if source.startswith(PLATFORM):
+                lines = [line.encode() for line in gold_lines(source, _prompt_style(config, source))]
+            else:
+                lines = Rows(Path(source), conversation_of).lines
+            stream.writelines(line + b"\n" for line in lines)
+
+
+def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
+    """Solutions are told in the words of the run's own tasks."""
+    for entry in config.environments:
+        if entry.name in ENVIRONMENTS:
+            return FleetSettings.of(entry.config).prompt_style
+    raise DataError(
+        f"imitation.data: {source} has solutions in the words of the environment {ENVIRONMENTS[0]}, which is not among "
+        "the run's environments; name a JSONL file of conversations"
+    )
+
+
+class ImitationNotes(Silence):
+    """Tells the run's own listener, which counts the steps of GRPO, how far the imitation is."""
+
+    def __init__(self, listener: Listener, steps: int) -> None:
+        self._listener, self._steps = listener, steps
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        self._listener.note(f"imitation step {step}/{self._steps}  loss {metrics['loss/mean']:.3f}")
+
+    def note(self, text: str) -> None:
+        self._listener.note(f"imitation: {text}")

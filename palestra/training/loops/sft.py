@@ -1,0 +1,151 @@
+"""Supervised fine-tuning: learn to say what the assistant says in a file of conversations.
+
+Owns: the weights of tokens, the loss per token, its evaluation. Never touches: the form of files, the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from palestra.chat import ChatError, ChatTokenizer
+from palestra.config.train import SftConfig
+from palestra.runs.reader import RunStatus
+from palestra.training.batches.conversations import CHECKED_ROWS, DataError, Rows, conversation_of
+from palestra.training.batches.data_order import DataOrder
+from palestra.training.batches.turns import Example, encode_example
+from palestra.training.listener import Listener, Stage, StageClock
+from palestra.training.loops.data_loop import (
+    Metrics,
+    Stepped,
+    batch_metrics,
+    optimizer_metrics,
+    run_steps,
+    speed_metrics,
+)
+from palestra.training.loops.schedule import adam_at
+from palestra.training.policy import Policy
+from palestra.training.session import Session
+from palestra.types.rollouts import TrainSequence
+
+
+async def run_sft(config: SftConfig, session: Session) -> RunStatus:
+    """Raises DataError, PolicyError."""
+    rows = ConversationRows(config.data, config, session.tokenizer)
+    learner = SftLearner(config, session, rows)
+    if config.eval_data is None:
+        return await run_steps(config, session, learner)
+    held_out = ConversationRows(config.eval_data, config, session.tokenizer)
+    evaluation = LossEvaluation(await asyncio.to_thread(held_out.read_all), config.batch_size, session)
+    return await run_steps(config, session, learner, evaluate=evaluation.run, eval_every=config.eval_every)
+
+
+def check_sft(config: SftConfig, tokenizer: ChatTokenizer) -> None:
+    """All lines of the files, and the first of them as tokens. Raises DataError."""
+    for file in filter(None, (config.data, config.eval_data)):
+        rows = ConversationRows(file, config, tokenizer)
+        for index in range(min(CHECKED_ROWS, len(rows))):
+            rows.read(index)
+
+
+class ConversationRows:
+    """A file's rows, ready to be trained on."""
+
+    def __init__(self, file: Path, config: SftConfig, tokenizer: ChatTokenizer) -> None:
+        """Raises DataError."""
+        self._file, self._config, self._tokenizer = file, config, tokenizer
+        self._rows = Rows(file, conversation_of)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> Example | None:
+        """None: nothing to learn from. Raises DataError where the chat template refuses it."""
+        try:
+            example = encode_example(
+                self._tokenizer,
+                self._rows[index],
+                self._config.max_sequence_length,
+                last_only=self._config.train_on == "last_assistant",
+            )
+        except ChatError as error:
+            raise DataError(f"{self._rows.where(index)}: {error}") from error
+        return example if example.trained else None
+
+    def read_all(self) -> list[TrainSequence]:
+        """Those with something to learn; there must be one."""
+        found = [example.sequence for index in range(len(self)) if (example := self.read(index)) is not None]
+        if not found:
+            raise DataError(f"{self._file}: nothing the assistant says in it lies within max_sequence_length")
+        return found
+
+
+class SftLearner:
+    def __init__(self, config: SftConfig, session: Session, rows: ConversationRows) -> None:
+        self._config, self._policy, self._state = config, session.policy, session.state
+        self._listener, self._rows = session.listener, rows
+        self._order = DataOrder(len(rows), config.seed, rows.read)
+
+    async def step(self, position: int) -> Stepped:
+        clock, size = StageClock(), self._config.batch_size
+        with clock.of(Stage.COLLECT):
+            drawn = await asyncio.to_thread(self._order.draw, position, size)
+            batch = [example.sequence for example in drawn.items]
+            weigh(batch)
+        self._listener.stage(Stage.COLLECT, size, size)
+        adam = adam_at(self._config.optimizer, self._state.step, self._config.steps)
+        with clock.of(Stage.UPDATE):
+            update = await self._policy.update(batch, "cross_entropy", {}, adam)
+        self._listener.stage(Stage.UPDATE, 1, 1)
+        metrics = {
+            "loss/mean": loss_per_token(batch, update.logprobs),
+            "data/epoch": drawn.position / len(self._rows),
+            **batch_metrics(drawn.items, drawn.skipped),
+            **optimizer_metrics(update, adam.learning_rate),
+            **speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch)),
+        }
+        return Stepped(metrics, drawn.position)
+
+
+class LossEvaluation:
+    """Of held-out conversations, always the same ones."""
+
+    def __init__(self, sequences: Sequence[TrainSequence], batch_size: int, session: Session) -> None:
+        self._sequences, self._size = sequences, batch_size
+        self._policy: Policy = session.policy
+        self._listener: Listener = session.listener
+
+    async def run(self) -> Metrics:
+        logprobs: list[list[float]] = []
+        clock, total = StageClock(), len(self._sequences)
+        with clock.of(Stage.EVAL):
+            self._listener.stage(Stage.EVAL, 0, total)
+            while (done := len(logprobs)) < total:
+                logprobs += (await self._policy.forward(self._sequences[done : done + self._size])).logprobs
+                self._listener.stage(Stage.EVAL, len(logprobs), total)
+        return {
+            "eval/loss": loss_per_token(self._sequences, logprobs),
+            "eval/rows": float(total),
+            "eval/trained_tokens": float(sum(sum(sequence.mask) for sequence in self._sequences)),
+            "time/eval_s": clock.seconds[Stage.EVAL],
+        }
+
+
+def weigh(batch: Sequence[TrainSequence]) -> None:
+    """The engine adds up losses over tokens: with these weights the sum is the mean over the tokens learned from."""
+    weight = 1.0 / sum(sum(sequence.mask) for sequence in batch)
+    for sequence in batch:
+        sequence.advantages = [weight if trained else 0.0 for trained in sequence.mask]
+
+
+def loss_per_token(batch: Sequence[TrainSequence], logprobs: Sequence[Sequence[float]]) -> float:
+    """`logprobs`: for each sequence, of `tokens[1:]`."""
+    found = [
+        one
+        for sequence, own in zip(batch, logprobs, strict=True)
+        for one, trained in zip(own, sequence.mask[1:], strict=True)
+        if trained
+    ]
+    return -math.fsum(found) / len(found)

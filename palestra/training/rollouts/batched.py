@@ -1,0 +1,99 @@
+"""Rollouts in lockstep: all sample, then all step, and again until the last is over.
+
+Owns: taking turns. Never touches: how one rollout is played (`player`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from palestra.training.policy import Sampler
+from palestra.training.rollouts.crowd import Crowd
+from palestra.training.rollouts.player import Table, play_rollout
+from palestra.types.rollouts import Group, GroupRequest, Rollout
+
+
+class BatchedRollouts:
+    """A batch is as many whole groups as `concurrency` lets play at once, and at least one."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._crowd = Crowd()
+        self._slots = asyncio.Semaphore(table.settings.concurrency)
+        self._door = asyncio.Lock()
+        """One batch at a time collects its slots: two that each held half of them would wait for ever."""
+
+    async def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+        for batch in split_batches(requests, self._table.settings.concurrency):
+            size = sum(len(request.seeds) for request in batch)
+            async with self._room_for(size), aclosing(self._play_batch(batch, size, sampler)) as groups:
+                async for group in groups:
+                    yield group
+
+    async def close(self) -> None:
+        await self._crowd.close()
+
+    def _play_batch(self, batch: Sequence[GroupRequest], size: int, sampler: Sampler) -> AsyncGenerator[Group, None]:
+        gate = Gate(size)
+
+        async def play_one(request: GroupRequest, index: int) -> Rollout:
+            try:
+                return await play_rollout(self._table, request, index, sampler, gate)
+            finally:
+                gate.leave()
+
+        return self._crowd.play(batch, play_one)
+
+    @asynccontextmanager
+    async def _room_for(self, size: int) -> AsyncIterator[None]:
+        held = 0
+        try:
+            async with self._door:
+                while held < min(size, self._table.settings.concurrency):
+                    await self._slots.acquire()
+                    held += 1
+            yield
+        finally:
+            for _ in range(held):
+                self._slots.release()
+
+
+class Gate:
+    """Opens when all who still play are there. Nobody is called away from it but all together."""
+
+    def __init__(self, players: int) -> None:
+        self._players = players
+        self._waiting = 0
+        self._opens = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._waiting += 1
+        opens = self._opens
+        self._open_if_all_are_here()
+        await opens.wait()
+
+    def leave(self) -> None:
+        """For good."""
+        self._players -= 1
+        self._open_if_all_are_here()
+
+    def _open_if_all_are_here(self) -> None:
+        if self._waiting and self._waiting == self._players:
+            self._waiting = 0
+            self._opens.set()
+            self._opens = asyncio.Event()
+
+
+def split_batches(requests: Sequence[GroupRequest], most: int) -> Iterator[list[GroupRequest]]:
+    batch: list[GroupRequest] = []
+    size = 0
+    for request in requests:
+        if batch and size + len(request.seeds) > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(request)
+        size += len(request.seeds)
+    if batch:
+        yield batch

@@ -1,0 +1,71 @@
+"""Groups for one step of a synchronous run, others played in place of those that teach nothing.
+
+Owns: refilling, keeping the order of the requests. Never touches: how a group is played.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from palestra.config.train import GrpoConfig
+from palestra.training.batches.rows import is_zero_variance
+from palestra.training.listener import Listener, Stage
+from palestra.training.policy import Sampler
+from palestra.training.rollouts.requests import RequestMaker
+from palestra.training.rollouts.sources import RolloutSource
+from palestra.types.rollouts import Group
+
+
+class TrainingError(Exception):
+    """Going on makes no sense; the message says why, and what to do."""
+
+    def __init__(self, message: str, groups: Sequence[Group] = ()) -> None:
+        super().__init__(message)
+        self.groups = groups
+        """Played and not recorded yet."""
+
+
+class Collector:
+    def __init__(self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: Listener) -> None:
+        self._config, self._source, self._requests, self._listener = config, source, requests, listener
+
+    @property
+    def pending(self) -> list[int]:
+        """A synchronous step uses all it begins; what is left is of an asynchronous run this one goes on with."""
+        return self._requests.pending
+
+    async def collect(self, step: int, sampler: Sampler) -> list[Group]:
+        """All groups played, those that teach nothing among them; in the order they were asked for."""
+        wanted = self._config.rollout.groups_per_step
+        refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
+        played: list[Group] = []
+        missing = wanted
+        for _ in range(1 + refills):
+            played += await self._play(missing, step, sampler, wanted)
+            raise_if_all_failed(played)
+            missing = wanted - sum(not is_zero_variance(group, self._config) for group in played)
+            if missing <= 0:
+                break
+        return played
+
+    async def _play(self, count: int, step: int, sampler: Sampler, wanted: int) -> list[Group]:
+        requests = [self._requests.next(step) for _ in range(count)]
+        groups: dict[str, Group] = {}
+        self._listener.stage(Stage.COLLECT, wanted - count, wanted)
+        async for group in self._source.play(requests, sampler):
+            groups[group.id] = group
+            self._listener.stage(Stage.COLLECT, wanted - count + len(groups), wanted)
+        return [groups[request.id] for request in requests]
+
+
+def raise_if_all_failed(groups: Sequence[Group]) -> None:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts or any(rollout.is_graded for rollout in rollouts):
+        return
+    (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
+    raise TrainingError(
+        f"none of {len(rollouts)} rollouts could be graded; {count} of them: {reason}. "
+        "They are in the run's rollouts; mend what is wrong and go on with --resume",
+        groups,
+    )

@@ -1,0 +1,115 @@
+"""From played episodes to rollouts: the tokens of exactly the attempts that were graded.
+
+Owns: what of an episode becomes what of a rollout. Never touches: the server, who trains on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from palestra.chat import ChatTokenizer
+from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts
+from palestra.types import StopReason
+from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup
+from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Message, Rollout, RolloutStop, Turn
+
+UNGRADED = "ungraded"
+"""As the type of an error: nothing went wrong, but nobody can say what it was worth."""
+STOP, MESSAGES = "stop", "messages"
+"""In a result's metadata, where a player tells them: a RolloutStop; the conversation as the environment saw it."""
+STALE = "stale_weights"
+
+
+class Reader:
+    """Knows the weights: `step_of` maps the server's versions to this run's steps."""
+
+    def __init__(self, tokenizer: ChatTokenizer, step_of: Callable[[int], int]) -> None:
+        self._tokenizer, self._step_of = tokenizer, step_of
+
+    def group(self, played: PlayedGroup, request: GroupRequest, newest: int) -> Group:
+        """`newest`: the step that the group is played for."""
+        group = Group(id=request.id, task=request.task, step=request.step)
+        if played.state is GroupState.DROPPED:
+            stop = RolloutStop.STALE if played.reason.startswith(STALE) else RolloutStop.LOST
+            group.rollouts = lost_rollouts(request, stop, played.reason)
+        else:
+            group.rollouts = [self._rollout(episode, request, newest) for episode in played.episodes]
+        return group
+
+    def _rollout(self, episode: PlayedEpisode, request: GroupRequest, newest: int) -> Rollout:
+        info, result = episode.info, episode.info.result or EpisodeResult()
+        rollout = blank_rollout(request, info.index, info.seed)
+        nothing = Branch(id="", prompt=[], turns=[])
+        own, *others = [self._branch(one, newest) for one in episode.trajectories] or [nothing]
+        rollout.prompt, rollout.turns, rollout.agent = own.prompt, own.turns, own.agent
+        rollout.temperature = own.temperature
+        for number, branch in enumerate(others, 1):
+            branch.id = f"{rollout.id}/{number}"
+        rollout.branches = others
+        rollout.metrics = dict(result.metrics)
+        rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
+        rollout.messages = self._messages(rollout, request, result)
+        _grade(rollout, result)
+        return rollout
+
+    def _branch(self, trajectory: EpisodeTrajectory, newest: int) -> Branch:
+        branch = Branch(id="", prompt=trajectory.tokens, turns=[], agent=trajectory.agent)
+        for read, start, end in _spans(trajectory.loss_mask):
+            tokens = trajectory.tokens[start:end]
+            if not branch.turns:
+                branch.prompt = trajectory.tokens[:start]
+            turn = Turn(
+                observation=trajectory.tokens[read:start] if branch.turns else [],
+                tokens=tokens,
+                logprobs=trajectory.logprobs[start:end],
+                stop=StopReason.STOP,
+                version=min(*map(self._step_of, trajectory.versions[start:end]), newest),
+                text=self._tokenizer.decode(tokens),
+            )
+            branch.turns.append(turn)
+            # One that is not 1 makes the sampler's logprobs useless for the whole row, whatever the others were.
+            branch.temperature = next((t for t in trajectory.temperatures[start:end] if t != 1.0), branch.temperature)
+        if branch.turns and trajectory.is_cut:
+            branch.turns[-1].stop = StopReason.LENGTH
+        return branch
+
+    def _messages(self, rollout: Rollout, request: GroupRequest, result: EpisodeResult) -> list[Message]:
+        """As its player tells them; else read off the tokens."""
+        told = result.metadata.get(MESSAGES)
+        if isinstance(told, list) and all(isinstance(one, dict) and "role" in one for one in told):
+            return told
+        messages: list[Message] = list(request.task.prompt)
+        for turn in rollout.turns:
+            if turn.observation:
+                messages.append({"role": "user", "content": self._tokenizer.decode(turn.observation)})
+            messages.append({"role": "assistant", "content": turn.text})
+        return messages
+
+
+def _grade(rollout: Rollout, result: EpisodeResult) -> None:
+    if result.error is not None:
+        kind = result.error.type
+        rollout.error = " ".join(f"{kind}: {result.error.message}".split())[:ERROR_LENGTH]
+        rollout.stop = _stop_of(kind, FAILURES, RolloutStop.DONE if kind == UNGRADED else RolloutStop.ENV_FAILED)
+        return
+    rollout.stop = _stop_of(result.metadata.get(STOP), set(RolloutStop) - FAILURES, RolloutStop.DONE)
+    rollout.agent_rewards = dict(result.agent_rewards)
+    rollout.reward = result.total
+    if len(result.step_rewards) == len(rollout.turns):
+        for turn, reward in zip(rollout.turns, result.step_rewards, strict=True):
+            turn.reward = reward
+
+
+def _stop_of(told: Any, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:
+    return next((stop for stop in allowed if stop == told), otherwise)
+
+
+def _spans(mask: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Where reading begins, where sampled tokens begin, where they end."""
+    read = 0
+    while 1 in mask[read:]:
+        start = mask.index(1, read)
+        end = mask.index(0, start) if 0 in mask[start:] else len(mask)
+        yield read, start, end
+        read = end

@@ -1,0 +1,188 @@
+"""A training run's side of its episodes: the run at the server, its weights, its log, its own players.
+
+Owns: opening and ending them, what is left over of an earlier start. Never touches: how groups are registered, read and
+played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from msgspec.structs import replace
+
+from palestra.config.train import GrpoConfig
+from palestra.environments.sets import EnvironmentSet
+from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeClientError, RunSettings, play_async
+from palestra.episodes.client import api
+from palestra.training.aliases import api_key
+from palestra.training.policy import Sampler
+from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
+from palestra.training.rollouts.episode_names import GroupNames, Identity
+from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
+from palestra.training.rollouts.episode_rollouts import Reader
+from palestra.training.rollouts.episode_source import Desk, EpisodeSource, cancel_groups
+from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.session import Session
+from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, LeaseRef, WeightPolicy
+
+PAGE = 1000
+GOODBYE_S = 5.0
+CLAIM_S = 1.0  # the end of a run waits for a claim under way
+
+
+class EpisodeRun:
+    """`open` makes it."""
+
+    def __init__(
+        self,
+        config: GrpoConfig,
+        session: Session,
+        environments: EnvironmentSet,
+        identity: Identity,
+        run: AsyncRun,
+    ) -> None:
+        self._session, self._run, self._identity = session, run, identity
+        self._names = GroupNames(identity.nonce, session.run.attempt)
+        self._published = -1
+        self._publishing = asyncio.Lock()  # one at a time, or an older version may come after a newer
+        self.log = EpisodeLog(run, self._names, session.state, self._first_cursor())
+        reader = Reader(session.tokenizer, identity.step_of)
+        desk = Desk(run, self.log, reader, self, environments.packed, config.episodes, set())
+        settings = RolloutSettings.of(config.rollout)
+        eval_settings = RolloutSettings.of(config.rollout, config.eval.temperature)
+        self.source = EpisodeSource(desk, EpisodeKind.TRAIN, self._names.train, sampling_tags(settings))
+        self.eval_source = EpisodeSource(desk, EpisodeKind.EVAL, self._names.eval, sampling_tags(eval_settings))
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, config: GrpoConfig, session: Session, environments: EnvironmentSet
+    ) -> AsyncIterator[EpisodeRun]:
+        name, identity = config.episodes.run or session.run.name, Identity.load(session.run.path)
+        me = f"trainer-{identity.nonce}"
+        async with AsyncEpisodeClient(session.url, api_key(), client_id=me, retry_s=math.inf) as client:
+            with refused_to_us(f"{session.url} does not take episodes"):
+                run = await client.run(name)
+                run = await client.run(name, run_settings(config, run.info.settings))
+            opened = cls(config, session, environments, identity, run)
+            await opened._clear_up(client)
+            opened._begin()
+            session.listener.note(where_to_play(config, session.url, name))
+            async with opened._working(client, config, environments), opened._ending():
+                yield opened
+
+    async def publish(self, sampler: Sampler) -> None:
+        """Once for each version; the log of players' calls goes by it."""
+        version = self._identity.version_of(sampler.version)
+        async with self._publishing:
+            if version <= self._published:
+                return
+            with refused_to_us("the new weights could not be published to the players"):
+                await self._run.publish(version, sampler.model)
+                if self._published < 0 and self._run.info.is_paused:
+                    await self._run.resume()
+            self._published = version
+
+    @asynccontextmanager
+    async def _ending(self) -> AsyncIterator[None]:
+        """A run that has all it wants spares players the rest. One that may go on lets them wait: nothing is claimed,
+        and what is being played is held."""
+        try:
+            yield
+        except BaseException:
+            with suppress(EpisodeClientError, TimeoutError):  # a server that is gone needs not be told
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._run.pause()
+            raise
+        await cancel_groups(self._run, sorted({one.group_id for one in await self._open_episodes()}))
+        await self.log.commit(self.log.settled(self._session.state))
+
+    def _first_cursor(self) -> int:
+        info, saved = self._run.info, self._session.state.cursor
+        if saved > info.delivered:
+            self._session.listener.note(
+                f"the checkpoint knows {saved} played groups of run {info.run!r}, and the server {info.delivered}: "
+                "it is not the server of before, and what is not in the checkpoint is played again"
+            )
+            return info.committed
+        return max(saved, info.committed)
+
+    def _begin(self) -> None:
+        info = self._run.info
+        first = info.version if info.model is None else info.version + 1
+        self._identity.begin(self._session.run.path, first, self._session.state.step)
+
+    async def _clear_up(self, client: AsyncEpisodeClient) -> None:
+        """After a kill: groups that will never be asked for are cancelled, and what this run's own players had in their
+        hands is given back, instead of waiting until their leases are over. Another trainer's is not ours to touch."""
+        leftover, held = set[str](), list[LeaseRef]()
+        for one in await self._open_episodes():
+            if not self._names.read(one.group_id).is_ours:
+                raise TrainingError(
+                    f"run {self._run.name!r} at {self._session.url} has open groups of another trainer "
+                    f"({one.group_id}); take another name (episodes.run=NAME), or cancel them: palestra episode "
+                    f"cancel --run {self._run.name} --all"
+                )
+            if self._names.is_settled(one.group_id, self._session.state):
+                leftover.add(one.group_id)
+            if one.state is EpisodeState.LEASED and one.client_id.endswith(client.client_id):
+                held.append(LeaseRef(episode_id=one.episode_id, attempt=one.attempt))
+        await cancel_groups(self._run, sorted(leftover))
+        with refused_to_us("episodes could not be given back"):
+            for batch in api.batches(held):
+                await client.do(api.release(client.client_id, batch, "its trainer was started again"))
+
+    async def _open_episodes(self) -> list[EpisodeInfo]:
+        found: list[EpisodeInfo] = []
+        with refused_to_us("the run's episodes cannot be listed"):
+            for state in (EpisodeState.QUEUED, EpisodeState.LEASED):
+                offset = 0
+                while page := (await self._run.episodes(state, limit=PAGE, offset=offset)).episodes:
+                    found += page
+                    offset += len(page)
+        return found
+
+    @asynccontextmanager
+    async def _working(
+        self, client: AsyncEpisodeClient, config: GrpoConfig, environments: EnvironmentSet
+    ) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self.log.follow(), name="episode log")]
+        if config.episodes.players:
+            player = EnvironmentPlayer(environments, RolloutSettings.of(config.rollout))
+            tasks.append(asyncio.create_task(self._play(client, player, config.episodes.players), name="players"))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _play(self, client: AsyncEpisodeClient, player: EnvironmentPlayer, count: int) -> None:
+        try:
+            with refused_to_us("this run's own players cannot claim"):
+                await play_async(client, player, run=self._run.name, concurrency=count, claim_s=CLAIM_S, drain_s=0.0)
+        except Exception as error:
+            self.log.fail(error)
+
+
+def run_settings(config: GrpoConfig, known: RunSettings) -> RunSettings:
+    """What the config does not speak of stays as it is."""
+    is_dropped = config.asynchronous.enabled and config.asynchronous.in_flight == "drop"
+    return replace(
+        known,
+        weight_policy=WeightPolicy.LAG if is_dropped else WeightPolicy.FINISH,
+        max_lag=config.asynchronous.max_staleness,
+        lease_s=config.episodes.lease_s,
+        max_attempts=config.episodes.max_attempts,
+    )
+
+
+def where_to_play(config: GrpoConfig, url: str, name: str) -> str:
+    here = f"{config.episodes.players} players here" if config.episodes.players else "nobody plays here"
+    if config.server is None:
+        return f"episodes of run {name!r}: {here}; for players elsewhere: palestra serve, and train with --server URL"
+    return f"episodes of run {name!r}: {here}; elsewhere: palestra episode play --server {url} --run {name}"

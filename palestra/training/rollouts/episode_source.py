@@ -1,0 +1,163 @@
+"""Rollouts that are episodes at the server, played by whoever claims them.
+
+Owns: registering groups, asking anew for what cannot come any more. Never touches: who plays, how the log is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+from msgspec import Struct
+
+from palestra.config.train import EpisodeRollouts
+from palestra.episodes import AsyncRun, EpisodeApiError, EpisodeClientError, NewGroup
+from palestra.training.policy import PolicyError, Sampler
+from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
+from palestra.training.rollouts.episode_rollouts import Reader
+from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
+from palestra.types.rollouts import Group, GroupRequest, Task
+
+NOT_NEEDED = "its trainer does not need it any more"
+DIFFERENT, MISSING = 409, 404
+
+
+class Publisher(Protocol):
+    async def publish(self, sampler: Sampler) -> None:
+        """From now on, model calls are answered by these weights."""
+        ...
+
+
+class Desk(Struct, frozen=True):
+    """What training and evaluation share."""
+
+    run: AsyncRun
+    log: EpisodeLog
+    reader: Reader
+    publisher: Publisher
+    packed: Callable[[Task], Task]
+    """With all that players need."""
+    config: EpisodeRollouts
+    unwanted: set[str]
+    """Groups given up, to be cancelled with the next registration: not when the run is ending, as it may go on."""
+
+
+class EpisodeSource:
+    def __init__(
+        self, desk: Desk, kind: EpisodeKind, name: Callable[[GroupRequest, int], str], tags: dict[str, str]
+    ) -> None:
+        """`name` gives the id of a request's group in its first, second … generation."""
+        self._desk, self._kind, self._name, self._tags = desk, kind, name, tags
+
+    async def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+        await self._desk.publisher.publish(sampler)
+        missing = {request.id: self._name(request, 1) for request in requests}
+        tasks: list[asyncio.Task[Group]] = []
+        try:
+            missing = dict(zip(missing, await self._begin(requests), strict=True))
+            for request in requests:
+                work = self._finish(request, missing, sampler.version)
+                tasks.append(asyncio.create_task(work, name=missing[request.id]))
+            for group in asyncio.as_completed(tasks):
+                yield await group
+        except asyncio.CancelledError:
+            self._desk.unwanted.update(missing.values())
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Nothing is held between the calls of `play`."""
+
+    async def _begin(self, requests: Sequence[GroupRequest]) -> list[str]:
+        await self._cancel_unwanted()
+        try:
+            told = await self._register([self._group(request, 1) for request in requests])
+        except EpisodeApiError:
+            return [await self._begin_one(request, 1) for request in requests]
+        return [
+            await self._begin_one(request, 2) if one.is_committed else one.group_id
+            for request, one in zip(requests, told, strict=True)
+        ]
+
+    async def _begin_one(self, request: GroupRequest, generation: int) -> str:
+        """The first that is not committed and not a different group: an older checkpoint, or settings that were changed
+        at a resume, ask again for what was played already."""
+        for number in count(generation):
+            group = self._group(request, number)
+            try:
+                (told,) = await self._register([group])
+            except EpisodeApiError:
+                await cancel_groups(self._desk.run, [group.group_id])
+                continue
+            if not told.is_committed:
+                return told.group_id
+        raise AssertionError
+
+    async def _register(self, groups: list[NewGroup]) -> list[Registered]:
+        """Raises EpisodeApiError where one of them is known as a different one."""
+        try:
+            return await self._desk.run.register(groups)
+        except EpisodeApiError as error:
+            if error.status != DIFFERENT:
+                raise PolicyError(f"groups could not be registered: {error}") from error
+            raise
+        except EpisodeClientError as error:
+            raise PolicyError(f"groups could not be registered: {error}") from error
+        except (TypeError, ValueError) as error:
+            tasks = ", ".join(group.task.id for group in groups)[:200]
+            raise TrainingError(f"a task cannot be sent to players ({error}); it is one of {tasks}") from error
+
+    async def _finish(self, request: GroupRequest, missing: dict[str, str], version: int) -> Group:
+        """`missing`: by request, the group that is waited for."""
+        played = await self._desk.log.wait(missing[request.id])
+        for generation in count(2):
+            if not _was_given_up(played):
+                break
+            missing[request.id] = await self._begin_one(request, generation)
+            played = await self._desk.log.wait(missing[request.id])
+        del missing[request.id]
+        return self._desk.reader.group(played, request, version)
+
+    async def _cancel_unwanted(self) -> None:
+        if not self._desk.unwanted:
+            return
+        unwanted = sorted(self._desk.unwanted)
+        self._desk.unwanted.clear()
+        await cancel_groups(self._desk.run, unwanted)
+
+    def _group(self, request: GroupRequest, generation: int) -> NewGroup:
+        config, size = self._desk.config, len(request.seeds)
+        is_train = self._kind is EpisodeKind.TRAIN
+        return NewGroup(
+            group_id=self._name(request, generation),
+            task=self._desk.packed(request.task),
+            size=size,
+            count=size + config.oversample if is_train else None,
+            on_loss=OnLoss(config.on_loss) if is_train else OnLoss.SHRINK,
+            min_size=None if is_train else 1,
+            kind=self._kind,
+            seeds=request.seeds,
+            deadline_s=config.deadline_s,
+            tags=self._tags,
+        )
+
+
+def _was_given_up(played: PlayedGroup) -> bool:
+    return played.state is GroupState.DROPPED and NOT_NEEDED in played.reason
+
+
+async def cancel_groups(run: AsyncRun, group_ids: Sequence[str]) -> None:
+    """One by one: what was never registered, or is committed, is not there."""
+    for group_id in group_ids:
+        with refused_to_us("a group could not be cancelled"):
+            try:
+                await run.cancel(group_ids=[group_id], reason=NOT_NEEDED)
+            except EpisodeApiError as error:
+                if error.status != MISSING:
+                    raise

@@ -1,0 +1,116 @@
+"""From an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
+
+Owns: what of an answer becomes what of a rollout, which answers teach nothing. Never touches: servers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from palestra.chat import ChatTokenizer
+from palestra.environments.gym_calls import GENERATION, Flaw, ModelCall, model_calls
+from palestra.training.rollouts.sources import ERROR_LENGTH
+from palestra.types import StopReason
+from palestra.types.gym import MASK_SAMPLE
+from palestra.types.gym_failures import FailureClass
+from palestra.types.rollouts import Rollout, RolloutStop, Turn
+
+COMPONENTS = "reward_components"
+OWN_FIELDS = ("reward", MASK_SAMPLE)
+STOPS = {
+    Flaw.NOT_CONTIGUOUS: RolloutStop.MASKED,
+    Flaw.NO_LOGPROB: RolloutStop.SAMPLING_FAILED,
+    Flaw.NO_IDS: RolloutStop.ENV_FAILED,
+}
+NO_IDS = (
+    "its answers have no token ids; the gym's model server should say return_token_id_information: true, as "
+    "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml does"
+)
+
+
+class _NotTrainable(Exception):
+    def __init__(self, stop: RolloutStop, reason: str) -> None:
+        super().__init__(reason)
+        self.stop = stop
+
+
+def fill(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, version: int) -> None:
+    """In place. Always a record: what cannot be trained on has a stop that says so, and an error."""
+    rollout.metrics = {**numbers(result), Flaw.NOT_CONTIGUOUS: 0.0}
+    try:
+        _take_turns(rollout, result, tokenizer, version)
+        reward = _reward(result)
+    except _NotTrainable as error:
+        rollout.stop = error.stop
+        rollout.failure = FailureClass.BAD_ANSWER if error.stop is RolloutStop.ENV_FAILED else ""
+        rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
+        return
+    if not rollout.turns:
+        rollout.error = "its prompt has no room for a turn in the model's context"
+        return
+    rollout.reward = rollout.turns[-1].reward = reward
+
+
+def numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """Every number of the answer, and the parts of its reward."""
+    components = result.get(COMPONENTS)
+    named = {f"reward/{name}": value for name, value in components.items()} if isinstance(components, Mapping) else {}
+    own = {name: value for name, value in result.items() if name not in OWN_FIELDS and not name.startswith("_ng_")}
+    found = {name: value for name, value in {**own, **named}.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in found.items() if abs(value) < math.inf}
+
+
+def _reward(result: Mapping[str, Any]) -> float:
+    if result.get(MASK_SAMPLE):
+        raise _NotTrainable(RolloutStop.MASKED, f"its environment says {MASK_SAMPLE}")
+    reward = result.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise _NotTrainable(RolloutStop.ENV_FAILED, f"its reward is no number: {str(reward)[:100]}")
+    return float(reward)
+
+
+def _take_turns(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, version: int) -> None:
+    response = result.get("response")
+    output = response.get("output") if isinstance(response, Mapping) else None
+    if not isinstance(response, Mapping) or not isinstance(output, list):
+        raise _NotTrainable(RolloutStop.ENV_FAILED, "its answer has no response.output")
+    found = model_calls(output)
+    for call in found.calls:
+        _add_turn(rollout, call, tokenizer, version)
+    if found.flaw is not None:
+        rollout.metrics[Flaw.NOT_CONTIGUOUS] = float(found.flaw is Flaw.NOT_CONTIGUOUS)
+        raise _NotTrainable(STOPS[found.flaw], found.why)
+    last = output[-1] if output else None
+    _end(rollout, response, was_last_sampled=isinstance(last, Mapping) and bool(last.get(GENERATION)))
+
+
+def _add_turn(rollout: Rollout, call: ModelCall, tokenizer: ChatTokenizer, version: int) -> None:
+    is_first = not rollout.turns
+    if is_first:
+        rollout.prompt = call.read
+    elif call.read:
+        rollout.messages.append({"role": "user", "content": tokenizer.decode(call.read)})
+    turn = Turn(
+        observation=[] if is_first else call.read,
+        tokens=call.tokens,
+        logprobs=call.logprobs,
+        stop=StopReason.STOP,
+        version=version,
+        text=tokenizer.decode(call.tokens),
+    )
+    rollout.messages.append({"role": "assistant", "content": turn.text})
+    rollout.turns.append(turn)
+
+
+def _end(rollout: Rollout, response: Mapping[str, Any], *, was_last_sampled: bool) -> None:
+    """An answer that ended by length was cut in its last call; or that call had no room at all, and has no tokens."""
+    is_cut = response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
+    if is_cut and rollout.turns and was_last_sampled:
+        rollout.stop = RolloutStop.LENGTH
+        rollout.turns[-1].stop = StopReason.LENGTH
+    elif is_cut:
+        rollout.stop = RolloutStop.CONTEXT
+    elif not rollout.turns:
+        raise _NotTrainable(RolloutStop.ENV_FAILED, NO_IDS)

@@ -1,0 +1,55 @@
+"""Rollouts played in this process, each at its own speed.
+
+Owns: how many are played at once, which style of playing a config means. Never touches: how one is played (`player`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from palestra.chat import ChatTokenizer
+from palestra.config.train import GrpoConfig
+from palestra.training.policy import Sampler
+from palestra.training.rollouts.batched import BatchedRollouts
+from palestra.training.rollouts.crowd import Crowd
+from palestra.training.rollouts.gym_player import GymPlayer
+from palestra.training.rollouts.player import Environments, RolloutSettings, Table, play_rollout
+from palestra.training.rollouts.sources import RolloutSource
+from palestra.types.rollouts import Group, GroupRequest, Rollout
+
+
+class LocalRollouts:
+    """May be asked for more while it plays: `concurrency` holds for all together."""
+
+    def __init__(self, table: Table, gyms: Mapping[str, GymPlayer] | None = None) -> None:
+        """`gyms`: by the environment's name, those that servers play."""
+        self._table = table
+        self._gyms = gyms or {}
+        self._crowd = Crowd()
+        self._slots = asyncio.Semaphore(table.settings.concurrency)
+
+    def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+        async def play_one(request: GroupRequest, index: int) -> Rollout:
+            gym = self._gyms.get(request.task.environment)
+            async with self._slots:
+                if gym is not None:
+                    return await gym.play(request, index, sampler, self._table.settings)
+                return await play_rollout(self._table, request, index, sampler)
+
+        return self._crowd.play(requests, play_one)
+
+    async def close(self) -> None:
+        await self._crowd.close()
+
+
+def open_source(
+    config: GrpoConfig,
+    tokenizer: ChatTokenizer,
+    environments: Environments,
+    settings: RolloutSettings | None = None,
+    gyms: Mapping[str, GymPlayer] | None = None,
+) -> RolloutSource:
+    """Without `settings`: those of training. Evaluation gives `RolloutSettings.of(config.rollout, temperature)`."""
+    table = Table(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
+    return BatchedRollouts(table) if config.rollout.style == "batched" else LocalRollouts(table, gyms)

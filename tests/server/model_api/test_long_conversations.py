@@ -1,0 +1,196 @@
+"""Long conversations through OpenAI's SDK, with the chat templates of five families: every token that was sampled is
+read again as it was, whatever the client does to the history."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from palestra.chat import ChatTokenizer
+from palestra.model.random_tokenizer import write_tokenizer
+from tests.chat.conftest import dress
+from tests.server.model_api.conftest import Ephebe
+
+FAMILIES = ("thinking", "headers", "brackets", "turns", "bars")
+WORDS = ["Hello", " né", " 🙂", "漢字", "<|im_end|>", "</s>", "<think>", " {", "1.0", "\n", "  "]
+VOCABULARY, ROOM, POSITIONS = 528, 16, 16384
+PAGE = 16  # tokens in a page of the engine's cache
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "word": {"type": "string", "enum": ["né 🙂", '"quoted"\n', ""]},
+        "number": {"type": "number", "enum": [1.0, 2.5, 3]},
+        "deep": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["word", "number", "deep"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "look_up", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "put", "parameters": {"type": "object", "properties": {}}}},
+]
+
+
+class Families(Ephebe):
+    name = FAMILIES[0]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from palestra.model.random_model import make_random_model
+
+    made: dict[str, Path] = {}
+    for seed, style in enumerate(FAMILIES):
+        folder = make_random_model(
+            tmp_path_factory.mktemp(style),
+            seed=seed,
+            vocab_size=VOCABULARY + ROOM,
+            overrides={"max_position_embeddings": POSITIONS},
+        )
+        write_tokenizer(folder, VOCABULARY, POSITIONS)
+        (folder / "generation_config.json").unlink()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+        dress(folder, style)
+        made[style] = folder
+    return made
+
+
+@pytest.fixture(scope="module")
+def families(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
+    more = [part for style in FAMILIES[1:] for part in ("--model", str(folders[style]), "--name", style)]
+    server = Families(tmp_path_factory.mktemp("families"), folders[FAMILIES[0]], flags=tuple(more))
+    with server:
+        server.start()
+        yield server
+
+
+class Agent:
+    """One that is careless with histories. The model is random, so it is made to think, to call and to end."""
+
+    def __init__(self, style: str, client: openai.OpenAI, tokenizer: ChatTokenizer, seed: int):
+        self.style, self.client, self.tokenizer, self.rng = style, client, tokenizer, random.Random(seed)
+        self.history: list[Any] = [{"role": "system", "content": "Be."}, {"role": "user", "content": self.text()}]
+        self.calls: list[Any] = []
+        """Of the model: each with its prompt and what was sampled."""
+        self.kinds: set[str] = set()
+
+    def text(self) -> str:
+        return "".join(self.rng.choice(WORDS) for _ in range(self.rng.randint(1, 5)))
+
+    def bias(self, **texts: float) -> dict[str, float]:
+        return {str(token): value for text, value in texts.items() for token in self.tokenizer.encode_text(text)}
+
+    def ask(self, messages: list[Any], **options: Any) -> Any:
+        extra = {"return_token_ids": True, **options.pop("extra_body", {})}
+        answer: Any = self.client.chat.completions.create(
+            **{"model": self.style, "messages": messages, "tools": TOOLS, "extra_body": extra, **options},
+            seed=self.rng.randrange(2**31),
+        )
+        self.calls.append(answer)
+        if any("\ufffd" in self.tokenizer.decode([token]) for token in answer.choices[0].token_ids):
+            self.kinds.add("parts of characters")
+        return answer
+
+    def turn(self) -> None:
+        kind = self.rng.choice(["say", "say", "think", "call", "call"])
+        end, closing = {str(self.tokenizer.turn_end): 4.0}, self.bias(**{"</think>": 6.0})
+        some: dict[str, Any] = self.rng.choice([{}, {"parallel_tool_calls": False}])
+        if kind == "call":
+            answer = self.ask(self.history, tool_choice="required", max_tokens=400, logit_bias=closing, **some)
+        elif kind == "think" and self.style != "bars":  # which thinks anyway
+            begun = {"role": "assistant", "content": "<think>\n"}
+            answer = self.go_on(begun, max_tokens=self.rng.randint(4, 30), logit_bias=closing | end)
+            return
+        else:
+            answer = self.ask(self.history, max_tokens=self.rng.randint(1, 12), logit_bias=closing | end)
+        message = answer.choices[0].message.model_dump(exclude_none=True)
+        self.kinds |= {"thought"} if message.get("reasoning_content") else set()
+        if answer.choices[0].finish_reason == "length" and self.rng.random() < 0.5:
+            self.go_on(self.echoed(message), max_tokens=self.rng.randint(1, 12), logit_bias=end)
+        else:
+            self.goes_on_after(message)
+
+    def go_on(self, begun: dict[str, Any], **options: Any) -> Any:
+        """The answer that was begun, joined with what it goes on with."""
+        extra = {"continue_final_message": True, "add_generation_prompt": False}
+        answer = self.ask([*self.history, begun], extra_body=extra, **options)
+        self.kinds.add("continued")
+        rest = answer.choices[0].message.model_dump(exclude_none=True)
+        said = _content(begun).removeprefix("<think>\n") + _content(rest)  # what it opens is thought
+        joined = {"role": "assistant", "content": said}
+        thought = "".join(part.get("reasoning_content") or "" for part in (begun, rest))
+        self.kinds |= {"thought"} if thought else set()
+        calls = [*begun.get("tool_calls", ()), *rest.get("tool_calls", ())]
+        self.goes_on_after(
+            joined | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
+        )
+        return answer
+
+    def goes_on_after(self, message: dict[str, Any]) -> None:
+        calls = message.get("tool_calls") or []
+        self.kinds |= {f"calls {len(calls)}"} if calls else set()
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": self.text()} for call in calls]
+        self.history += [self.echoed(message), *(results or [{"role": "user", "content": self.text()}])]
+
+    def echoed(self, message: dict[str, Any]) -> dict[str, Any]:
+        message = json.loads(json.dumps(message))
+        if self.rng.random() < 0.4:
+            message.pop("reasoning_content", None)
+        content = _content(message)
+        message["content"] = self.rng.choice([content, content.strip(), [{"type": "text", "text": content}]])
+        for call in message.get("tool_calls") or ():
+            pairs = list(json.loads(call["function"]["arguments"]).items())
+            self.rng.shuffle(pairs)
+            arguments = {key: 1 if value == 1.0 and value is not True else value for key, value in pairs}
+            call["function"]["arguments"] = self.rng.choice(
+                [json.dumps(arguments), json.dumps(arguments, indent=1, ensure_ascii=False)]
+            )
+        return message
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _whole(answer: Any) -> list[int]:
+    return [*answer.prompt_token_ids, *answer.choices[0].token_ids]
+
+
+def check(families: Families, folder: Path, style: str, turns: int, seed: int) -> Agent:
+    with families.openai() as client:
+        agent = Agent(style, client, ChatTokenizer.load(folder), seed)
+        for _ in range(turns):
+            agent.turn()
+    for before, after in pairwise(agent.calls):
+        assert after.prompt_token_ids[: len(_whole(before))] == _whole(before)
+        # The engine finds pages by the ids in them: what it read begins with what it had read and sampled.
+        assert after.usage.prompt_tokens_details.cached_tokens >= len(_whole(before)) - PAGE
+    (name,) = {answer.trace_id for answer in agent.calls}
+    kept = families.http().get(f"/v1/traces/{name}").json()["turns"]
+    assert [turn["match"] for turn in kept] == ["new"] + ["continued"] * (len(kept) - 1)
+    assert [turn["prompt"] for turn in kept] == [answer.prompt_token_ids for answer in agent.calls]
+    (trajectory,) = families.http().get(f"/v1/traces/{name}/trajectories").json()["data"]
+    assert trajectory["tokens"] == _whole(agent.calls[-1])
+    sampled = [t for t, in_loss in zip(trajectory["tokens"], trajectory["loss_mask"], strict=True) if in_loss]
+    assert sampled == [token for answer in agent.calls for token in answer.choices[0].token_ids]
+    return agent
+
+
+@pytest.mark.parametrize("style", FAMILIES)
+def test_conversations_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
+    check(families, folders[style], style, turns=5, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", FAMILIES)
+def test_fifty_turns_stay_token_for_token(families: Families, folders: dict[str, Path], style: str) -> None:
+    agent = check(families, folders[style], style, turns=50, seed=2)
+    assert agent.kinds >= {"thought", "continued", "calls 1", "parts of characters"}

@@ -1,0 +1,404 @@
+"""Items in, items out: what a response is made of, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palestra.chat import ChatTokenizer
+from palestra.chat.speech import Said, Thought
+from palestra.config.bundled import bundled_model
+from palestra.server.core.errors import ApiError
+from palestra.server.model_api.chat.events import (
+    Begun,
+    ChatAnswer,
+    ChatEvent,
+    Choice,
+    Delta,
+    DrawnToken,
+    Ended,
+    Finish,
+    ToolCall,
+    Usage,
+)
+from palestra.server.model_api.chat.messages import TOKEN_FIELDS
+from palestra.server.model_api.responses.answer import Header, response_body
+from palestra.server.model_api.responses.items import read_input
+from palestra.server.model_api.responses.request import chat_request
+from palestra.server.model_api.responses.schemas import LOGPROBS, ResponsesRequest
+from palestra.server.model_api.responses.stream import response_events
+from palestra.types import SampleResult
+from palestra.types.sampling import SampledSequence, StopReason
+
+Piece = Thought | Said | ToolCall
+
+
+def user(text: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def thought(*texts: str, key: str = "summary") -> dict[str, Any]:
+    return {"type": "reasoning", "id": "rs_1", "summary": [], key: [{"type": "summary_text", "text": t} for t in texts]}
+
+
+def called(call_id: str = "c1", arguments: str = "{}") -> dict[str, Any]:
+    return {"type": "function_call", "call_id": call_id, "name": "f", "arguments": arguments, "status": "completed"}
+
+
+def returned(call_id: str = "c1", output: Any = "5") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def tokens(*ids: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [1], "generation_token_ids": list(ids), "generation_log_probs": [0.0] * len(ids)}
+
+
+def parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "output_text", "text": text} for text in texts]
+
+
+def request(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"model": "m", "input": "Hi"} | fields)
+
+
+# Requests
+
+
+def test_what_the_model_said_between_two_inputs_is_one_message() -> None:
+    items = [user("a"), thought("x", "y"), said("b"), called("c1"), called("c2"), returned("c1"), returned("c2")]
+    found = read_input([*items, thought("z", key="content"), said("d"), said("e"), user("f")], None)
+    function = {"name": "f", "arguments": "{}"}
+    calls = [{"id": name, "type": "function", "function": function} for name in ("c1", "c2")]
+    assert found.messages == [
+        user("a"),
+        {"role": "assistant", "content": parts("b"), "reasoning_content": "x\ny", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+        {"role": "tool", "tool_call_id": "c2", "content": "5"},
+        {"role": "assistant", "content": parts("d", "e"), "reasoning_content": "z"},
+        user("f"),
+    ]
+    assert found.places == ["input[0]", "input[1]", "input[5]", "input[6]", "input[7]", "input[10]"]
+
+
+def test_tokens_go_on_the_message_and_end_it() -> None:
+    first, second = {**thought("x"), **tokens(1, 2)}, {**called(), **tokens(3)}
+    found = read_input([user("a"), first, thought("y"), second, returned()], None)
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "assistant", "tool"]
+    assert [message.get("generation_token_ids") for message in found.messages] == [None, [1, 2], [3], None]
+    assert found.messages[2]["reasoning_content"] == "y"
+
+
+def test_instructions_and_leading_system_messages_are_one() -> None:
+    def system(role: str, text: str) -> dict[str, Any]:
+        return {"role": role, "content": text}
+
+    items = [system("developer", "b"), system("system", "c"), user("d"), system("system", "e")]
+    found = read_input(items, "a")
+    assert "".join(part["text"] for part in found.messages[0]["content"]) == "a\n\nb\n\nc"
+    assert found.messages[1:] == [user("d"), system("system", "e")]
+    assert found.places == ["instructions", "input[2]", "input[3]"]
+    assert read_input(items, None).messages == items
+
+
+def test_fields_get_the_names_of_chat_completions() -> None:
+    schema = {"type": "object"}
+    call = request(
+        max_output_tokens=5,
+        temperature=0.5,
+        top_k=3,
+        history="template",
+        copy="somebody else's",
+        include=[LOGPROBS, "reasoning.encrypted_content"],
+        top_logprobs=2,
+        store=False,
+        stream=True,
+        truncation="disabled",
+        tools=[{"type": "function", "name": "f", "description": None, "parameters": schema, "strict": False}],
+        tool_choice="auto",
+    )
+    chat = chat_request(call).chat
+    assert chat.model_dump(exclude_unset=True) == {
+        "model": "m",
+        "messages": [user("Hi")],
+        "max_completion_tokens": 5,
+        "temperature": 0.5,
+        "top_k": 3,
+        "history": "template",
+        "copy": "somebody else's",
+        "logprobs": True,
+        "top_logprobs": 2,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        "tool_choice": "auto",
+    }
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+        ),
+        ("required", "required"),
+    ],
+)
+def test_a_tool_is_chosen_in_the_words_of_chat_completions(theirs: Any, ours: Any) -> None:
+    assert chat_request(request(tools=[{"type": "function", "name": "f"}], tool_choice=theirs)).chat.tool_choice == ours
+
+
+def test_formats_get_the_shape_of_chat_completions() -> None:
+    def of(**given: Any) -> Any:
+        return chat_request(request(text={"format": given})).chat.response_format
+
+    schema = {"type": "object"}
+    assert of(type="text") is None
+    assert of(type="json_object") == {"type": "json_object"}
+    wanted = {"name": "n", "schema": schema, "strict": True}
+    assert of(type="json_schema", **wanted) == {"type": "json_schema", "json_schema": wanted}
+
+
+def test_without_tools_nothing_is_said_about_choosing_them() -> None:
+    chat = chat_request(request(tools=[], tool_choice="auto", parallel_tool_calls=False)).chat
+    assert chat.model_fields_set == {"model", "messages"}
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "send the item itself"),
+    ({"input": [user("a"), {"type": "web_search_call"}]}, "input[1]", "'web_search_call'"),
+    ({"input": [{}]}, "input[0]", "type is None"),
+    ({"input": [{"role": "tool", "content": "a"}]}, "input[0]", "role"),
+    ({"input": [{"role": "user"}]}, "input[0]", "content is missing"),
+    ({"input": [called() | {"arguments": {}}]}, "input[0]", "arguments"),
+    ({"input": [{"type": "function_call", "name": "f", "arguments": ""}]}, "input[0]", "call_id"),
+    ({"input": [returned(output=None)]}, "input[0]", "output is missing"),
+    ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input[0].summary[0]", "text"),
+    ({"input": [{"type": "reasoning", "summary": "x"}]}, "input[0]", "summary"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0]", "leave the item out"),
+    ({"input": [said("a") | {"prompt_token_ids": [1]}]}, "input[0]", ", ".join(TOKEN_FIELDS[1:])),
+    ({"input": [user("a") | tokens(1)]}, "input[0]", "what the model said"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
+    ({"tools": [{"type": "function", "name": "f", "async": True}]}, "tools[0].async", "leave it out"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp'"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format", "json_schema"),
+    ({"text": {"format": "json"}}, "text.format", "json_schema"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
+    ({"reasoning": {"summary": "concise"}}, "reasoning.summary", "in full"),
+    ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "standard"),
+    ({"include": ["file_search_call.results"]}, "include", "file_search_call.results"),
+    ({"top_logprobs": 2}, "top_logprobs", LOGPROBS),
+    ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
+    ({"conversation": "conv_1"}, "conversation", "send the whole conversation"),
+    ({"prompt": {"id": "p"}}, "prompt", "instructions"),
+    ({"background": True}, "background", "stream"),
+    ({"truncation": "auto"}, "truncation", "shorten"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management", "not supported"),
+    ({"service_tier": "flex"}, "service_tier", "not supported"),
+    ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
+    ({"n": 2}, "n", "one sample"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs", "dictionary"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), BAD, ids=lambda v: str(v)[:50])
+def test_what_cannot_be_done_is_refused_by_its_name_here(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat_request(request(**fields))
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert words in refused.value.detail
+
+
+# Answers
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ChatTokenizer:
+    folder = bundled_model("ephebe")
+    assert folder is not None
+    return ChatTokenizer.load(folder)
+
+
+def answer_of(
+    tokenizer: ChatTokenizer, pieces: Sequence[Piece], finish: Finish = Finish.STOP, drawn: Sequence[DrawnToken] = ()
+) -> ChatAnswer:
+    thoughts = [piece.text for piece in pieces if isinstance(piece, Thought)]
+    sequence = SampledSequence(
+        tokens=[one.token for one in drawn],
+        logprobs=[one.logprob for one in drawn],
+        stop_reason=StopReason.LENGTH if finish is Finish.LENGTH else StopReason.STOP,
+    )
+    choice = Choice(
+        index=0,
+        reasoning="".join(thoughts) if thoughts else None,
+        content="".join(piece.text for piece in pieces if isinstance(piece, Said)),
+        calls=[piece for piece in pieces if isinstance(piece, ToolCall)],
+        finish=finish,
+        stop=None,
+        sequence=sequence,
+        tokens=drawn,
+    )
+    usage = Usage(prompt_tokens=2, completion_tokens=len(drawn), cached_tokens=1, reasoning_tokens=0)
+    result = SampleResult(sequences=[sequence])
+    return ChatAnswer("resp_1", "trace_1", "m", [1, 2], [choice], usage, result, tokenizer)
+
+
+def streamed(header: Header, events: Sequence[ChatEvent | Exception]) -> list[dict[str, Any]]:
+    async def source() -> AsyncGenerator[ChatEvent, None]:
+        for one in events:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    async def read() -> list[bytes]:
+        return [line async for line in response_events(header, source())]
+
+    told = [line.decode().strip().split("\ndata: ") for line in asyncio.run(read())]
+    assert all(name == f"event: {json.loads(data)['type']}" for name, data in told)
+    return [json.loads(data) for _, data in told]
+
+
+class Folded:
+    """What a client has that believes in deltas alone, and what it was told in the end."""
+
+    def __init__(self, events: Sequence[dict[str, Any]]):
+        self.items: list[dict[str, Any]] = []
+        self.done: dict[int, dict[str, Any]] = {}
+        for number, event in enumerate(events):
+            assert event["sequence_number"] == number
+            self.fold(event["type"].removeprefix("response."), event)
+
+    def fold(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "output_item.added":
+                assert event["output_index"] == len(self.items)
+                self.items.append(event["item"])
+            case "reasoning_summary_part.added":
+                self.item(event)["summary"].append(event["part"])
+            case "content_part.added":
+                self.item(event)["content"].append(event["part"])
+            case "reasoning_summary_text.delta":
+                self.item(event)["summary"][event["summary_index"]]["text"] += event["delta"]
+            case "output_text.delta":
+                self.item(event)["content"][event["content_index"]]["text"] += event["delta"]
+            case "function_call_arguments.delta":
+                self.item(event)["arguments"] += event["delta"]
+            case "reasoning_summary_text.done":
+                assert event["text"] == self.item(event)["summary"][0]["text"]
+            case "output_text.done":
+                assert event["text"] == self.item(event)["content"][0]["text"]
+            case "content_part.done":
+                self.item(event)["content"][0]["logprobs"] = event["part"]["logprobs"]
+                assert event["part"] == self.item(event)["content"][0]
+            case "function_call_arguments.done":
+                assert event["arguments"] == self.item(event)["arguments"]
+            case "output_item.done":
+                self.done[event["output_index"]] = event["item"]
+            case "completed" | "incomplete" | "failed":
+                self.response = event["response"]
+            case _:
+                assert kind in ("created", "in_progress", "reasoning_summary_part.done")
+
+    def item(self, event: dict[str, Any]) -> dict[str, Any]:
+        item = self.items[event["output_index"]]
+        assert item["id"] == event["item_id"]
+        assert event["output_index"] not in self.done
+        return item
+
+
+def without_ids(body: dict[str, Any]) -> dict[str, Any]:
+    output = [{key: value for key, value in item.items() if key != "id"} for item in body["output"]]
+    return body | {"output": output}
+
+
+def read_back(output: list[dict[str, Any]]) -> dict[str, Any]:
+    """As the message that it is in the next request."""
+    (message,) = read_input(output, None).messages
+    return message | {"content": "".join(part["text"] for part in message["content"] or [])}
+
+
+texts = st.sampled_from(["a", "b c", "\n\nd", "é"])
+blocks = st.lists(st.sampled_from(["a", "b c", "é"]).map(Thought) | texts.map(Said), max_size=5)
+calls = st.lists(texts.map(Said) | st.builds(ToolCall, st.uuids().map(str), st.just("f"), texts), max_size=4)
+
+
+def as_parsed(pieces: Sequence[Piece]) -> list[Piece]:
+    """A line between thoughts that something was said between."""
+    told: list[Piece] = []
+    for piece in pieces:
+        is_later = bool(told) and isinstance(told[-1], Said) and any(isinstance(one, Thought) for one in told)
+        told.append(Thought("\n" + piece.text) if isinstance(piece, Thought) and is_later else piece)
+    return told
+
+
+@given(blocks, calls, st.sampled_from([Finish.STOP, Finish.LENGTH]), st.booleans())
+def test_a_streams_events_put_together_are_the_response(
+    tokenizer: ChatTokenizer, first: list[Piece], then: list[Piece], finish: Finish, asks_for_all: bool
+) -> None:
+    pieces = as_parsed([*first, *then])
+    drawn = [DrawnToken(token=i, logprob=-float(i)) for i in range(len(pieces) + 1)]
+    fields = {"return_token_ids": True, "include": [LOGPROBS]} if asks_for_all else {}
+    header = Header(request(**fields))
+    answer = answer_of(tokenizer, pieces, finish, drawn)
+    deltas = [Delta(0, [piece], [token]) for piece, token in zip(pieces, drawn, strict=False)]
+    events = [Begun([1, 2], tokenizer), *deltas, Delta(0, [], drawn[-1:]), Ended(answer)]
+    folded = Folded(streamed(header, events))
+    output = folded.response["output"]
+    assert [folded.done[i] for i in range(len(folded.items))] == output
+    for item, whole in zip(folded.items, output, strict=True):
+        assert item | {key: whole[key] for key in ("status", *TOKEN_FIELDS) if key in whole} == whole
+    assert TOKEN_FIELDS[0] in output[-1] if asks_for_all else TOKEN_FIELDS[0] not in output[-1]
+    plain = response_body(header, answer)
+    assert read_back(output) == read_back(plain["output"])
+    kinds = [type(piece) for piece in first]
+    if sorted(kinds, key=lambda kind: kind is Said) == kinds:  # it did not think again after it had spoken
+        assert without_ids(folded.response) == without_ids(plain)
+
+
+def test_a_response_tells_the_request_back(tokenizer: ChatTokenizer) -> None:
+    header = Header(request(instructions="Be brief.", temperature=0.5, metadata={"k": "v"}))
+    body = response_body(header, answer_of(tokenizer, [Said("Hi")], Finish.LENGTH))
+    assert body["id"].startswith("resp_")
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (body["instructions"], body["temperature"], body["metadata"]) == ("Be brief.", 0.5, {"k": "v"})
+    assert (body["tool_choice"], body["parallel_tool_calls"], body["tools"]) == ("auto", True, [])
+    assert body["previous_response_id"] is body["top_p"] is body["error"] is body["text"] is None
+    assert body["output"][0]["status"] == "incomplete"
+
+
+def test_nothing_at_all_is_an_empty_message(tokenizer: ChatTokenizer) -> None:
+    header = Header(request())
+    answer = answer_of(tokenizer, [Thought("")])
+    plain = response_body(header, answer)
+    assert [(item["type"], item["content"][0]["text"]) for item in plain["output"]] == [("message", "")]
+    events = streamed(header, [Begun([1], tokenizer), Delta(0, [Thought("")], []), Ended(answer)])
+    assert without_ids(Folded(events).response) == without_ids(plain)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ApiError(429, "too many"), "rate_limit_exceeded", "too many"),
+        (ApiError(503, "stopped"), "server_error", "stopped"),
+        (KeyError("secret"), "server_error", "something broke in the server; its log has the details"),
+    ],
+)
+def test_what_fails_on_the_way_ends_as_an_event(
+    tokenizer: ChatTokenizer, error: Exception, code: str, message: str
+) -> None:
+    header = Header(request())
+    events = streamed(header, [Begun([1], tokenizer), Delta(0, [Said("a")], []), error])
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {"code": code, "message": message}
+    with pytest.raises(type(error)):
+        streamed(header, [error])

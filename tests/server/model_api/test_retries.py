@@ -1,0 +1,103 @@
+"""A call that is sent again is not sampled again; equal calls are."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.model_api.conftest import MODEL, Ephebe
+
+LONG = 400  # tokens: about a second
+
+
+def body(text: str, max_tokens: int = LONG) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": MODEL, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True, "seed": None}
+
+
+def post(ephebe: Ephebe, given: dict[str, Any], **headers: str) -> dict[str, Any]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = ephebe.http().post("/v1/chat/completions", json=given, headers=named, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def send_and_leave(ephebe: Ephebe, given: dict[str, Any], after_s: float, **headers: str) -> None:
+    """As a client that loses its patience."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    with pytest.raises(httpx.ReadTimeout):
+        ephebe.http().post("/v1/chat/completions", json=given, headers=named, timeout=after_s)
+
+
+def turns_like(ephebe: Ephebe, text: str) -> int:
+    lines = ephebe.http().get("/v1/traces?format=jsonl&limit=1000").text.splitlines()
+    return sum(turn["metadata"] == {"test": text} for line in lines for turn in json.loads(line)["turns"])
+
+
+def test_a_retry_gets_the_answer_of_the_call_that_was_given_up(ephebe: Ephebe) -> None:
+    given = body("Give me up") | {"metadata": {"test": "given up"}}
+    send_and_leave(ephebe, given, 0.1, x_stainless_retry_count="0")
+    time.sleep(0.5)  # as the SDK does
+    again = post(ephebe, given, x_stainless_retry_count="1")
+    assert again["usage"]["completion_tokens"] == LONG
+    assert turns_like(ephebe, "given up") == 1
+
+
+def test_equal_calls_at_once_are_all_sampled(ephebe: Ephebe) -> None:
+    given = body("Equal", 8)
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: post(ephebe, given, x_stainless_retry_count="0"), range(16)))
+    assert len({answer["id"] for answer in answers}) == 16
+
+
+def test_a_retry_does_not_take_the_answer_of_a_call_that_is_waited_for(ephebe: Ephebe) -> None:
+    given = body("Waited for")
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(post, ephebe, given, x_stainless_retry_count="0")
+        time.sleep(0.2)
+        other = post(ephebe, given, x_stainless_retry_count="1")
+        assert waiting.result()["id"] != other["id"]
+
+
+def test_the_same_idempotency_key_is_the_same_call(ephebe: Ephebe) -> None:
+    given = body("Keyed")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(post, ephebe, given, idempotency_key="a")
+        time.sleep(0.2)
+        same = post(ephebe, given, idempotency_key="a")
+        other = post(ephebe, given | {"max_tokens": 4}, idempotency_key="a")
+    assert first.result() == same
+    assert other["id"] != same["id"]
+    assert post(ephebe, given | {"max_tokens": 4}, idempotency_key="a")["id"] != other["id"]  # that one was read
+
+
+def test_a_client_that_never_comes_back_stops_the_sampling(ephebe: Ephebe) -> None:
+    given = body("Gone", 1900)
+    send_and_leave(ephebe, given, 0.2, x_stainless_retry_count="0")
+    ephebe.until(lambda: 'palestra_queue_depth{base_model="ephebe",kind="sample"} 0.0' in ephebe.metrics())
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_given_again(ephebe: Ephebe) -> None:
+    """The client goes while the answer is on its way: it asked for more than fits into the buffers of a socket."""
+    given = body("Not read", 300) | {"n": 16, "logprobs": True, "top_logprobs": 20, "metadata": {"test": "not read"}}
+    payload = json.dumps(given, separators=(",", ":")).encode()  # as httpx writes it
+    host, port = ephebe.url.removeprefix("http://").split(":")
+    request = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer tml-test\r\n"
+        f"content-type: application/json\r\nx-stainless-retry-count: 0\r\ncontent-length: {len(payload)}\r\n\r\n"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        client.sendall(request.encode() + payload)
+        assert client.recv(512).startswith(b"HTTP/1.1 200")
+    time.sleep(0.5)  # as the SDK does
+    again = post(ephebe, given, x_stainless_retry_count="1")
+    assert again["usage"]["completion_tokens"] == 16 * 300
+    assert turns_like(ephebe, "not read") == 1
