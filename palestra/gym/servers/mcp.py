@@ -7,15 +7,16 @@ Owns: the token that says which session a client plays in, names with MCP's pref
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
 
 from palestra.gym.errors import BadCall
-from palestra.gym.servers.base import Peers
+from palestra.gym.servers.handlers import ToolSpec
 from palestra.gym.servers.states import Session, States
+from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call, encoded
 from palestra.net import mcp
 
@@ -23,35 +24,29 @@ TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
 
 
-class ToolServer(Protocol):
-    """Whose tools they are."""
-
-    peers: Peers
-    states: States
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def cookie_name(self) -> str: ...
-    def tool_specs(self) -> Sequence[mcp.ListedTool]: ...
-    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any: ...
-
-
 class McpFace:
     """Also the protocol's `Toolset`."""
 
-    def __init__(self, server: ToolServer) -> None:
-        self._server = server
-        self._signer = server.peers.signer(server.cookie_name, PURPOSE)
-        self._prefix = f"mcp__{server.name}__"
+    def __init__(
+        self,
+        name: str,
+        signer: SessionSigner,
+        states: States,
+        tool_specs: Callable[[], Sequence[ToolSpec]],
+        call_tool: Callable[[Session, str, Any], Awaitable[Any]],
+    ) -> None:
+        """Of a server: its name, what it signs tokens with, its sessions, its tools and calling one."""
+        self._name, self._signer, self._states = name, signer, states
+        self._tool_specs, self._call_tool = tool_specs, call_tool
+        self._prefix = f"mcp__{name}__"
 
     @property
     def key(self) -> str:
-        return f"gym-{self._server.name}"
+        return f"gym-{self._name}"
 
     @property
     def title(self) -> str:
-        return self._server.name
+        return self._name
 
     @property
     def version(self) -> str:
@@ -59,8 +54,8 @@ class McpFace:
         return hashlib.sha256(orjson.dumps(tools)).hexdigest()[:12]
 
     @property
-    def tools(self) -> Sequence[mcp.ListedTool]:
-        return self._server.tool_specs()
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._tool_specs()
 
     @property
     def instructions(self) -> str:
@@ -70,7 +65,7 @@ class McpFace:
     def invitation(self, session_id: str) -> dict[str, Any]:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
-        return {"mcp": {"server_name": self._server.name, "url_path": "/mcp", "transport": "http", "headers": headers}}
+        return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
     def with_bare_names(self, row: Any) -> Any:
         """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
@@ -102,13 +97,13 @@ class McpFace:
         else:
             found = mcp.begin(self, Headers(call.headers), message)
         if isinstance(found, mcp.ToolRequest):
-            session = Session(session_id, self._server.states, call.rollout_id)
+            session = Session(session_id, self._states, call.rollout_id)
             found = found.answered(await self._called(session, found.name, found.arguments))
         return Answer(status=found.status, body=found.body)
 
     async def _called(self, session: Session, name: str, arguments: Any) -> mcp.ToolResult:
         try:
-            found = await self._server.call_tool(session, name, arguments)
+            found = await self._call_tool(session, name, arguments)
         except BadCall as error:
             return mcp.ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
         except Exception as error:  # a tool that breaks is an answer, too: the model goes on
