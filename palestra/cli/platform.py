@@ -275,8 +275,7 @@ def chosen_keys(
     noise: bool,
 ) -> list[TaskKey]:
     from palestra.environments.platform import APPS, TaskKey, app_of
-    from palestra.environments.platform.knobs import Knob
-    from palestra.environments.platform.tasks import FIRST_EVAL
+    from palestra.environments.platform.task_records import FIRST_EVAL, Knob
 
     knobs = tuple(knob for knob, is_on in ((Knob.HINT, hint), (Knob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)

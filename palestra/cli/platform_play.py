@@ -29,7 +29,7 @@ from palestra.environments.platform import (
     verify,
 )
 from palestra.environments.platform.expectations import told_change
-from palestra.environments.platform.tasks import FIRST_EVAL
+from palestra.environments.platform.task_records import FIRST_EVAL
 
 HELP = """a tool      put value=3   or   send_message to=["ann@x.org"] subject="a few words"   or   put {"value": 3}
 tools       what can be called

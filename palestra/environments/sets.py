@@ -20,7 +20,7 @@ from palestra.environments.errors import TaskFileError, UnknownEnvironment
 from palestra.environments.gym_rows import gym_tasks
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
-from palestra.environments.tasks import LabelledTasks, Row, read_tasks, tasks_of_rows
+from palestra.environments.tasks import Row, labelled_tasks, read_tasks, tasks_of_rows
 from palestra.environments.text import mean_of_numbers
 from palestra.environments.threads import CallThreads
 from palestra.types.gym import is_gym
@@ -172,4 +172,4 @@ def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
             raise TaskFileError(f"environment {name!r}: tasks({split!r})[{place}] should be {wanted}, is {shown(one)}")
     if is_rows:
         return tasks_of_rows([Row(f"{name} {split}[{place}]", row) for place, row in enumerate(tasks)], name)
-    return LabelledTasks(tasks, name)
+    return labelled_tasks(tasks, name)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
 from palestra.environments.answers import shown
 from palestra.environments.errors import TaskFileError
+from palestra.environments.lazy_tasks import LazyTasks
 from palestra.types.rollouts import Message, Task
 
 ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million files
@@ -62,24 +63,9 @@ def tasks_of_rows(rows: Iterable[Row], environment: str) -> list[Task]:
     return tasks
 
 
-class LabelledTasks(Sequence[Task]):
+def labelled_tasks(tasks: Sequence[Task], environment: str) -> Sequence[Task]:
     """An environment's own tasks, under the name it has in this run. As lazy as what it stands on."""
-
-    def __init__(self, tasks: Sequence[Task], environment: str) -> None:
-        self._tasks = tasks
-        self._environment = environment
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return LabelledTasks(self._tasks[index], self._environment)
-        return msgspec.structs.replace(self._tasks[index], environment=self._environment)
+    return LazyTasks(tasks, lambda task: msgspec.structs.replace(task, environment=environment))
 
 
 def read_rows(file: Path) -> Iterable[Row]:

@@ -1,4 +1,4 @@
-"""Request bodies of applications without a framework: whole, and bounded.
+"""Request bodies: whole, and bounded, each of them and all together, which no framework does.
 
 Owns: the bounds, of one and of all that are being read. Never touches: what is in them, who sends them.
 """

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.environments import TaskFileError, read_tasks
-from palestra.environments.tasks import LabelledTasks, Row, tasks_of_rows
+from palestra.environments.tasks import Row, labelled_tasks, tasks_of_rows
 from palestra.types.rollouts import Task
 
 USER = [{"role": "user", "content": "2+2?"}]
@@ -111,7 +111,7 @@ def test_a_file_from_windows_is_read(tmp_path):
 
 def test_own_tasks_get_the_name_they_have_in_the_run():
     tasks = [Task(id=str(i), environment="old", prompt=USER) for i in range(3)]
-    labelled = LabelledTasks(tasks, "new")
+    labelled = labelled_tasks(tasks, "new")
     assert len(labelled) == 3
     assert {task.environment for task in labelled} == {"new"}
     assert [task.id for task in labelled[1:]] == ["1", "2"]

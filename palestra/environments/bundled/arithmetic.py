@@ -11,8 +11,8 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from palestra.chat.tool_calls import without_thinking
-from palestra.environments.bundled.draws import MadeTasks
 from palestra.environments.bundled.grading import last_integer
+from palestra.environments.lazy_tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
 
@@ -57,10 +57,10 @@ def difficulty(a: int, op: Op, b: int) -> int:
     return 2 if carries else 1
 
 
-def tasks(split: Literal["train", "eval"]) -> MadeTasks:
+def tasks(split: Literal["train", "eval"]) -> LazyTasks[Problem]:
     """About 12,000 to train on and 800 held out, in a fixed mixed order."""
     chosen = _chosen(split)
-    return MadeTasks(len(chosen), lambda index: task(*chosen[index]))
+    return LazyTasks(chosen, lambda pair: task(*pair))
 
 
 def task(a: int, op: Op, b: int) -> Task:

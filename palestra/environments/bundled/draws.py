@@ -1,16 +1,14 @@
 """Made-up tasks that are the same everywhere and for ever.
 
-Owns: numbers out of a text by hashing, tasks made when they are looked at. Python's own `random` may change its
-choices with a version; a task's id should not change its meaning.
+Owns: numbers out of a text by hashing. Python's own `random` may change its choices with a version; a task's id should
+not change its meaning.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import TypeVar, overload
-
-from palestra.types.rollouts import Task
+from collections.abc import Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -38,23 +36,3 @@ class Draws:
         """Different ones, in random order."""
         left = list(choices)
         return [left.pop(self.below(len(left))) for _ in range(count)]
-
-
-class MadeTasks(Sequence[Task]):
-    """Task i is made when it is asked for."""
-
-    def __init__(self, count: int, make: Callable[[int], Task]) -> None:
-        self._numbers = range(count)
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return [self._make(number) for number in self._numbers[index]]
-        return self._make(self._numbers[index])

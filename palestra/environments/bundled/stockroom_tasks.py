@@ -12,7 +12,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Literal
 
-from palestra.environments.bundled.draws import Draws, MadeTasks
+from palestra.environments.bundled.draws import Draws
+from palestra.environments.lazy_tasks import LazyTasks
 from palestra.types.rollouts import Task
 
 SYSTEM = (
@@ -93,8 +94,8 @@ def is_held_out(kind: Kind, items: Sequence[str]) -> bool:
     return Draws(f"stockroom/split/{kind}/{'/'.join(sorted(items))}").below(HELD_OUT) == 0
 
 
-def tasks(split: Split) -> MadeTasks:
-    return MadeTasks(TRAIN_TASKS if split == "train" else EVAL_TASKS, partial(make_task, split))
+def tasks(split: Split) -> LazyTasks[int]:
+    return LazyTasks(range(TRAIN_TASKS if split == "train" else EVAL_TASKS), partial(make_task, split))
 
 
 def make_task(split: Split, index: int) -> Task:

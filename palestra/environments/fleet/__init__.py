@@ -3,11 +3,12 @@
 from palestra.environments.fleet.backend import Attempt, Backend, Grade, ToolAnswer
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.export import export_tasks, fleet_row, verifier_source
+from palestra.environments.fleet.export import export_tasks, fleet_row
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import clear_caches
+from palestra.environments.platform.verifiers.source import verifier_source
 
 __all__ = [
     "Attempt",

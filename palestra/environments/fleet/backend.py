@@ -14,7 +14,7 @@ from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.fleet.verifiers import Execution
+from palestra.environments.platform.verifiers import Execution
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):

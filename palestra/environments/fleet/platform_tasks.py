@@ -6,16 +6,16 @@ Owns: what `platform:…` means, which keys a run goes through. Never touches: i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Literal, overload
+from functools import lru_cache, partial
+from typing import Literal
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from palestra.environments.fleet.records import FleetTask
+from palestra.environments.lazy_tasks import LazyTasks
 from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
-from palestra.environments.platform.knobs import Knob
-from palestra.environments.platform.tasks import FIRST_EVAL, knobs_of
+from palestra.environments.platform.task_records import FIRST_EVAL, Knob, knobs_of
 from palestra.types.rollouts import Task
 
 PLATFORM = "platform:"
@@ -82,7 +82,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """For a training run; each is made when it is asked for."""
-        return _LazyTasks(self.keys(split), self.name)
+        return LazyTasks(self.keys(split), partial(_task, self.name))
 
     def _chosen(self) -> list[tuple[str, TaskTemplate]]:
         apps = [app_of(self.app)] if self.app else list(APPS.values())
@@ -129,33 +129,19 @@ def fleet_task(task: PlatformTask) -> FleetTask:
     )
 
 
-class _LazyTasks(Sequence[Task]):
-    def __init__(self, keys: Sequence[TaskKey], tasks_file: str) -> None:
-        self._keys, self._tasks_file = keys, tasks_file
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return _LazyTasks(self._keys[index], self._tasks_file)
-        key = str(self._keys[index])
-        task = platform_task(key)
-        return Task(
-            id=key,
-            environment="fleet_task",
-            prompt=[{"role": "user", "content": task.prompt}],
-            extras={
-                "task_key": key,
-                "data_source": task.app.key,
-                "level": f"{task.app.key}-{task.template.difficulty}",
-                "tasks_file": self._tasks_file,
-            },
-        )
+def _task(tasks_file: str, key: TaskKey) -> Task:
+    task = platform_task(str(key))
+    return Task(
+        id=str(key),
+        environment="fleet_task",
+        prompt=[{"role": "user", "content": task.prompt}],
+        extras={
+            "task_key": str(key),
+            "data_source": task.app.key,
+            "level": f"{task.app.key}-{task.template.difficulty}",
+            "tasks_file": tasks_file,
+        },
+    )
 
 
 def _knobs(name: str, text: str) -> tuple[Knob, ...]:

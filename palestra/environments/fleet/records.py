@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from palestra.environments.platform.answering import ANSWER_TOOL
+
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "task_key": ("key", "task_key"),
     "prompt": ("prompt",),
@@ -56,9 +58,6 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
     def is_answered(self) -> bool:
         """Whether it wants an answer besides what is done."""
         return ANSWER_TOOL in self.prompt
-
-
-ANSWER_TOOL = "submit_final_answer"
 
 
 def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:

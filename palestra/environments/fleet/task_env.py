@@ -18,9 +18,10 @@ from palestra.environments.fleet.backends import make_backend
 from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.observations import error_of
-from palestra.environments.fleet.records import ANSWER_TOOL, FleetTask
+from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
+from palestra.environments.platform.answering import ANSWER_TOOL
 
 log = logging.getLogger(__name__)
 

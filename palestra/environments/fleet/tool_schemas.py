@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palestra.environments.fleet.records import ANSWER_TOOL
+import msgspec
+
+from palestra.environments.platform import answering
 
 ToolSpec = dict[str, Any]
 DROPPED = ("title", "default")
 
-SUBMIT: ToolSpec = {
-    "type": "function",
-    "function": {
-        "name": ANSWER_TOOL,
-        "description": "Give the final answer. This ends the task.",
-        "parameters": {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
-    },
-}
+SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(answering.SUBMIT)}
 
 
 def openai_tool(name: str, description: str | None, schema: Mapping[str, Any] | None) -> ToolSpec:

@@ -1,17 +1,24 @@
-"""An app: tables, what fills them, tools, task templates. Plain data; instances of it do the work."""
+"""An app: tables, what fills them, tools, task templates; and the seeds that templates draw their tasks from.
+
+Plain data that knows of each other; `seeds.py` builds, `tasks.py` draws, instances do the work.
+"""
 
 from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Mapping, Set
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from palestra.environments.platform.changes import Row
+from palestra.environments.platform.expectations import Expected
+from palestra.environments.platform.parts import TableNames, table_names, variables_of
 from palestra.environments.platform.people import Cast
-from palestra.environments.platform.templates import TaskTemplate
+from palestra.environments.platform.templates import Answer, Calls, Params, Solution, read_prompts
 from palestra.environments.platform.toolbox import Tool
 
 
@@ -21,6 +28,76 @@ class Size(StrEnum):
     TINY = "tiny"
     SMALL = "small"
     LARGE = "large"
+
+
+class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """From a random number and a seed to a prompt, a solution and what it must come to."""
+
+    name: str
+    difficulty: str
+    """0a to 0d for the tiny ladder, then 0, 1, 2, 3."""
+    params: Callable[[random.Random, Seed], Params | None]
+    """None where this draw does not do: there is no such row, or more than one. Another is drawn."""
+    prompts: Sequence[str]
+    """Paraphrases, with `{names}` of the params."""
+    solve: Callable[[Params], Solution]
+    expect: Callable[[Params, Seed], list[Expected]]
+    """Of the state in the end; empty: nothing may change."""
+    answer: Callable[[Params], Answer] | None = None
+    process: Callable[[Params], Calls] | None = None
+    """What must have been called, for tasks that only read."""
+    must_not: bool = False
+    """The data asks for what must not be done."""
+    size: str = "small"
+    max_turns: int = 10
+
+    def prompt(self, params: Mapping[str, Any], rng: random.Random) -> str:
+        return rng.choice(self.prompts).format_map(params)
+
+
+def no_change(_params: Params, _seed: Seed) -> list[Expected]:
+    return []
+
+
+class TemplateMaker:
+    """Makes the templates of an app, whose prompts are in the `prompts.toml` of its package, by template."""
+
+    def __init__(self, package: str) -> None:
+        self._prompts = read_prompts(package)
+
+    def __call__(
+        self,
+        difficulty: str,
+        *,
+        params: Callable[[random.Random, Seed], Params | None],
+        expect: Callable[[Params, Seed], list[Expected]] = no_change,
+        answer: Callable[[Params], Answer] | None = None,
+        process: Callable[[Params], Calls] | None = None,
+        prompts: str | None = None,
+        must_not: bool = False,
+        size: Size = Size.SMALL,
+        max_turns: int = 10,
+    ) -> Callable[[Callable[[Params], Solution]], TaskTemplate]:
+        """Decorates the solution, whose name is the template's. `prompts`: the template that has them, where it is
+        another."""
+
+        def made(solve: Callable[[Params], Solution]) -> TaskTemplate:
+            name = solve.__name__
+            return TaskTemplate(
+                name=name,
+                difficulty=difficulty,
+                params=params,
+                prompts=self._prompts[prompts or name],
+                solve=solve,
+                expect=expect,
+                answer=answer,
+                process=process,
+                must_not=must_not,
+                size=size,
+                max_turns=max_turns,
+            )
+
+        return made
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,3 +140,39 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
             }
             for tool in self.tools
         ]
+
+
+class Seed(msgspec.Struct, frozen=True):
+    """A database that was built for an app, a number and a size; instances begin as copies of it."""
+
+    app: App
+    number: int
+    size: Size
+    data: bytes
+    """The database, ready to be deserialized."""
+    digest: str
+    variables: Mapping[str, str]
+    connection: sqlite3.Connection
+    """To read from, shared; nobody writes."""
+    lock: threading.Lock
+    """Of the connection."""
+    names: TableNames | None = None
+    """Of an app's tables where it is one of several."""
+
+    @property
+    def key(self) -> str:
+        """Fleet's `data_key`: with the app it says which world this is."""
+        return f"{self.size}-{self.number}"
+
+    def rows(self, query: str, *args: object) -> list[Row]:
+        query = self.names.in_statement(query) if self.names else query
+        with self.lock:
+            cursor = self.connection.execute(query, args)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def part(self, key: str) -> Seed:
+        """As an app of this world sees it."""
+        (app,) = (app for app in self.app.parts if app.key == key)
+        names = table_names(key, app.schema)
+        return msgspec.structs.replace(self, app=app, variables=variables_of(key, self.variables), names=names)

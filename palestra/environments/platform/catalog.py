@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from functools import cache
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import App, TaskTemplate
 from palestra.environments.platform.apps.conf import CONF
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forum import FORUM
@@ -15,7 +15,6 @@ from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.apps.team import TEAM
 from palestra.environments.platform.apps.travel import TRAVEL
 from palestra.environments.platform.errors import UnknownName
-from palestra.environments.platform.templates import TaskTemplate
 
 APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
 UNLISTED: dict[str, App] = {CONF.key: CONF}

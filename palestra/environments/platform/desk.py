@@ -44,6 +44,13 @@ class Desk:
         found = self.rows(query, *args)
         return found[0] if found else None
 
+    def found(self, missing: str, hint: str, query: str, *args: object) -> Row:
+        """The first row. Raises ToolError, which tells what is missing and how to find it."""
+        found = self.first(query, *args)
+        if found is None:
+            raise ToolError("not_found", missing, hint)
+        return found
+
     def value(self, query: str, *args: object) -> Any:
         found = self._execute(query, args).fetchone()
         return found[0] if found else None
@@ -65,12 +72,17 @@ class Desk:
         """Of a query with a total order; and where the next one begins, if there is one."""
         if not 1 <= limit <= MAX_PAGE:
             raise ToolError("bad_arguments", f"limit must be 1 to {MAX_PAGE}", "use cursor for the next page")
-        start = 0
-        if cursor is not None:
-            if not cursor.isdecimal() or len(cursor) > 9:
-                raise ToolError(
-                    "bad_cursor", f"{cursor!r} is no cursor of this tool", "use next_cursor as it was given"
-                )
-            start = int(cursor)
+        start = page_start(cursor)
         found = self.rows(f"{query} LIMIT ? OFFSET ?", *args, limit + 1, start)
         return found[:limit], str(start + limit) if len(found) > limit else None
+
+
+def page_start(cursor: str | None) -> int:
+    if cursor is not None and (not cursor.isdecimal() or len(cursor) > 9):
+        raise ToolError("bad_cursor", f"{cursor!r} is no cursor of this tool", "use next_cursor as it was given")
+    return int(cursor or 0)
+
+
+def check_text(name: str, text: str, limit: int = 20_000) -> None:
+    if not text.strip() or len(text) > limit:
+        raise ToolError("bad_arguments", f"{name} must have 1 to {limit} characters")

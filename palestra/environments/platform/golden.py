@@ -5,20 +5,14 @@ Owns: playing a solution. Never touches: what is made of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from palestra.environments.platform.answering import ANSWER_TOOL
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.templates import Call
-from palestra.environments.platform.toolbox import ToolResult
-
-if TYPE_CHECKING:
-    from palestra.environments.platform.tasks import PlatformTask
-
-ANSWER_TOOL = "submit_final_answer"
-"""No tool of an app: the episode's own way to give an answer, which ends it."""
+from palestra.net.mcp import ToolResult
 
 
 class Golden(msgspec.Struct, frozen=True):

@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.app import App, Seed, Size
 from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import PlatformError, ToolError
-from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, Seed, seed_of
-from palestra.environments.platform.toolbox import Tool, ToolResult
+from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
+from palestra.environments.platform.templates import Event
+from palestra.environments.platform.toolbox import Tool
+from palestra.net.mcp import ToolResult
 
 TICK = timedelta(minutes=1)
 """Of the world's clock, for each call that writes."""
@@ -30,14 +32,6 @@ SQLITE_PAGES = 2**32 - 2  # as many as there can be
 FULL = {"error": "full", "message": "this world holds nothing more", "hint": "the task cannot be gone on with"}
 MAX_CALL = 200_000  # characters: ten of the longest texts that a tool takes
 MAX_NAME = 100  # characters of an unknown tool's name that its caller is told again
-
-
-class Event(msgspec.Struct, frozen=True):
-    turn: int
-    tool: str
-    arguments: Any
-    error: str
-    """The code of what went wrong; empty where nothing did."""
 
 
 class Instance:

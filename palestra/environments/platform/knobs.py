@@ -10,22 +10,14 @@ Owns: what they add to a prompt, the same for the same key. Never touches: the t
 from __future__ import annotations
 
 import random
-from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
+from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.instance import Instance
-
-if TYPE_CHECKING:
-    from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.task_records import Knob, PlatformTask
 
 SENTENCES = 2  # of noise
-
-
-class Knob(StrEnum):
-    HINT = "hint"
-    NOISE = "noise"
 
 
 NOISE = (

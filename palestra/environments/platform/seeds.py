@@ -10,53 +10,17 @@ import random
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 
-import msgspec
-
-from palestra.environments.platform.app import App, Size
-from palestra.environments.platform.changes import Row, watch
+from palestra.environments.platform.app import App, Seed, Size
+from palestra.environments.platform.changes import watch
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.parts import TableNames, table_names, variables_of
 
 MAX_KEPT = 512  # seeds, with a connection each: 0.1 to 0.5 MiB
 PAGE_BYTES = 1024  # tables are small and many: with SQLite's 4096 an instance of `stay` takes twice the memory
+DEFAULT_DATA = "small-0"
+"""The key of the world that those get who name none."""
 CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
-
-
-class Seed(msgspec.Struct, frozen=True):
-    app: App
-    number: int
-    size: Size
-    data: bytes
-    """The database, ready to be deserialized."""
-    digest: str
-    variables: Mapping[str, str]
-    connection: sqlite3.Connection
-    """To read from, shared; nobody writes."""
-    lock: threading.Lock
-    """Of the connection."""
-    names: TableNames | None = None
-    """Of an app's tables where it is one of several."""
-
-    @property
-    def key(self) -> str:
-        """Fleet's `data_key`: with the app it says which world this is."""
-        return f"{self.size}-{self.number}"
-
-    def rows(self, query: str, *args: object) -> list[Row]:
-        query = self.names.in_statement(query) if self.names else query
-        with self.lock:
-            cursor = self.connection.execute(query, args)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
-
-    def part(self, key: str) -> Seed:
-        """As an app of this world sees it."""
-        (app,) = (app for app in self.app.parts if app.key == key)
-        names = table_names(key, app.schema)
-        return msgspec.structs.replace(self, app=app, variables=variables_of(key, self.variables), names=names)
 
 
 _kept: OrderedDict[tuple[str, str, int, Size], Seed] = OrderedDict()

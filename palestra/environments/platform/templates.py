@@ -1,25 +1,21 @@
-"""Task templates: from a random number and a seed to a prompt, a solution and what it must come to.
+"""What task templates are made of: prompts, calls, answers.
 
-Owns: the shape of a template, typed answers. Never touches: instances, verdicts.
+Owns: typed answers, which calls must have been made. Never touches: instances, verdicts.
 """
 
 from __future__ import annotations
 
-import random
 import re
 import tomllib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
+from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from palestra.environments.platform.expectations import Expected, normal
-
-if TYPE_CHECKING:
-    from palestra.environments.platform.instance import Event
-    from palestra.environments.platform.seeds import Seed
+from palestra.environments.platform.expectations import normal
 
 Params = dict[str, Any]
 """Plain JSON: it is part of an exported task."""
@@ -34,16 +30,22 @@ Solution = Generator[Call, dict[str, Any], None]
 """Yields calls, is sent their results."""
 
 
+@cache
 def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     """Of an app, by template: its `prompts.toml`."""
     text = files(package).joinpath("prompts.toml").read_text(encoding="utf-8")
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
-def solution(*calls: Call) -> Solution:
-    """One that needs no results."""
-    for call in calls:
-        _ = yield call
+def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, dict[str, Any], list[Params]]:
+    """All that a tool shows page by page, under this name."""
+    found: list[Params] = []
+    while True:
+        told = yield Call(tool, wanted)
+        found += told[rows]
+        if told.get("next_cursor") is None:
+            return found
+        wanted = wanted | {"cursor": told["next_cursor"]}
 
 
 class AnswerKind(StrEnum):
@@ -104,6 +106,14 @@ _READERS: dict[AnswerKind, Callable[[str], Any]] = {
 }
 
 
+class Event(msgspec.Struct, frozen=True):
+    turn: int
+    tool: str
+    arguments: Any
+    error: str
+    """The code of what went wrong; empty where nothing did."""
+
+
 class Calls(msgspec.Struct, frozen=True):
     """Tools that must have been called, and worked. Plain data: an exported task says it, too."""
 
@@ -116,26 +126,3 @@ class Calls(msgspec.Struct, frozen=True):
             return [(event.tool, event.error) for event in events] == [(tool, "") for tool in self.tools]
         worked = {event.tool for event in events if not event.error}
         return all(tool in worked for tool in self.tools)
-
-
-class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    difficulty: str
-    """0a to 0d for the tiny ladder, then 0, 1, 2, 3."""
-    params: Callable[[random.Random, Seed], Params | None]
-    """None where this draw does not do: there is no such row, or more than one. Another is drawn."""
-    prompts: Sequence[str]
-    """Paraphrases, with `{names}` of the params."""
-    solve: Callable[[Params], Solution]
-    expect: Callable[[Params, Seed], list[Expected]]
-    """Of the state in the end; empty: nothing may change."""
-    answer: Callable[[Params], Answer] | None = None
-    process: Callable[[Params], Calls] | None = None
-    """What must have been called, for tasks that only read."""
-    must_not: bool = False
-    """The data asks for what must not be done."""
-    size: str = "small"
-    max_turns: int = 10
-
-    def prompt(self, params: Mapping[str, Any], rng: random.Random) -> str:
-        return rng.choice(self.prompts).format_map(params)

@@ -19,12 +19,6 @@ MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
 MAX_SHOWN = 100  # characters of what is told again
 
 
-class ToolResult(msgspec.Struct, frozen=True):
-    text: str
-    """One JSON object."""
-    is_error: bool = False
-
-
 class Tool(msgspec.Struct, frozen=True):
     name: str
     description: str

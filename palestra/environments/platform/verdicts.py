@@ -12,7 +12,7 @@ import msgspec
 from palestra.environments.platform.changes import Change
 from palestra.environments.platform.expectations import Expected, mismatch
 from palestra.environments.platform.instance import Instance
-from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.worlds import part_of
 
 CHANGES, NO_CHANGES = "changes", "no unexpected changes"

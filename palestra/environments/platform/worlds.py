@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.app import App, Size, TaskTemplate
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.parts import table_names
 from palestra.environments.platform.people import Cast, draw_cast
-from palestra.environments.platform.templates import Call, TaskTemplate
+from palestra.environments.platform.templates import Call
 from palestra.environments.platform.toolbox import Tool
 
 PEOPLE = {Size.TINY: (4, 3), Size.SMALL: (10, 8), Size.LARGE: (20, 16)}

@@ -1,24 +1,24 @@
 """A resources server's tools at `/mcp`, for agents that speak MCP.
 
 Owns: the token that says which session a client plays in, names with MCP's prefix. Never touches: the protocol
-(`palestra.environments.platform.faces.mcp`), what the tools do.
+(`palestra.net.mcp`), what the tools do.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import orjson
+from starlette.datastructures import Headers
 
 from palestra.gym.errors import BadCall
-from palestra.gym.servers.states import Session
+from palestra.gym.servers.handlers import ToolSpec
+from palestra.gym.servers.states import Session, States
+from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call, encoded
-
-if TYPE_CHECKING:
-    from palestra.environments.platform.toolbox import ToolResult
-    from palestra.gym.servers.resources import ResourcesServer, ToolSpec
+from palestra.net import mcp
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
@@ -27,18 +27,26 @@ PURPOSE = "mcp"
 class McpFace:
     """Also the protocol's `Toolset`."""
 
-    def __init__(self, server: ResourcesServer) -> None:
-        self._server = server
-        self._signer = server.peers.signer(server.cookie_name, PURPOSE)
-        self._prefix = f"mcp__{server.name}__"
+    def __init__(
+        self,
+        name: str,
+        signer: SessionSigner,
+        states: States,
+        tool_specs: Callable[[], Sequence[ToolSpec]],
+        call_tool: Callable[[Session, str, Any], Awaitable[Any]],
+    ) -> None:
+        """Of a server: its name, what it signs tokens with, its sessions, its tools and calling one."""
+        self._name, self._signer, self._states = name, signer, states
+        self._tool_specs, self._call_tool = tool_specs, call_tool
+        self._prefix = f"mcp__{name}__"
 
     @property
     def key(self) -> str:
-        return f"gym-{self._server.name}"
+        return f"gym-{self._name}"
 
     @property
     def title(self) -> str:
-        return self._server.name
+        return self._name
 
     @property
     def version(self) -> str:
@@ -47,7 +55,7 @@ class McpFace:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        return self._server.tool_specs()
+        return self._tool_specs()
 
     @property
     def instructions(self) -> str:
@@ -57,7 +65,7 @@ class McpFace:
     def invitation(self, session_id: str) -> dict[str, Any]:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
-        return {"mcp": {"server_name": self._server.name, "url_path": "/mcp", "transport": "http", "headers": headers}}
+        return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
     def with_bare_names(self, row: Any) -> Any:
         """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
@@ -79,36 +87,25 @@ class McpFace:
         )
 
     async def answer(self, call: Call) -> Answer:
-        """The protocol's part is plain calls: once to see which tool is wanted, then with what it said."""
-        from palestra.environments.platform.faces.http import Headers
-        from palestra.environments.platform.faces.mcp import mcp_answer
-        from palestra.environments.platform.toolbox import ToolResult
-
         session_id = self._signer.session_of(call.headers.get(TOKEN_HEADER.lower(), ""))
         if session_id is None:
             raise BadCall(401, f"{TOKEN_HEADER} is missing or not of this server: it comes with /seed_session")
-        body = orjson.dumps(call.body)
-        headers = Headers([(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers.items()])
-        wanted: list[tuple[str, Any]] = []
-
-        def noted(name: str, arguments: Any) -> ToolResult:
-            wanted.append((name, arguments))
-            return ToolResult("")
-
-        status, told = mcp_answer(self, noted, headers, body)
-        if wanted:
-            session = Session(session_id, self._server.states, call.rollout_id)
-            result = await self._called(session, *wanted[0])
-            status, told = mcp_answer(self, lambda name, arguments: result, headers, body)
-        return Answer(status=status, body=told)
-
-    async def _called(self, session: Session, name: str, arguments: Any) -> ToolResult:
-        from palestra.environments.platform.toolbox import ToolResult
-
         try:
-            found = await self._server.call_tool(session, name, arguments)
+            message = mcp.read_message(orjson.dumps(call.body))
+        except mcp.RpcError as error:
+            found = mcp.error_answer(None, error)
+        else:
+            found = mcp.begin(self, Headers(call.headers), message)
+        if isinstance(found, mcp.ToolRequest):
+            session = Session(session_id, self._states, call.rollout_id)
+            found = found.answered(await self._called(session, found.name, found.arguments))
+        return Answer(status=found.status, body=found.body)
+
+    async def _called(self, session: Session, name: str, arguments: Any) -> mcp.ToolResult:
+        try:
+            found = await self._call_tool(session, name, arguments)
         except BadCall as error:
-            return ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
-        except Exception as error:
-            return ToolResult(repr(error), is_error=True)
-        return ToolResult(found if isinstance(found, str) else encoded(found).decode())
+            return mcp.ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
+        except Exception as error:  # a tool that breaks is an answer, too: the model goes on
+            return mcp.ToolResult(repr(error), is_error=True)
+        return mcp.ToolResult(found if isinstance(found, str) else encoded(found).decode())

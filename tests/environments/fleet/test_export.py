@@ -12,9 +12,9 @@ import pytest
 
 from palestra.environments.fleet import FleetTaskEnv, export_tasks, fleet_row, verifier_source
 from palestra.environments.fleet.platform_tasks import PlatformTasks
-from palestra.environments.fleet.verifiers import Execution, run_verifier
 from palestra.environments.platform import APPS, Instance, PlatformTask, make_task, verify
 from palestra.environments.platform.golden import play_golden
+from palestra.environments.platform.verifiers import Execution, run_verifier
 from tests.environments.fleet.conftest import PUT, call, put_call
 from tests.environments.platform.conftest import stray_write
 

@@ -16,7 +16,7 @@ import pytest
 from palestra.environments.fleet import FleetTaskEnv, fleet_row
 from palestra.environments.fleet.backends.hosted import judged
 from palestra.environments.platform import make_task
-from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
 from tests.environments.fleet.conftest import PUT, call, put_call

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from palestra.environments.fleet.verifiers import Execution, Limits, run_verifier
-from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot
+from palestra.environments.platform.verifiers import Execution, Limits, run_verifier
+from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
 from palestra.environments.walls import process
 
 SCHEMA = """

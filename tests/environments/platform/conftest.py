@@ -10,9 +10,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from palestra.environments.platform import APPS, Instance, PlatformError, PlatformTask, TaskTemplate, Tool, make_task
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.golden import Golden, play_golden
-from palestra.environments.platform.seeds import Seed
 
 TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.templates]
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]

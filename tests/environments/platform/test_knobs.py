@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.platform import APPS, Instance, PlatformError, TaskKey, TaskTemplate, make_task, verify
 from palestra.environments.platform.golden import play_golden
-from palestra.environments.platform.knobs import APP_NOISE, NOISE, Knob
+from palestra.environments.platform.knobs import APP_NOISE, NOISE
+from palestra.environments.platform.task_records import Knob
+from palestra.environments.platform.verifiers.source import verifier_source
 from tests.environments.platform.conftest import NAMES, TEMPLATES
 
 SENTENCES = {*NOISE, *(one for some in APP_NOISE.values() for one in some)}

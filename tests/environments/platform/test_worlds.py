@@ -15,10 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from palestra.environments.platform import APPS, App, Instance, Size, TaskTemplate, make_task, verify
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.environments.platform.parts import TableNames, table_names, variables_of
-from palestra.environments.platform.seeds import Seed, seed_of
+from palestra.environments.platform.seeds import seed_of
 from palestra.environments.platform.verdicts import Verdict
 from tests.environments.platform.conftest import drawn, words_of
 

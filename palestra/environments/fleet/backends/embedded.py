@@ -11,14 +11,14 @@ from weakref import WeakSet
 
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.fleet.verifiers import Limits, run_verifier
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, Verdict, app_of, verify
 from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.verifiers import Limits, run_verifier
+from palestra.environments.platform.verifiers.source import verifier_source
 
 _live: WeakSet[EmbeddedBackend] = WeakSet()
 

@@ -19,7 +19,7 @@ from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
-from palestra.environments.fleet.verifiers import Execution, score_of
+from palestra.environments.platform.verifiers import Execution, score_of
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.fleet.verifiers import score_of
+from palestra.environments.platform.verifiers import score_of
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

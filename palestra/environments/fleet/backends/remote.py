@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from palestra.environments.calls import words
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
-from palestra.environments.fleet.verifiers import Execution
 from palestra.environments.platform import PlatformError
+from palestra.environments.platform.verifiers import Execution
+from palestra.environments.platform.verifiers.source import verifier_source
 
 if TYPE_CHECKING:
     import httpx

@@ -1,6 +1,4 @@
-"""The platform for those who are not in its process: MCP, Fleet's REST API, OpenEnv."""
+"""The platform for those who are not in its process: MCP, Fleet's REST API, OpenEnv.
 
-from palestra.environments.platform.faces.app import PlatformApp
-from palestra.environments.platform.faces.door import Door
-
-__all__ = ["Door", "PlatformApp"]
+The way in is `app.PlatformApp`. Nothing is imported here: `stdio` needs no server.
+"""

@@ -1,6 +1,6 @@
-"""The platform over HTTP: one ASGI application for Fleet's control plane, runners, MCP and OpenEnv.
+"""The platform over HTTP: one application for Fleet's control plane, runners, MCP and OpenEnv.
 
-Owns: paths, errors as answers, the reaper's beat. Never touches: what a route does.
+Owns: paths, who may take them, the reaper's beat. Never touches: what a route does.
 
     /v1/…                    the control plane, with a team's key
     /i/{id}/mcp              an instance's tools; also /i/{id}/api/v1/mcp
@@ -12,150 +12,80 @@ Owns: paths, errors as answers, the reaper's beat. Never touches: what a route d
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
-import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from palestra.environments.fleet.export import verifier_source
-from palestra.environments.platform.errors import PlatformError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+
 from palestra.environments.platform.faces.control import Asked, ControlPlane
-from palestra.environments.platform.faces.door import Door, login_of
-from palestra.environments.platform.faces.http import (
-    Headers,
-    Receive,
-    Refusal,
-    Scope,
-    Send,
-    answer,
-    answer_json,
-    body_reader,
-    refuse,
-)
+from palestra.environments.platform.faces.door import Door, Refusal, login_of
+from palestra.environments.platform.faces.http import REFUSALS, Bodies, Entrance, JsonBytes, json_answer
 from palestra.environments.platform.faces.mcp import mcp_answer, mcp_refusal
-from palestra.environments.platform.faces.openenv import OpenEnv
-from palestra.environments.platform.faces.runner import Runner
+from palestra.environments.platform.faces.openenv.face import OpenEnv
+from palestra.environments.platform.faces.runner import Runner, RunnerRequest
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
-from palestra.net.bodies import BodyReader
+from palestra.environments.platform.verifiers.source import verifier_source
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-MCP_PATHS = ("mcp", "mcp/", "api/v1/mcp", "api/v1/mcp/")
-RUNNER_PATH = "api/v1/env/"
-OPENENV_PATH = "/openenv/"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_REQUEST_ID = 200
 MAX_STRANGERS_BYTES = 64 << 10  # of a call to an instance that is not there: for the number it is to be answered with
-PART = re.compile(r"/(i/)?([^/]+)/api/v1/env/(.*)")
 
-Handler = Callable[[Asked], Any]
-
-
-class PartAsked(NamedTuple):
-    """One app of a world of several."""
-
-    instance_id: str
-    app: str
-    rest: str
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class PlatformApp:
+class PlatformApp(Starlette):
     def __init__(self, pool: Pool, door: Door, public_url: str | None = None) -> None:
         """`public_url`: where clients find us, if not under the name they used."""
         self.pool, self._door = pool, door
         self._public_url = None if public_url is None else public_url.rstrip("/")
-        self._verifying = Verifying(pool, verifier_source)
-        self._runner = Runner(pool, self._verifying)
-        self._bodies, self._strangers = body_reader(), body_reader(MAX_STRANGERS_BYTES)
+        self._bodies, self._strangers = Bodies(), Bodies(MAX_STRANGERS_BYTES)
         self._openenv = OpenEnv(pool, door, self._bodies)
-        self._routes = self._table(ControlPlane(pool, door, verifier_source))
-
-    def _table(self, control: ControlPlane) -> dict[tuple[str, int], list[tuple[list[str], Handler]]]:
-        """By method and length; `*` stands for a name. The first that fits is taken. What is no coroutine runs in a
-        thread: worlds that nobody asked for before take tens of milliseconds to build."""
-        routes: list[tuple[str, str, Handler]] = [
-            ("GET", "env", control.environments),
-            ("POST", "env/instances", control.make),
-            ("GET", "env/instances", control.instances),
-            ("GET", "env/runs", control.runs),
-            ("GET", "env/*", control.environment),
-            ("DELETE", "env/instances/batch", control.close_all),
-            ("GET", "env/instances/*", control.instance),
-            ("DELETE", "env/instances/*", control.close),
-            ("POST", "env/instances/*/heartbeat", control.heartbeat),
-            ("GET", "regions", control.regions),
-            ("GET", "account", control.account),
-            ("GET", "runner-auth/token", control.runner_token),
-            ("GET", "tasks", control.tasks),
-            ("POST", "tasks", control.keep_task),
-            ("GET", "tasks/*", control.task),
-            ("PUT", "tasks/*", control.keep_task),
-            ("GET", "verifiers/check", self._verifying.check),
-            ("POST", "verifiers/execute", self._verifying.execute),
-            ("GET", "verifiers/*", self._verifying.source),
+        verifying = Verifying(pool, verifier_source)
+        routes: list[BaseRoute] = [
+            *(Route(f"/i/{{id}}/{path}", self._mcp, methods=METHODS) for path in ("mcp", "api/v1/mcp")),
+            *self._runner_routes(Runner(pool, verifying)),
+            Route("/i/{id}", self._instance),
+            *self._control_routes(ControlPlane(pool, door, verifier_source), verifying),
+            Mount("/openenv/{app}", routes=self._openenv.routes()),
+            Route("/healthz", _healthy),
+            Route("/{path:path}", _nothing, methods=METHODS),
         ]
-        table: dict[tuple[str, int], list[tuple[list[str], Handler]]] = {}
-        for method, path, handler in routes:
-            parts = path.split("/")
-            table.setdefault((method, len(parts)), []).append((parts, handler))
-        return table
+        entrance = [Middleware(Entrance, door=door)]
+        super().__init__(routes=routes, middleware=entrance, exception_handlers=REFUSALS, lifespan=self._live)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-            return
-        if scope["type"] == "websocket":
-            await self._openenv.websocket(scope, receive, send)
-            return
-        try:
-            await self._http(scope, receive, send)
-        except Refusal as e:
-            await refuse(send, e)
-        except InstanceGone as e:
-            await refuse(send, Refusal(410, str(e)))
-        except InstanceOver as e:
-            await refuse(send, Refusal(410 if e.record.is_over else 409, str(e)))
-        except PlatformError as e:
-            await refuse(send, Refusal(400, str(e)))
+    @asynccontextmanager
+    async def _live(self, _: Starlette) -> AsyncIterator[None]:
+        async with reaping(self.pool):
+            yield
+            self._openenv.close()
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, headers = scope["path"], Headers(scope["headers"])
-        self._door.check_origin(headers)
-        if (asked := _part_asked(path, headers)) is not None:
-            await self._part(asked, headers, scope, receive, send)
-        elif path.startswith("/i/"):
-            instance_id, _, rest = path[3:].partition("/")
-            if rest in MCP_PATHS:
-                await self._mcp(instance_id, headers, scope, receive, send)
-            else:
-                await self._instance(instance_id, rest, headers, scope, receive, send)
-        elif path.startswith("/v1/"):
-            await self._control(path[4:].rstrip("/"), headers, scope, receive, send)
-        elif path.startswith(OPENENV_PATH):
-            await self._openenv.http(path.removeprefix(OPENENV_PATH), headers, scope, receive, send)
-        elif path == "/healthz":
-            await answer_json(send, {"status": "ok"})
-        else:
-            raise Refusal(400, f"there is nothing at {path[:100]!r}; see docs/platform.md")
+    # An instance
 
-    async def _mcp(self, instance_id: str, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":  # no streams, no sessions to end
-            await answer(send, 405, mcp_refusal(b"", "POST messages here"), (b"allow", b"POST"))
-            return
-        body = await self._bodies_for(instance_id).read(scope, receive)
+    async def _mcp(self, request: Request) -> Response:
+        if request.method != "POST":  # no streams, no sessions to end
+            return JsonBytes(mcp_refusal(b"", "POST messages here"), 405, {"allow": "POST"})
+        instance_id = request.path_params["id"]
+        body = await self._bodies_for(instance_id).read(request)
         try:
             with self.pool.use(instance_id) as instance:
-                status, told = mcp_answer(instance.app, instance.call, headers, body)
+                answer = mcp_answer(instance.app, instance.call, request.headers, body)
         except (InstanceGone, InstanceOver) as e:
-            status, told = 410, mcp_refusal(body, str(e))
-        await answer(send, status, told)
+            return JsonBytes(mcp_refusal(body, str(e)), 410)
+        return JsonBytes(answer.body, answer.status)
 
-    def _bodies_for(self, instance_id: str) -> BodyReader:
+    def _bodies_for(self, instance_id: str) -> Bodies:
         """An id is what lets somebody in."""
         try:
             self.pool.record(instance_id)
@@ -163,80 +93,119 @@ class PlatformApp:
             return self._strangers
         return self._bodies
 
-    async def _instance(
-        self, instance_id: str, rest: str, headers: Headers, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        record = self.pool.record(instance_id)
-        if not rest.startswith(RUNNER_PATH):
-            if rest:
-                raise Refusal(400, f"an instance has mcp and api/v1/env/, not {rest[:100]!r}")
-            await answer_json(send, {"app": record.wanted.app, "status": record.state, "mcp": "mcp"})
-            return
-        self._door.check_runner(headers, record)
-        if record.is_over:
-            raise InstanceOver(record)
-        body = await self._bodies.read(scope, receive)
-        told = await self._runner.answer(instance_id, scope["method"], rest.removeprefix(RUNNER_PATH), body)
-        await answer_json(send, told)
+    async def _instance(self, request: Request) -> Response:
+        record = self.pool.record(request.path_params["id"])
+        return json_answer({"app": record.wanted.app, "status": record.state, "mcp": "mcp"})
 
-    async def _part(self, asked: PartAsked, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        self._door.check_runner(headers, self.pool.record(asked.instance_id))
-        body = await self._bodies.read(scope, receive)
-        await answer_json(
-            send, self._runner.part_answer(asked.instance_id, asked.app, scope["method"], asked.rest, body)
-        )
+    def _runner_routes(self, runner: Runner) -> list[Mount]:
+        """The same for an instance and for one app of a world: the SDK's `env.app(name)` keeps of the runner's address
+        all before the path, or puts the app in the place of the instance. The login says which instance is meant."""
+        routes = [
+            Route("/resources", self._ran(runner.resources)),
+            Route("/health", self._ran(runner.health)),
+            Route("/resources/sqlite/{resource}/describe", self._ran(runner.describe)),
+            Route("/resources/sqlite/{resource}/query", self._ran(runner.query), methods=["POST"]),
+            Route("/diff/structured", self._ran(runner.diff), methods=["POST"]),
+            Route("/reset", self._ran(runner.reset), methods=["POST"]),
+            Route("/execute_verifier_function", self._ran(runner.execute_verifier), methods=["POST"]),
+            Route("/{path:path}", _nothing, methods=METHODS),
+        ]
+        return [Mount(f"{path}/api/v1/env", routes=routes) for path in ("/i/{id}", "/{part}")]
 
-    async def _control(self, path: str, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        team = self._door.team(headers)
-        handler, names = self._route(scope["method"], path)
-        asked = Asked(
-            team=team,
-            base_url=self._public_url or f"{scope['scheme']}://{headers.get('host')}",
-            query=parse_qs(scope["query_string"].decode("latin-1")),
-            body=await self._bodies.read(scope, receive),
-            request_id=(headers.get("x-request-id") or "")[:MAX_REQUEST_ID] or None,
-            parts=names,
-        )
-        told = await handler(asked) if inspect.iscoroutinefunction(handler) else await asyncio.to_thread(handler, asked)
-        await answer_json(send, told)
+    def _ran(self, handler: Callable[[RunnerRequest], Any]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            instance_id, part = _meant(request)
+            record = self.pool.record(instance_id)
+            self._door.check_runner(request.headers, record)
+            if record.is_over:
+                raise InstanceOver(record)
+            body = await self._bodies.read(request)
+            told = handler(RunnerRequest(instance_id, part, request.path_params.get("resource", ""), body))
+            return json_answer(await told if inspect.isawaitable(told) else told)
 
-    def _route(self, method: str, path: str) -> tuple[Handler, tuple[str, ...]]:
-        parts = path.split("/")
-        for wanted, handler in self._routes.get((method, len(parts)), ()):
-            if all(one in ("*", part) for one, part in zip(wanted, parts, strict=True)):
-                return handler, tuple(part for one, part in zip(wanted, parts, strict=True) if one == "*")
-        raise Refusal(400, f"the control plane here has no {method} {path[:100]!r}")
+        return endpoint
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        reaper = asyncio.create_task(self._reap(), name="platform-reaper")
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        reaper.cancel()
-        self._openenv.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reaper
-        await send({"type": "lifespan.shutdown.complete"})
+    # The control plane
 
-    async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            try:
-                self.pool.tick()
-            except Exception:
-                log.exception("the reaper stumbled; it goes on")
+    def _control_routes(self, control: ControlPlane, verifying: Verifying) -> list[Route]:
+        handlers: list[tuple[str, str, Callable[[Asked], Any]]] = [
+            ("GET", "env", control.environments),
+            ("POST", "env/instances", control.make),
+            ("GET", "env/instances", control.instances),
+            ("GET", "env/runs", control.runs),
+            ("GET", "env/{name}", control.environment),
+            ("DELETE", "env/instances/batch", control.close_all),
+            ("GET", "env/instances/{name}", control.instance),
+            ("DELETE", "env/instances/{name}", control.close),
+            ("POST", "env/instances/{name}/heartbeat", control.heartbeat),
+            ("GET", "regions", control.regions),
+            ("GET", "account", control.account),
+            ("GET", "runner-auth/token", control.runner_token),
+            ("GET", "tasks", control.tasks),
+            ("POST", "tasks", control.keep_task),
+            ("GET", "tasks/{name}", control.task),
+            ("PUT", "tasks/{name}", control.keep_task),
+            ("GET", "verifiers/check", verifying.check),
+            ("POST", "verifiers/execute", verifying.execute),
+            ("GET", "verifiers/{name}", verifying.source),
+        ]
+        return [Route(f"/v1/{path}", self._asked(handler), methods=[method]) for method, path, handler in handlers]
+
+    def _asked(self, handler: Callable[[Asked], Any]) -> Endpoint:
+        """What is no coroutine runs in a thread: worlds that nobody asked for before take tens of milliseconds to
+        build."""
+
+        async def endpoint(request: Request) -> Response:
+            headers = request.headers
+            asked = Asked(
+                team=self._door.team(headers),
+                base_url=self._public_url or f"{request.scope['scheme']}://{headers.get('host')}",
+                query=request.query_params,
+                body=await self._bodies.read(request),
+                request_id=headers.get("x-request-id", "")[:MAX_REQUEST_ID] or None,
+                name=request.path_params.get("name", ""),
+            )
+            if inspect.iscoroutinefunction(handler):
+                return json_answer(await handler(asked))
+            return json_answer(await asyncio.to_thread(handler, asked))
+
+        return endpoint
 
 
-def _part_asked(path: str, headers: Headers) -> PartAsked | None:
-    """What the SDK's `env.app(name)` asks for: of the runner's address it keeps all before the path, or puts the app in
-    the place of the instance. The login says which instance is meant."""
-    found = PART.fullmatch(path)
-    if found is None:
-        return None
-    is_instance, name, rest = found.groups()
-    instance_id = login_of(headers).partition(":")[0]
-    if is_instance and instance_id in ("", name):
-        return None
-    if not instance_id:
-        raise Refusal(403, f"{path[:100]!r} is for a world's instance, whose address has a login (urls.manager.api)")
-    return PartAsked(instance_id, name, rest)
+@asynccontextmanager
+async def reaping(pool: Pool) -> AsyncIterator[None]:
+    """Instances whose time is over end, as long as the block lasts."""
+    reaper = asyncio.create_task(_reap(pool), name="platform-reaper")
+    yield
+    reaper.cancel()
+    with suppress(asyncio.CancelledError):
+        await reaper
+
+
+async def _reap(pool: Pool) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        try:
+            pool.tick()
+        except Exception:  # whatever it is, other instances must still end
+            log.exception("the reaper stumbled; it goes on")
+
+
+def _meant(request: Request) -> tuple[str, str]:
+    """The instance and, of a world of several apps, the one that is meant; empty: all of it."""
+    known = login_of(request.headers).partition(":")[0]
+    named = request.path_params.get("id")
+    if named is not None and known in ("", named):
+        return named, ""
+    if not known:
+        path = request.url.path[:100]
+        raise Refusal(403, f"{path!r} is for a world's instance, whose address has a login (urls.manager.api)")
+    return known, named or request.path_params["part"]
+
+
+async def _healthy(_: Request) -> Response:
+    return json_answer({"status": "ok"})
+
+
+async def _nothing(request: Request) -> Response:
+    raise Refusal(400, f"there is no {request.method} {request.url.path[:100]!r} here; see docs/platform.md")

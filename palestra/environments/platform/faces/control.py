@@ -11,24 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
-from palestra.environments.platform.faces.door import Door
-from palestra.environments.platform.faces.http import Refusal
+from palestra.environments.platform.faces.door import Door, Refusal
 from palestra.environments.platform.faces.task_pages import MAX_DIGITS, page_of, page_with, tasks_in
 from palestra.environments.platform.pool import Pool
-from palestra.environments.platform.pool_records import DuplicateRequest, InstanceState, LimitReached, Record, Wanted
-from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.tasks import FIRST_EVAL, WORLDS, PlatformTask, make_task
+from palestra.environments.platform.pool_records import DuplicateRequest, LimitReached, Record, Wanted
+from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
+from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
+from palestra.environments.platform.tasks import WORLDS, make_task
 
-DEFAULT_DATA = "small-0"
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
 OWN_PROFILE = "self"
-FINAL_STATES = (InstanceState.STOPPED, InstanceState.ERROR)
 
 
 class InstanceRequest(msgspec.Struct, kw_only=True):
@@ -56,15 +55,14 @@ class Asked:
 
     team: str
     base_url: str
-    query: dict[str, list[str]]
+    query: QueryParams
     body: bytes
     request_id: str | None
-    parts: tuple[str, ...] = ()
-    """What the path said in the places of names."""
+    name: str
+    """What the path names: an environment, an instance, a task, a verifier."""
 
     def one(self, name: str) -> str | None:
-        found = self.query.get(name)
-        return found[-1] if found else None
+        return self.query.get(name) or None
 
     def count(self, name: str, default: int, most: int) -> int:
         text = self.one(name)
@@ -85,7 +83,7 @@ class ControlPlane:
         return [wire.environment(app) for app in APPS.values()]
 
     def environment(self, asked: Asked) -> Any:
-        return wire.environment(_app(asked.parts[0]))
+        return wire.environment(_app(asked.name))
 
     def regions(self, asked: Asked) -> Any:
         return [wire.REGION]
@@ -132,10 +130,10 @@ class ControlPlane:
         return [self._shown(record, asked) for record in found]
 
     def instance(self, asked: Asked) -> Any:
-        return self._shown(self.pool.record(asked.parts[0], asked.team), asked)
+        return self._shown(self.pool.record(asked.name, asked.team), asked)
 
     def close(self, asked: Asked) -> Any:
-        return self._shown(self.pool.close(asked.parts[0], asked.team), asked)
+        return self._shown(self.pool.close(asked.name, asked.team), asked)
 
     def close_all(self, asked: Asked) -> Any:
         """Of a run, or with `profile_id=self` all of the team's."""
@@ -149,7 +147,7 @@ class ControlPlane:
         return [self._shown(self.pool.close(record.id, asked.team), asked) for record in found]
 
     def heartbeat(self, asked: Asked) -> Any:
-        record = self.pool.beat(asked.parts[0], asked.team)
+        record = self.pool.beat(asked.name, asked.team)
         beats = None if record.wanted.heartbeat_s is None else int(record.wanted.heartbeat_s)
         return {
             "success": not record.is_over,
@@ -172,16 +170,16 @@ class ControlPlane:
 
     def tasks(self, asked: Asked) -> Any:
         """Those with the keys that are named, or a page of all that are listed."""
-        keys, env_key, data_id = asked.query.get("task_keys"), asked.one("env_key"), asked.one("data_id")
+        keys, env_key, data_id = asked.query.getlist("task_keys"), asked.one("env_key"), asked.one("data_id")
         apps = [_app(env_key)] if env_key else list(APPS.values())
-        made = [_task(key) for key in keys] if keys else list(_page(asked, apps, data_id))
+        made = [make_task(key) for key in keys] if keys else list(_page(asked, apps, data_id))
         made = [one for one in made if env_key in (None, one.app.key) and data_id in (None, one.seed.key)]
         listed = WORLDS * sum(len(app.templates) for app in apps)
         told = [wire.task(one, asked.team, self._source_of(one)) for one in made]
         return {"tasks": told, "total": len(told) if keys or data_id else listed}
 
     def task(self, asked: Asked) -> Any:
-        one = _task(asked.parts[0])
+        one = make_task(asked.name)
         source = self._source_of(one)
         return {**wire.task(one, asked.team, source), "verifier": wire.verifier(str(one.key), source)}
 
@@ -216,10 +214,7 @@ def wanted_of(body: bytes) -> Wanted:
     if any(value is not None and not value > 0 for value in (asked.ttl_seconds, asked.heartbeat_interval)):
         raise Refusal(400, "ttl_seconds and heartbeat_interval are numbers above 0")
     data = asked.data_key or (DEFAULT_DATA if asked.seed is None else f"small-{asked.seed}")
-    try:
-        seed = seed_named(app, data)
-    except PlatformError as e:
-        raise Refusal(400, str(e)) from None
+    seed = seed_named(app, data)
     return Wanted(
         app=app.key,
         data=seed.key,
@@ -251,18 +246,11 @@ def _check_profile(asked: Asked) -> bool:
     return named is not None
 
 
-def _app(key: str):
+def _app(key: str) -> App:
     try:
         return app_of(key)
     except PlatformError:
         raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}") from None
-
-
-def _task(key: str) -> PlatformTask:
-    try:
-        return make_task(key)
-    except PlatformError as e:
-        raise Refusal(400, str(e)) from None
 
 
 def _limit(error: LimitReached) -> dict[str, Any]:

@@ -14,12 +14,23 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
-from palestra.environments.platform.faces.http import Headers, Refusal
+from starlette.datastructures import Headers
+
 from palestra.environments.platform.pool_records import Record
 
 LOCAL_TEAM = "local"
+
+
+class Refusal(Exception):
+    """An answer that is not what was asked for; `detail` as Fleet's SDK reads it."""
+
+    def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
+        super().__init__(str(detail))
+        self.status, self.detail = status, detail
 
 
 class Door:
@@ -62,7 +73,7 @@ class Door:
     def check_origin(self, headers: Headers) -> None:
         """A page in somebody's browser must not reach us under a name of its own."""
         host = headers.get("host") or ""
-        if self._is_loopback and not _is_local_name(_host_of(f"//{host}")):
+        if self._is_loopback and not _is_local(host):
             raise Refusal(403, f"this platform answers to localhost only, not to {host[:100]!r}")
         origin = headers.get("origin")
         if origin is not None and origin.partition("//")[2] != host:
@@ -87,14 +98,13 @@ def _key_of(headers: Headers) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def _host_of(url: str) -> str:
+@lru_cache(maxsize=1024)
+def _is_local(address: str) -> bool:
+    """By what clients call us, with a port or without."""
     try:
-        return urlsplit(url).hostname or ""
+        host = urlsplit(f"//{address}").hostname or ""
     except ValueError:
-        return ""
-
-
-def _is_local_name(host: str) -> bool:
+        return False
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,54 +1,47 @@
-"""The little HTTP that the faces share: bodies, answers, refusals.
+"""The HTTP that the faces share: bodies, JSON, refusals.
 
-Owns: reading with a bound, JSON. Never touches: who asks, what for. Statuses are those that Fleet's SDK takes as final:
-404 and 5xx make it wait and try again for seconds.
+Owns: reading with a bound, errors as answers, what comes ahead of all routes. Never touches: who asks, what for.
+Statuses are those that Fleet's SDK takes as final: 404 and 5xx make it wait and try again for seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.faces.door import Door, Refusal
+from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
 from palestra.net.bodies import BodyReader
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
 MAX_BYTES_IN_ALL = 256 << 20  # of bodies that are on their way
-JSON_TYPE = (b"content-type", b"application/json")
 
 
-class Refusal(Exception):
-    """An answer that is not what was asked for; `detail` as Fleet's SDK reads it."""
+class JsonBytes(Response):
+    """JSON that is written already."""
 
-    def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
-        super().__init__(str(detail))
-        self.status, self.detail = status, detail
+    media_type = "application/json"
 
 
-class Headers:
-    """Of a request, by lower-case name."""
-
-    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
-        self._raw = list(raw)
-        self._found = dict(reversed(self._raw))
-
-    def get(self, name: str) -> str | None:
-        """Without the spaces around it, which parsers leave there."""
-        value = self._found.get(name.encode())
-        return None if value is None else value.decode("latin-1").strip(" \t")
-
-    def repeated(self, names: Iterable[str]) -> str | None:
-        """One of them that was sent more than once."""
-        return next((name for name in names if sum(n == name.encode() for n, _ in self._raw) > 1), None)
+def json_answer(content: Any, status: int = 200) -> JsonBytes:
+    return JsonBytes(msgspec.json.encode(content), status)
 
 
-def body_reader(max_bytes: int = MAX_BODY_BYTES) -> BodyReader:
-    return BodyReader(max_bytes=max_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=Refusal)
+class Bodies:
+    """Whole and bounded; the bound of all that are being read is shared."""
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self._reader = BodyReader(max_bytes=max_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=Refusal)
+
+    async def read(self, request: Request) -> bytes:
+        return await self._reader.read(request.scope, request.receive)
 
 
 def json_of(body: bytes) -> Any:
@@ -68,15 +61,38 @@ def object_of(body: bytes) -> dict[str, Any]:
     return found
 
 
-async def answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [JSON_TYPE, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+async def refused(_: HTTPConnection, error: Exception) -> Response:
+    """Also of a WebSocket, before it is open."""
+    match error:
+        case Refusal():
+            return json_answer({"detail": error.detail}, error.status)
+        case HTTPException():
+            return json_answer({"detail": error.detail}, error.status_code)
+        case InstanceGone():
+            status = 410
+        case InstanceOver():
+            status = 410 if error.record.is_over else 409
+        case _:
+            status = 400
+    return json_answer({"detail": str(error)}, status)
 
 
-async def answer_json(send: Send, content: Any, status: int = 200) -> None:
-    await answer(send, status, msgspec.json.encode(content))
+REFUSALS: dict[Any, ExceptionHandler] = dict.fromkeys((Refusal, HTTPException, PlatformError), refused)
 
 
-async def refuse(send: Send, refusal: Refusal) -> None:
-    await answer_json(send, {"detail": refusal.detail}, refusal.status)
+class Entrance:
+    """Ahead of all routes: pages of others are not served, and a slash at the end of a path means nothing."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        if scope["type"] != "lifespan":
+            try:
+                self._door.check_origin(Headers(scope=scope))
+            except Refusal as e:
+                app = json_answer({"detail": e.detail}, e.status)
+            if scope["path"].endswith("/"):
+                scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await app(scope, receive, send)

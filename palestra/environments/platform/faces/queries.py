@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from palestra.environments.fleet.verifiers.sandbox.databases import part_of
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
 from palestra.environments.platform.instance import Instance
+from palestra.environments.platform.verifiers.sandbox.memory import part_of
 
 MAX_COPIES = 64  # of instances that were looked at last
 MAX_ROWS = 100_000

@@ -6,13 +6,17 @@ Owns: `/i/{id}/api/v1/env`. Never touches: who may come here.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.faces.http import Refusal, object_of
+from palestra.environments.platform.faces.door import Refusal
+from palestra.environments.platform.faces.http import object_of
 from palestra.environments.platform.faces.queries import Copies, describe, read, structured_diff, write
 from palestra.environments.platform.faces.verifying import Verifying
+from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 
 RESOURCES = [
@@ -21,101 +25,91 @@ RESOURCES = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerRequest:
+    instance_id: str
+    part: str
+    """One app in a world of several, by its own names of tables; empty: all of it. It is for reading: what changes a
+    world belongs to all of it."""
+    resource: str
+    body: bytes
+
+
 class Runner:
     def __init__(self, pool: Pool, verifying: Verifying) -> None:
         self.pool, self._verifying = pool, verifying
         self._copies = Copies()
 
-    async def answer(self, instance_id: str, method: str, path: str, body: bytes) -> Any:
-        """`path`: below `/api/v1/env/`."""
-        match method, path.split("/"):
-            case "GET", ["resources"]:
-                return RESOURCES
-            case "GET", ["health"]:
-                return _health()
-            case "POST", ["reset"]:
-                return self._reset(instance_id, object_of(body))
-            case "GET", ["resources", "sqlite", ("seed" | "current") as name, "describe"]:
-                with self.pool.use(instance_id) as instance:
-                    return _described(name, self._copies.of(instance_id, name, instance))
-            case "POST", ["resources", "sqlite", ("seed" | "current") as name, "query"]:
-                return self._query(instance_id, name, object_of(body))
-            case "POST", ["diff", "structured"]:
-                ignore = _ignored(object_of(body))
-                with self.pool.use(instance_id) as instance:
-                    return _diff(structured_diff(instance, ignore))
-            case "POST", ["execute_verifier_function"]:
-                return await self._verifying.execute_function(instance_id, body)
-            case _:
-                raise Refusal(400, f"the runner here has no {method} {path[:100]!r}")
+    def resources(self, asked: RunnerRequest) -> Any:
+        with self._used(asked):
+            return [{**one, "mode": "ro"} for one in RESOURCES] if asked.part else RESOURCES
 
-    def part_answer(self, instance_id: str, app: str, method: str, path: str, body: bytes) -> Any:
-        """Of one app in a world of several, by its own names of tables. It is for reading: what changes a world belongs
-        to all of it."""
-        with self.pool.use(instance_id) as instance:
-            known = [one.key for one in instance.app.parts] or [instance.app.key]
-            if app not in (one.key for one in instance.app.parts):
-                raise Refusal(400, f"there is no app {app[:100]!r} in this instance; there is {', '.join(known)}")
-            match method, path.split("/"):
-                case "GET", ["resources"]:
-                    return [{**one, "mode": "ro"} for one in RESOURCES]
-                case "GET", ["health"]:
-                    return _health()
-                case "GET", ["resources", "sqlite", ("seed" | "current") as name, "describe"]:
-                    return _described(name, self._copies.of(instance_id, name, instance, app))
-                case "POST", ["resources", "sqlite", ("seed" | "current") as name, "query"]:
-                    asked = object_of(body)
-                    if asked.get("read_only") is False:
-                        raise Refusal(400, "write to the whole world: env.db('current'), where tables are app_table")
-                    return read(self._copies.of(instance_id, name, instance, app), _sql(asked), asked.get("args"))
-                case "POST", ["diff", "structured"]:
-                    return _diff(structured_diff(instance, _ignored(object_of(body)), app))
-                case _:
-                    raise Refusal(400, f"an app of a world has no {method} {path[:100]!r}: ask its instance")
+    def health(self, asked: RunnerRequest) -> Any:
+        with self._used(asked):
+            now = datetime.now(UTC).isoformat()
+            return {"status": "healthy", "timestamp": now, "service": "palestra-platform"}
 
-    def _query(self, instance_id: str, name: str, asked: dict[str, Any]) -> Any:
-        query, args = _sql(asked), asked.get("args")
-        with self.pool.use(instance_id) as instance:
-            if asked.get("read_only") is not False:
-                return read(self._copies.of(instance_id, name, instance), query, args)
-            if name != "current":
+    def describe(self, asked: RunnerRequest) -> Any:
+        with self._used(asked) as instance:
+            tables = describe(self._copy(asked, instance))
+        return {"success": True, "resource_name": asked.resource, "tables": tables, "message": f"{len(tables)} tables"}
+
+    def query(self, asked: RunnerRequest) -> Any:
+        given = object_of(asked.body)
+        query, args = given.get("query"), given.get("args")
+        if not isinstance(query, str):
+            raise Refusal(400, "query: SQL as text is needed")
+        with self._used(asked) as instance:
+            if given.get("read_only") is not False:
+                return read(self._copy(asked, instance), query, args)
+            if asked.part:
+                raise Refusal(400, "write to the whole world: env.db('current'), where tables are app_table")
+            if asked.resource != "current":
                 raise Refusal(400, "the seed cannot be written: use current")
             return write(instance, query, args)
 
-    def _reset(self, instance_id: str, asked: dict[str, Any]) -> Any:
+    def diff(self, asked: RunnerRequest) -> Any:
+        ignore = _ignored(object_of(asked.body))
+        with self._used(asked) as instance:
+            found = structured_diff(instance, ignore, asked.part)
+        return {"success": True, "diff": found, "message": "since the seed"}
+
+    def reset(self, asked: RunnerRequest) -> Any:
         """To the seed, or to another of the same size by its number."""
-        if asked.get("timestamp") is not None:
+        _check_whole(asked)
+        given = object_of(asked.body)
+        if given.get("timestamp") is not None:
             raise Refusal(400, "timestamp is not offered here: the world's clock belongs to its data")
-        with self.pool.use(instance_id) as instance:
-            number, seed = asked.get("seed"), instance.seed
+        with self._used(asked) as instance:
+            number, seed = given.get("seed"), instance.seed
             if number is None or number == seed.number:
                 instance.reset()
                 return {"success": True, "message": f"reset to {seed.key}"}
-        try:
-            self.pool.replace(instance_id, f"{seed.size}-{number}")
-        except PlatformError as e:
-            raise Refusal(400, str(e)) from None
+        self.pool.replace(asked.instance_id, f"{seed.size}-{number}")
         return {"success": True, "message": f"reset to {seed.size}-{number}"}
 
+    async def execute_verifier(self, asked: RunnerRequest) -> Any:
+        _check_whole(asked)
+        return await self._verifying.execute_function(asked.instance_id, asked.body)
 
-def _health() -> dict[str, Any]:
-    return {"status": "healthy", "timestamp": datetime.now(UTC).isoformat(), "service": "palestra-platform"}
+    @contextmanager
+    def _used(self, asked: RunnerRequest) -> Iterator[Instance]:
+        with self.pool.use(asked.instance_id) as instance:
+            known = [one.key for one in instance.app.parts]
+            if asked.part and asked.part not in known:
+                names = ", ".join(known or [instance.app.key])
+                raise Refusal(400, f"there is no app {asked.part[:100]!r} in this instance; there is {names}")
+            yield instance
+
+    def _copy(self, asked: RunnerRequest, instance: Instance) -> sqlite3.Connection:
+        if asked.resource not in ("seed", "current"):
+            raise Refusal(400, f"there is no database {asked.resource[:100]!r}: seed and current")
+        return self._copies.of(asked.instance_id, asked.resource, instance, asked.part)
 
 
-def _described(name: str, copy: sqlite3.Connection) -> dict[str, Any]:
-    tables = describe(copy)
-    return {"success": True, "resource_name": name, "tables": tables, "message": f"{len(tables)} tables"}
-
-
-def _diff(found: dict[str, Any]) -> dict[str, Any]:
-    return {"success": True, "diff": found, "message": "since the seed"}
-
-
-def _sql(asked: dict[str, Any]) -> str:
-    query = asked.get("query")
-    if not isinstance(query, str):
-        raise Refusal(400, "query: SQL as text is needed")
-    return query
+def _check_whole(asked: RunnerRequest) -> None:
+    if asked.part:
+        raise Refusal(400, f"this is not for {asked.part[:100]!r}, one app of a world: ask its instance")
 
 
 def _ignored(asked: dict[str, Any]) -> dict[str, Any]:

@@ -11,26 +11,19 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from palestra.environments.fleet.tool_schemas import SUBMIT
+from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.faces.control import DEFAULT_DATA
-from palestra.environments.platform.faces.mcp import ListedTool, mcp_answer
-from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.environments.platform.faces.mcp import mcp_answer
 from palestra.environments.platform.instance import Instance
-from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.tasks import PlatformTask, make_task
-from palestra.environments.platform.toolbox import ToolResult
+from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
+from palestra.environments.platform.task_records import PlatformTask
+from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import Verdict, verify
+from palestra.net.mcp import ListedTool, ToolResult
 
 OVER = {"error": "task_over", "message": "the task is over: its answer was given", "hint": "say that you are done"}
 NO_ANSWER = {"error": "bad_arguments", "message": "answer: a text is needed", "hint": f"{ANSWER_TOOL}(answer: string)"}
-
-
-class AnswerTool(msgspec.Struct, frozen=True):
-    name: str
-    description: str
-    parameters: dict[str, Any]
 
 
 class StdioWorld:
@@ -49,11 +42,8 @@ class StdioWorld:
 
     @property
     def tools(self) -> Sequence[ListedTool]:
-        return (
-            [*self.instance.app.tools, AnswerTool(**SUBMIT["function"])]
-            if self._is_answered
-            else self.instance.app.tools
-        )
+        tools = self.instance.app.tools
+        return [*tools, SUBMIT] if self._is_answered else tools
 
     @property
     def instructions(self) -> str:

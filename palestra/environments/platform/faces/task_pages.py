@@ -10,10 +10,10 @@ import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import App, TaskTemplate
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.tasks import WORLDS, PlatformTask, TaskKey, first_world, make_task
-from palestra.environments.platform.templates import TaskTemplate
+from palestra.environments.platform.task_records import PlatformTask, TaskKey
+from palestra.environments.platform.tasks import WORLDS, first_world, make_task
 
 MAX_DIGITS = 9
 MAX_TRIES = 16  # numbers of a template in a world that may not have what it asks for

@@ -24,14 +24,15 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.fleet.verifiers import Limits, run_verifier
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.control import Asked
-from palestra.environments.platform.faces.http import Refusal
+from palestra.environments.platform.faces.door import Refusal
 from palestra.environments.platform.pool import Pool
-from palestra.environments.platform.tasks import PlatformTask, make_task
+from palestra.environments.platform.task_records import PlatformTask
+from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import verify
+from palestra.environments.platform.verifiers import Limits, run_verifier
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
@@ -81,10 +82,10 @@ class Verifying:
         return {"success": (asked.team, asked.one("sha256") or "") in self._sources}
 
     def source(self, asked: Asked) -> Any:
-        key = asked.parts[0].removeprefix(wire.VERIFIER_PREFIX)
+        key = asked.name.removeprefix(wire.VERIFIER_PREFIX)
         task = _task(key)
         if task is None:
-            raise Refusal(400, f"there is no verifier {asked.parts[0][:100]!r}")
+            raise Refusal(400, f"there is no verifier {asked.name[:100]!r}")
         return wire.verifier(key, self._source_of(task))
 
     async def execute(self, asked: Asked) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.pool_records import Record
-from palestra.environments.platform.tasks import PlatformTask
+from palestra.environments.platform.task_records import PlatformTask
 
 REGION = "local"
 TASKS_MADE_AT = "2026-01-01T00:00:00+00:00"

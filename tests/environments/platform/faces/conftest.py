@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from palestra.environments.platform.faces import Door, PlatformApp
+from palestra.environments.platform.faces.app import PlatformApp
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
 from palestra.net.serving import HttpServer

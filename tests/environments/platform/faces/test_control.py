@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from palestra.environments.platform import APPS, make_task
-from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.pool import CLOSED, CRASHED, OTHER_VERSION, TIMED_OUT, Pool
 from palestra.environments.platform.pool_records import (
     InstanceGone,

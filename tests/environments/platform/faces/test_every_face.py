@@ -19,7 +19,8 @@ from palestra.environments.fleet.backends.remote import RemoteBackend
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.platform import APPS, Instance
-from palestra.environments.platform.seeds import Seed, seed_named
+from palestra.environments.platform.app import Seed
+from palestra.environments.platform.seeds import seed_named
 from tests.environments.platform.conftest import drawn, words_of
 from tests.environments.platform.faces.conftest import Platform
 from tests.environments.platform.faces.test_mcp import modern

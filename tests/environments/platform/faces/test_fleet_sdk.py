@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from palestra.environments.platform import APPS, Instance, make_task
-from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits

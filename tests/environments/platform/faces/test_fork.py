@@ -17,7 +17,7 @@ import pytest
 
 from palestra.environments.fleet import export_tasks
 from palestra.environments.platform import APPS, Instance, make_task
-from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.golden import Golden, play_golden
 from palestra.environments.platform.pool import Pool
 from tests.environments.platform.faces.conftest import KEY, Platform, started

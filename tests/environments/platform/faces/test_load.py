@@ -15,8 +15,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from palestra.environments.platform.faces import Door
-from palestra.environments.platform.faces.door import LOCAL_TEAM
+from palestra.environments.platform.faces.door import LOCAL_TEAM, Door
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits
 from tests.environments.platform.faces.conftest import KEY, Platform, started

@@ -16,8 +16,7 @@ from websockets.sync.connection import Connection
 
 from palestra.environments.fleet import FleetTaskEnv
 from palestra.environments.platform import APPS, Instance, make_task
-from palestra.environments.platform.faces import Door
-from palestra.environments.platform.faces.door import LOCAL_TEAM
+from palestra.environments.platform.faces.door import LOCAL_TEAM, Door
 from palestra.environments.platform.faces.openenv.sessions import Session
 from palestra.environments.platform.faces.openenv.wire import Finish
 from palestra.environments.platform.golden import play_golden

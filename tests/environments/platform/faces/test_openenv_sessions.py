@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from palestra.environments.platform import APPS, make_task
-from palestra.environments.platform.faces import Door
+from palestra.environments.platform.faces.door import Door
 from palestra.environments.platform.faces.openenv.sessions import FEW, Sessions
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.partial import partial_score
 from palestra.environments.platform import Instance, make_task
 from palestra.environments.platform.faces.wire import sha_of
 from palestra.environments.platform.golden import play_golden
+from palestra.environments.platform.verifiers.source import verifier_source
 from tests.environments.platform.faces.conftest import Platform
 
 TASK = "keys-put_number-0b-17"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from palestra.environments.fleet import FleetTaskEnv
-from palestra.environments.fleet.export import verifier_source
 from palestra.environments.fleet.partial import partial_score
 from palestra.environments.platform import APPS, Call, Instance, PlatformTask, make_task, verify
 from palestra.environments.platform.faces.wire import sha_of
@@ -18,6 +17,7 @@ from palestra.environments.platform.golden import play_golden
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import PoolLimits, Wanted
 from palestra.environments.platform.seeds import seed_named
+from palestra.environments.platform.verifiers.source import verifier_source
 from tests.environments.fleet.scripted import call as said
 from tests.environments.platform.faces.conftest import Platform
 from tests.environments.platform.faces.test_openenv import connected

@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from palestra.environments.platform.apps.forge.checks import failed_checks
-from palestra.environments.platform.apps.forge.finding import (
-    branch_name,
-    check_text,
-    files_of,
-    next_number,
-    pull_row,
-    repo_id,
-)
+from palestra.environments.platform.apps.forge.finding import branch_name, files_of, next_number, pull_row, repo_id
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
 

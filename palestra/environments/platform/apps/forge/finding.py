@@ -23,10 +23,8 @@ def repo_id(desk: Desk, name: str) -> int:
 
 
 def issue_row(desk: Desk, repo: int, number: int) -> Row:
-    found = desk.first("SELECT * FROM issues WHERE repo_id = ? AND number = ?", repo, number)
-    if found is None:
-        raise ToolError("not_found", f"there is no issue {number} here", "search_issues finds numbers")
-    return found
+    query = "SELECT * FROM issues WHERE repo_id = ? AND number = ?"
+    return desk.found(f"there is no issue {number} here", "search_issues finds numbers", query, repo, number)
 
 
 def pull_row(desk: Desk, repo: int, number: int) -> Row:
@@ -83,8 +81,3 @@ def next_number(desk: Desk, repo: int) -> int:
     """Issues and pull requests share their numbers."""
     highest = (desk.value(f"SELECT max(number) FROM {table} WHERE repo_id = ?", repo) for table in ("issues", "pulls"))
     return 1 + max(number or 0 for number in highest)
-
-
-def check_text(name: str, text: str, limit: int = 20_000) -> None:
-    if not text.strip() or len(text) > limit:
-        raise ToolError("bad_arguments", f"{name} must have 1 to {limit} characters")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from palestra.environments.platform.apps.forge.finding import (
-    check_text,
     issue_row,
     labels_of,
     next_number,
@@ -13,7 +12,7 @@ from palestra.environments.platform.apps.forge.finding import (
     shown_issue,
     user_id,
 )
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import re
 
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge.checks import CONSTANTS, MAIN, SETTINGS, failed_checks
 from palestra.environments.platform.apps.forge.code_tools import changed_paths
 from palestra.environments.platform.apps.forge.finding import files_of
 from palestra.environments.platform.apps.forge.seed import BROKEN, ME, NAMES
-from palestra.environments.platform.apps.forge.tasks_issues import PROMPTS, some_repo
+from palestra.environments.platform.apps.forge.tasks_issues import commented, some_repo
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.forge")
 
 TEXTS = ("Who can look at this?", "I will read it tomorrow.", "Looks useful, thanks.", "Please add a test.")
 
@@ -32,31 +34,11 @@ def _unreviewed(rng: random.Random, seed: Seed) -> Params | None:
     return params | {"number": waiting[0], "text": rng.choice(TEXTS)} if waiting else None
 
 
-def _comment_oldest(params: Params) -> Solution:
+@template("2", params=_unreviewed, expect=lambda params, _seed: commented(params, params["text"]), max_turns=5)
+def comment_unreviewed(params: Params) -> Solution:
     told = yield Call("list_pulls", {"repo": params["repo"]})
     oldest = next(pull for pull in told["pulls"] if not pull["reviews"])
     yield Call("add_comment", {"repo": params["repo"], "number": oldest["number"], "body": params["text"]})
-
-
-COMMENT_PULL = TaskTemplate(
-    name="comment_unreviewed",
-    difficulty="2",
-    max_turns=5,
-    params=_unreviewed,
-    prompts=PROMPTS["comment_unreviewed"],
-    solve=_comment_oldest,
-    expect=lambda params, _seed: [
-        Inserted(
-            "comments",
-            {
-                "repo_id": params["repo_id"],
-                "number": params["number"],
-                "author_id": ME,
-                "body": Text(params["text"]),
-            },
-        )
-    ],
-)
 
 
 # Merge the green one and close its issue
@@ -86,24 +68,14 @@ def _merged(params: Params, seed: Seed) -> list[Expected]:
     return expected
 
 
-def _merge_green(params: Params) -> Solution:
+@template("2", params=_green, expect=_merged, max_turns=8)
+def merge_green(params: Params) -> Solution:
     told = yield Call("list_pulls", {"repo": params["repo"]})
     number = next(pull["number"] for pull in told["pulls"] if not pull["failed_checks"])
     pull = yield Call("get_pull", {"repo": params["repo"], "number": number})
     yield Call("merge_pull", {"repo": params["repo"], "number": number})
     issue = int(pull["body"].removeprefix("Fixes #"))
     yield Call("update_issue", {"repo": params["repo"], "number": issue, "state": "closed"})
-
-
-MERGE = TaskTemplate(
-    name="merge_green",
-    difficulty="2",
-    max_turns=8,
-    params=_green,
-    prompts=PROMPTS["merge_green"],
-    solve=_merge_green,
-    expect=_merged,
-)
 
 
 # Rename a constant through a pull request
@@ -146,7 +118,8 @@ def _rename_expect(params: Params, seed: Seed) -> list[Expected]:
     return expected
 
 
-def _rename(params: Params) -> Solution:
+@template("2", params=_rename_params, expect=_rename_expect, max_turns=10)
+def rename_constant(params: Params) -> Solution:
     repo, branch = params["repo"], params["branch"]
     yield Call("create_branch", {"repo": repo, "name": branch})
     for path in (CONSTANTS, MAIN):
@@ -154,17 +127,6 @@ def _rename(params: Params) -> Solution:
         wanted = {"repo": repo, "branch": branch, "path": path, "content": _renamed(told["content"], params)}
         yield Call("commit_file", wanted | {"message": params["title"]})
     yield Call("create_pull", {"repo": repo, "head": branch, "base": "main", "title": params["title"]})
-
-
-RENAME = TaskTemplate(
-    name="rename_constant",
-    difficulty="2",
-    max_turns=10,
-    params=_rename_params,
-    prompts=PROMPTS["rename_constant"],
-    solve=_rename,
-    expect=_rename_expect,
-)
 
 
 # Undo the commit that broke the check
@@ -188,7 +150,8 @@ def _undone(params: Params, seed: Seed) -> list[Expected]:
     return [Updated("files", (repo, "main", SETTINGS), {"content": before}), Inserted("commits", row)]
 
 
-def _undo(params: Params) -> Solution:
+@template("3", params=_broken, expect=_undone, max_turns=10)
+def undo_the_break(params: Params) -> Solution:
     told = yield Call("list_files", {"repo": params["repo"]})
     path = told["failed_checks"][0].partition(":")[0]
     commits = yield Call("list_commits", {"repo": params["repo"]})
@@ -197,14 +160,4 @@ def _undo(params: Params) -> Solution:
     yield Call("commit_file", wanted | {"message": f"Put {path} back"})
 
 
-UNDO = TaskTemplate(
-    name="undo_the_break",
-    difficulty="3",
-    max_turns=10,
-    params=_broken,
-    prompts=PROMPTS["undo_the_break"],
-    solve=_undo,
-    expect=_undone,
-)
-
-CODE_TASKS = (COMMENT_PULL, MERGE, RENAME, UNDO)
+CODE_TASKS = (comment_unreviewed, merge_green, rename_constant, undo_the_break)

@@ -43,11 +43,9 @@ def _nearest(desk: Desk, table: str, name: str) -> str:
 
 def row_of(desk: Desk, target: Target, row_id: int) -> Row:
     """A post or a comment that is there for all to see."""
-    found = desk.first(f"SELECT * FROM {TABLES[target]} WHERE id = ? AND state != 'deleted'", row_id)
-    if found is None:
-        how = "search_posts finds ids" if target == "post" else "list_comments finds ids"
-        raise ToolError("not_found", f"there is no {target} {row_id}", how)
-    return found
+    how = "search_posts finds ids" if target == "post" else "list_comments finds ids"
+    query = f"SELECT * FROM {TABLES[target]} WHERE id = ? AND state != 'deleted'"
+    return desk.found(f"there is no {target} {row_id}", how, query, row_id)
 
 
 def own_row(desk: Desk, target: Target, row_id: int) -> Row:
@@ -63,8 +61,3 @@ def shown_post(desk: Desk, post_id: int) -> Row:
 
 def shown_comment(desk: Desk, comment_id: int) -> Row:
     return desk.rows(f"{COMMENT} WHERE m.id = ?", comment_id)[0]
-
-
-def check_text(name: str, text: str, limit: int) -> None:
-    if not text.strip() or len(text) > limit:
-        raise ToolError("bad_arguments", f"{name} must have 1 to {limit} characters")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
-from palestra.environments.platform.apps.forum.tasks_plain import PROMPTS, some_community
+from palestra.environments.platform.apps.forum.tasks_plain import commented, some_community
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution, read_pages
+
+template = TemplateMaker("palestra.environments.platform.apps.forum")
 
 MODERATED = 1  # the community I moderate
 MOST = 8  # posts to act on in one task
@@ -28,18 +30,6 @@ def _posts(seed: Seed, place: int) -> list[Params]:
 
 def _name(seed: Seed, place: int) -> str:
     return seed.rows("SELECT name FROM communities WHERE id = ?", place)[0]["name"]
-
-
-def _read_all(community: str) -> Generator[Call, dict[str, Any], list[Params]]:
-    """Page by page, the oldest first."""
-    found: list[Params] = []
-    wanted: dict[str, Any] = {"community": community, "sort": "old"}
-    while True:
-        told = yield Call("search_posts", wanted)
-        found += told["posts"]
-        if told["next_cursor"] is None:
-            return found
-        wanted = wanted | {"cursor": told["next_cursor"]}
 
 
 def _acted(action: str, posts: dict[int, Params], reasons: dict[int, Any]) -> list[Expected]:
@@ -62,28 +52,18 @@ def _breaking(rng: random.Random, seed: Seed) -> Params | None:
     return {"community": _name(seed, MODERATED), "rule": RULES[rule], "kind": rule, "posts": found}
 
 
-def _remove_breaking(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
-    for post in posts:
-        whole = (yield Call("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
-        if BREAKS[params["kind"]](whole):
-            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "remove"})
-
-
 def _removed(params: Params, _seed: Seed) -> list[Expected]:
     posts = params["posts"]
     return _acted("remove", {post: {"state": "removed"} for post in posts}, dict.fromkeys(posts, FREE))
 
 
-REMOVE = TaskTemplate(
-    name="remove_rule_breakers",
-    difficulty="2",
-    max_turns=40,
-    params=_breaking,
-    prompts=PROMPTS["remove_rule_breakers"],
-    solve=_remove_breaking,
-    expect=_removed,
-)
+@template("2", params=_breaking, expect=_removed, max_turns=40)
+def remove_rule_breakers(params: Params) -> Solution:
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
+    for post in posts:
+        whole = (yield Call("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
+        if BREAKS[params["kind"]](whole):
+            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "remove"})
 
 
 # Flairs by a table
@@ -100,28 +80,18 @@ def _tagged(rng: random.Random, seed: Seed) -> Params | None:
     return {"community": _name(seed, MODERATED), "table": table, "tags": tags, "flairs": found}
 
 
-def _set_flairs(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
-    for post in posts:
-        tag = post["title"].partition(" ")[0]
-        if tag in params["tags"]:
-            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "flair", "reason": TAGS[tag]})
-
-
 def _flaired(params: Params, _seed: Seed) -> list[Expected]:
     flairs = {int(post): flair for post, flair in params["flairs"].items()}
     return _acted("flair", {post: {"flair": flair} for post, flair in flairs.items()}, flairs)
 
 
-FLAIR = TaskTemplate(
-    name="flair_by_table",
-    difficulty="2",
-    max_turns=20,
-    params=_tagged,
-    prompts=PROMPTS["flair_by_table"],
-    solve=_set_flairs,
-    expect=_flaired,
-)
+@template("2", params=_tagged, expect=_flaired, max_turns=20)
+def flair_by_table(params: Params) -> Solution:
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
+    for post in posts:
+        tag = post["title"].partition(" ")[0]
+        if tag in params["tags"]:
+            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "flair", "reason": TAGS[tag]})
 
 
 # An answer that is in another thread
@@ -147,27 +117,12 @@ def _elsewhere(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _look_and_answer(params: Params) -> Solution:
+@template("2", params=_elsewhere, expect=lambda params, _seed: commented(params, params["word"]), max_turns=8)
+def answer_from_thread(params: Params) -> Solution:
     yield Call("search_posts", {"community": params["community"], "query": params["thing"]})
     told = yield Call("list_comments", {"post_id": params["known"]})
     known = next(one["body"] for one in told["comments"] if " is called " in one["body"])
     yield Call("comment", {"post_id": params["post"], "body": known.removesuffix(".").rpartition(" ")[2]})
-
-
-ANSWER = TaskTemplate(
-    name="answer_from_thread",
-    difficulty="2",
-    max_turns=8,
-    params=_elsewhere,
-    prompts=PROMPTS["answer_from_thread"],
-    solve=_look_and_answer,
-    expect=lambda params, _seed: [
-        Inserted(
-            "comments",
-            {"post_id": params["post"], "parent_id": None, "author_id": ME, "body": Text(params["word"])},
-        )
-    ],
-)
 
 
 # Duplicates
@@ -184,8 +139,17 @@ def _doubled(rng: random.Random, seed: Seed) -> Params | None:
     return params | {"posts": found} if 1 <= len(found) <= MOST else None
 
 
-def _report_doubled(params: Params) -> Solution:
-    posts = yield from _read_all(params["community"])
+@template(
+    "3",
+    params=_doubled,
+    expect=lambda params, _seed: [
+        Inserted("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": Text("duplicate")})
+        for post in params["posts"]
+    ],
+    max_turns=20,
+)
+def report_duplicates(params: Params) -> Solution:
+    posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
     seen: set[str] = set()
     for post in posts:
         if post["title"] in seen:
@@ -193,17 +157,4 @@ def _report_doubled(params: Params) -> Solution:
         seen.add(post["title"])
 
 
-DUPLICATES = TaskTemplate(
-    name="report_duplicates",
-    difficulty="3",
-    max_turns=20,
-    params=_doubled,
-    prompts=PROMPTS["report_duplicates"],
-    solve=_report_doubled,
-    expect=lambda params, _seed: [
-        Inserted("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": Text("duplicate")})
-        for post in params["posts"]
-    ],
-)
-
-MANY = (REMOVE, FLAIR, ANSWER, DUPLICATES)
+MANY = (remove_rule_breakers, flair_by_table, answer_from_thread, report_duplicates)

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from palestra.environments.platform.apps.forum.finding import (
     TABLES,
     Target,
-    check_text,
     community,
     own_row,
     row_of,
@@ -15,7 +14,7 @@ from palestra.environments.platform.apps.forum.finding import (
     shown_post,
     user,
 )
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
 

@@ -152,12 +152,9 @@ def _busy(desk: Desk, people: list[str], first: str, last: str) -> list[Interval
 
 
 def _event(desk: Desk, number: int) -> Row:
-    found = desk.first(f"SELECT e.* FROM events e WHERE e.id = ? AND {MINE}", number, desk.me, desk.me)
-    if found is None:
-        raise ToolError(
-            "not_found", f"there is no event {number} in your calendar", "list_events(start, end) shows ids"
-        )
-    return found
+    missing, hint = f"there is no event {number} in your calendar", "list_events(start, end) shows ids"
+    query = f"SELECT e.* FROM events e WHERE e.id = ? AND {MINE}"
+    return desk.found(missing, hint, query, number, desk.me, desk.me)
 
 
 def _short(argument: str, text: str) -> str:

@@ -8,10 +8,10 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.apps.mail.schema import SENT, TRASH
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
 
 FROM = "FROM messages m JOIN folders f ON f.id = m.folder_id"
 

@@ -24,12 +24,8 @@ FROM messages m JOIN folders f ON f.id = m.folder_id
 
 
 def message(desk: Desk, number: int) -> Row:
-    found = desk.first(
-        "SELECT m.*, f.name AS folder FROM messages m JOIN folders f ON f.id = m.folder_id WHERE m.id = ?", number
-    )
-    if found is None:
-        raise ToolError("not_found", f"there is no message {number}", "search_messages() shows ids")
-    return found
+    query = "SELECT m.*, f.name AS folder FROM messages m JOIN folders f ON f.id = m.folder_id WHERE m.id = ?"
+    return desk.found(f"there is no message {number}", "search_messages() shows ids", query, number)
 
 
 def folder(desk: Desk, name: str) -> Row:

@@ -6,15 +6,17 @@ import random
 from datetime import date, timedelta
 from itertools import combinations
 
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.calendar_tools import BUSY
 from palestra.environments.platform.apps.mail.expected import any_one, colleagues, scheduled, sent
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Call, Params, Solution
 from palestra.environments.platform.times import between
+
+template = TemplateMaker("palestra.environments.platform.apps.mail")
 
 RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": "tentative"}
 
@@ -71,34 +73,16 @@ def _invitation(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _respond(params: Params) -> Solution:
-    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
-    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
-    yield Call("respond_event", {"id": wanted, "response": params["response"]})
-
-
 def _responded(params: Params, _seed: Seed) -> list[Expected]:
     return [Updated("attendees", (params["id"], params["me"]), {"response": params["response"]})]
 
 
-RESPOND_INVITE = TaskTemplate(
-    name="respond_invite",
-    difficulty="1",
-    max_turns=6,
-    params=_invitation,
-    prompts=(
-        '{verb} the invitation to "{title}" on {day}.',
-        '{name} invited me to "{title}" on {day}. {verb} it.',
-        'Please {doing} {name}\'s invitation to "{title}" ({day}).',
-        'On {day} there is "{title}", organised by {name}. {verb} the invitation.',
-        'I want to {doing} the meeting "{title}" on {day}.',
-        'Answer the invitation to "{title}" on {day}: {doing} it.',
-        '{verb} "{title}" with {name} on {day}.',
-        'Look at my calendar for {day} and {doing} the invitation to "{title}".',
-    ),
-    solve=_respond,
-    expect=_responded,
-)
+@template("1", params=_invitation, expect=_responded, max_turns=6)
+def respond_invite(params: Params) -> Solution:
+    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
+    yield Call("respond_event", {"id": wanted, "response": params["response"]})
+
 
 # The first time that suits three
 
@@ -123,7 +107,13 @@ def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _find_and_create(params: Params) -> Solution:
+def _created(params: Params, seed: Seed) -> list[Expected]:
+    names = ("title", "start", "end", "location", "attendees")
+    return scheduled(seed, **{name: params[name] for name in names})
+
+
+@template("2", params=_meeting_of_three, expect=_created, max_turns=8)
+def first_free_slot(params: Params) -> Solution:
     emails: list[str] = []
     for name in (params["first"], params["second"]):
         told = yield Call("search_contacts", {"query": name})
@@ -134,54 +124,6 @@ def _find_and_create(params: Params) -> Solution:
     event = {"title": params["title"], "location": params["location"], "attendees": emails}
     yield Call("create_event", event | {"start": slot["start"], "end": slot["end"]})
 
-
-def _created(params: Params, seed: Seed) -> list[Expected]:
-    names = ("title", "start", "end", "location", "attendees")
-    return scheduled(seed, **{name: params[name] for name in names})
-
-
-FIRST_FREE_SLOT = TaskTemplate(
-    name="first_free_slot",
-    difficulty="2",
-    max_turns=8,
-    params=_meeting_of_three,
-    prompts=(
-        (
-            'Set up a meeting "{title}" with {first} and {second} in {location}: {minutes} minutes, '
-            "at the first time on {day} (working hours) when all three of us are free."
-        ),
-        (
-            "On {day}, find the earliest {minutes} minutes of working time when {first}, {second} and I are free, "
-            'and create the event "{title}" there with both of them, in {location}.'
-        ),
-        (
-            'Put "{title}" into the calendar for {day}, {minutes} minutes, {location}, with {first} and {second}, '
-            "at the earliest time in working hours that suits us all."
-        ),
-        (
-            "I need {minutes} minutes with {first} and {second} on {day}. Take the first free slot of working hours. "
-            'Title: "{title}". Place: {location}.'
-        ),
-        (
-            'Schedule "{title}" ({minutes} minutes, {location}) for me, {first} and {second} '
-            "as early in the working hours of {day} as all of us can."
-        ),
-        (
-            'Invite {first} and {second} to "{title}" on {day}, in {location}, for {minutes} minutes, '
-            "at the first time in working hours when none of us is busy."
-        ),
-        (
-            "Please find the first {minutes} minutes on {day} in working hours when {first}, {second} and I have time, "
-            'then create "{title}" in {location} with them.'
-        ),
-        (
-            'Meeting "{title}", {day}, {minutes} minutes, {location}. With {first} and {second}. '
-            "Start at the earliest moment of working hours when everybody is free."
-        ),
-    ),
-    solve=_find_and_create,
-    expect=_created,
-)
 
 # A clash
 
@@ -217,7 +159,13 @@ def _clash(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _resolve_clash(params: Params) -> Solution:
+def _resolved(params: Params, seed: Seed) -> list[Expected]:
+    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
+    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
+
+
+@template("3", params=_clash, expect=_resolved, max_turns=8)
+def resolve_clash(params: Params) -> Solution:
     told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
     pairs = combinations(told["events"], 2)
     clash = next(pair for pair in pairs if pair[0]["start"] < pair[1]["end"] and pair[1]["start"] < pair[0]["end"])
@@ -230,55 +178,4 @@ def _resolve_clash(params: Params) -> Solution:
     yield Call("send_message", {"to": invited, "subject": params["subject"], "body": params["text"]})
 
 
-def _resolved(params: Params, seed: Seed) -> list[Expected]:
-    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
-    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
-
-
-RESOLVE_CLASH = TaskTemplate(
-    name="resolve_clash",
-    difficulty="3",
-    max_turns=8,
-    params=_clash,
-    prompts=tuple(
-        f'{task} Then send one mail to all its attendees: subject "{{subject}}", text "{{text}}"'
-        for task in (
-            (
-                "Two of my meetings on {day} overlap. Move the one I organise to the first time in working hours "
-                "of that day when everyone invited to it and I are free, and keep its length."
-            ),
-            (
-                "I have a clash on {day}. Reschedule the meeting of mine that is part of it to the earliest free time "
-                "of that working day for me and all invited, at the same length."
-            ),
-            (
-                "On {day} a meeting that I organise overlaps with another. Move mine, with its length, to the first "
-                "slot of the working day when I and all of its attendees are free."
-            ),
-            (
-                "Resolve the overlap in my calendar on {day}: the meeting I organise moves to the earliest working "
-                "time that day when all its people, me included, are free. Its length stays."
-            ),
-            (
-                "Please fix my double booking on {day}. Move the event I organised, not the other, to the first free "
-                "slot in working hours that day for all of us, as long as it was."
-            ),
-            (
-                "My calendar has a conflict on {day}. Take the conflicting meeting that I organise and give it the "
-                "first time of that working day that is free for me and everyone invited. Do not change its length."
-            ),
-            (
-                "Two events overlap on {day}. The one that is mine to move should start at the earliest time in "
-                "working hours that day when its attendees and I are all free; same length as before."
-            ),
-            (
-                "There is a collision in my calendar on {day}. Shift the meeting I organise to the first common free "
-                "time (attendees and me) in working hours of that day, with unchanged length."
-            ),
-        )
-    ),
-    solve=_resolve_clash,
-    expect=_resolved,
-)
-
-CALENDAR_TASKS = (RESPOND_INVITE, FIRST_FREE_SLOT, RESOLVE_CLASH)
+CALENDAR_TASKS = (respond_invite, first_free_slot, resolve_clash)

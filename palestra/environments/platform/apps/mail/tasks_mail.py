@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.mail import words
-from palestra.environments.platform.apps.mail.expected import (
-    any_contact,
-    labelled,
-    mails,
-    moved,
-    sent,
-)
+from palestra.environments.platform.apps.mail.expected import any_contact, labelled, mails, moved, sent
 from palestra.environments.platform.apps.mail.schema import INBOX, TRASH
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.mail")
 
 # One mail, by its number
 
@@ -33,25 +22,16 @@ def _unread(rng: random.Random, seed: Seed) -> Params | None:
     return {"id": rng.choice(found)["id"]} if len(found) > 1 else None  # of one alone, "mark all" would do
 
 
-MARK_READ = TaskTemplate(
-    name="mark_read",
-    difficulty="0",
+@template(
+    "0",
+    params=_unread,
+    expect=lambda params, _seed: [Updated("messages", (params["id"],), {"is_read": 1})],
     size=Size.TINY,
     max_turns=4,
-    params=_unread,
-    prompts=(
-        "Mark message {id} as read.",
-        "Set message {id} to read.",
-        "Message {id} is read, mark it so.",
-        "Please mark mail {id} as read.",
-        "Mail number {id} should be marked read.",
-        "Mark the mail with id {id} as read.",
-        "I have seen message {id}: mark it as read.",
-        "Change message {id} from unread to read.",
-    ),
-    solve=lambda params: solution(Call("set_flags", {"id": params["id"], "read": True})),
-    expect=lambda params, _seed: [Updated("messages", (params["id"],), {"is_read": 1})],
 )
+def mark_read(params: Params) -> Solution:
+    yield Call("set_flags", {"id": params["id"], "read": True})
+
 
 # The only mail of a sender
 
@@ -64,30 +44,17 @@ def _only_mail(rng: random.Random, seed: Seed) -> Params | None:
     return {"name": person["name"], "folder": folder, "id": found[0]["id"]}
 
 
-def _move_only(params: Params) -> Solution:
+@template(
+    "0",
+    params=_only_mail,
+    expect=lambda params, seed: moved(seed, [params["id"]], params["folder"]),
+    size=Size.TINY,
+    max_turns=5,
+)
+def move_only(params: Params) -> Solution:
     told = yield Call("search_messages", {"sender": params["name"]})
     yield Call("move_message", {"id": told["messages"][0]["id"], "folder": params["folder"]})
 
-
-MOVE_ONLY = TaskTemplate(
-    name="move_only",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=5,
-    params=_only_mail,
-    prompts=(
-        "Move the only mail from {name} to the folder {folder}.",
-        "There is one mail from {name}. Put it into {folder}.",
-        "Put {name}'s mail into the folder {folder}.",
-        "{name} wrote to me once. Move that mail to {folder}.",
-        "Find the mail from {name} and move it to {folder}.",
-        "The mail that {name} sent belongs into {folder}: move it there.",
-        "File the one message from {name} under {folder}.",
-        "Please move {name}'s only message into {folder}.",
-    ),
-    solve=_move_only,
-    expect=lambda params, seed: moved(seed, [params["id"]], params["folder"]),
-)
 
 # All mails of a sender
 
@@ -105,31 +72,18 @@ def _mails_to_label(rng: random.Random, seed: Seed) -> Params | None:
     return {"name": person["name"], "label": label, "ids": ids} if 2 <= len(ids) <= 6 else None
 
 
-def _label_sender(params: Params) -> Solution:
+@template(
+    "1",
+    params=_mails_to_label,
+    expect=lambda params, seed: labelled(seed, params["ids"], params["label"]),
+    max_turns=10,
+)
+def label_sender(params: Params) -> Solution:
     told = yield Call("search_messages", {"sender": params["name"], "folder": INBOX, "limit": 50})
     for mail in told["messages"]:
         if params["label"] not in mail.get("labels", ()):
             yield Call("label_message", {"id": mail["id"], "label": params["label"]})
 
-
-LABEL_SENDER = TaskTemplate(
-    name="label_sender",
-    difficulty="1",
-    max_turns=10,
-    params=_mails_to_label,
-    prompts=(
-        'Label all mails from {name} in my inbox "{label}".',
-        'Every mail in the inbox that {name} sent should have the label "{label}".',
-        'Put the label "{label}" on each message from {name} in the inbox.',
-        'Go through my inbox and label everything from {name} as "{label}".',
-        'Give all of {name}\'s mails in the inbox the label "{label}".',
-        'In the inbox, add "{label}" as a label to all mail {name} wrote.',
-        'Please tag {name}\'s inbox mails with the label "{label}", all of them.',
-        'All mail from {name} that lies in the inbox gets the label "{label}".',
-    ),
-    solve=_label_sender,
-    expect=lambda params, seed: labelled(seed, params["ids"], params["label"]),
-)
 
 # The latest mail of a sender
 
@@ -148,33 +102,15 @@ def _latest(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _reply_latest(params: Params) -> Solution:
-    told = yield Call("search_messages", {"sender": params["name"], "limit": 1})
-    yield Call("send_message", {"body": params["text"], "reply_to_id": told["messages"][0]["id"]})
-
-
 def _replied(params: Params, seed: Seed) -> list[Expected]:
     subject = reply_subject(params["subject"])
     return sent(seed, [params["email"]], subject, Text(params["text"]), reply_to_id=params["id"])
 
 
-REPLY_LATEST = TaskTemplate(
-    name="reply_latest",
-    difficulty="1",
-    max_turns=6,
-    params=_latest,
-    prompts=(
-        'Reply to the latest mail from {name} with exactly this text: "{text}"',
-        'Answer {name}\'s newest mail. The reply says only: "{text}"',
-        'Find the most recent mail {name} sent me and reply "{text}"',
-        '{name} wrote to me. Reply to the last of these mails: "{text}"',
-        'Send a reply to the newest message from {name}, with nothing but this text: "{text}"',
-        'Please reply to {name}\'s most recent mail. Text of the reply: "{text}"',
-        'Reply "{text}" to the last mail that came from {name}.',
-        'The latest mail from {name} needs an answer. Reply with this text alone: "{text}"',
-    ),
-    solve=_reply_latest,
-    expect=_replied,
-)
+@template("1", params=_latest, expect=_replied, max_turns=6)
+def reply_latest(params: Params) -> Solution:
+    told = yield Call("search_messages", {"sender": params["name"], "limit": 1})
+    yield Call("send_message", {"body": params["text"], "reply_to_id": told["messages"][0]["id"]})
 
-MAIL_TASKS = (MARK_READ, MOVE_ONLY, LABEL_SENDER, REPLY_LATEST)
+
+MAIL_TASKS = (mark_read, move_only, label_sender, reply_latest)

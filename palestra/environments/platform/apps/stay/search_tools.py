@@ -7,7 +7,7 @@ from typing import Any, Literal
 from palestra.environments.platform.apps.stay.days import checked_stay
 from palestra.environments.platform.apps.stay.offers import fee, fits, offers, review_score
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.desk import Desk, page_start
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
 
@@ -118,19 +118,13 @@ def list_cards(desk: Desk) -> dict[str, Any]:
 
 
 def found_hotel(desk: Desk, hotel_id: int) -> Row:
-    hotel = desk.first(
-        "SELECT h.*, c.name AS city FROM hotels h JOIN cities c ON c.id = city_id WHERE h.id = ?", hotel_id
-    )
-    if hotel is None:
-        raise ToolError("not_found", f"there is no hotel {hotel_id}", "search_hotels finds ids")
-    return hotel
+    query = "SELECT h.*, c.name AS city FROM hotels h JOIN cities c ON c.id = city_id WHERE h.id = ?"
+    return desk.found(f"there is no hotel {hotel_id}", "search_hotels finds ids", query, hotel_id)
 
 
 def own_booking(desk: Desk, booking_id: int) -> Row:
-    found = desk.first("SELECT * FROM bookings WHERE id = ? AND user_id = ?", booking_id, desk.me)
-    if found is None:
-        raise ToolError("not_found", f"you have no booking {booking_id}", "list_bookings shows yours")
-    return found
+    query = "SELECT * FROM bookings WHERE id = ? AND user_id = ?"
+    return desk.found(f"you have no booking {booking_id}", "list_bookings shows yours", query, booking_id, desk.me)
 
 
 def shown_booking(desk: Desk, booking: Row) -> dict[str, Any]:
@@ -150,9 +144,7 @@ def check_guests(guests: int) -> None:
 
 
 def paged(rows: list[Row], cursor: str | None, name: str) -> dict[str, Any]:
-    if cursor is not None and (not cursor.isdecimal() or len(cursor) > 9):
-        raise ToolError("bad_cursor", f"{cursor!r} is no cursor of this tool", "use next_cursor as it was given")
-    start = int(cursor or 0)
+    start = page_start(cursor)
     following = str(start + PAGE) if len(rows) > start + PAGE else None
     return {name: rows[start : start + PAGE], "next_cursor": following}
 

@@ -6,14 +6,13 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, Inserted
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Call, Params, read_prompts
+from palestra.environments.platform.templates import Call, Params
 
-PROMPTS = read_prompts("palestra.environments.platform.apps.stay")
 EDGE = 6  # days before the end of the prices in which no stay begins
 
 
@@ -71,6 +70,10 @@ def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | N
         Inserted("booking_rooms", {"room_id": room_id, "rooms": 1}),
         Inserted("payments", {"card_id": card["id"], "kind": "charge", "cents": cents}),
     ]
+
+
+def booked_as_drawn(params: Params, seed: Seed) -> list[Expected]:
+    return booked(params, seed, params["room_id"], params["cents"])
 
 
 def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Params]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.stay.days import between, plus
 from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of, offers, review_score
 from palestra.environments.platform.apps.stay.seed import ME
 from palestra.environments.platform.apps.stay.task_parts import (
-    PROMPTS,
     book_cheapest,
     booked,
+    booked_as_drawn,
     dollars,
     find_hotel,
     some_hotel,
@@ -20,8 +21,9 @@ from palestra.environments.platform.apps.stay.task_parts import (
 )
 from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
 from palestra.environments.platform.expectations import Expected, Inserted, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, TaskTemplate
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.stay")
 
 # The best-reviewed hotel that qualifies
 
@@ -56,22 +58,12 @@ def _first(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
     )
 
 
-def _book_best(params: Params) -> Solution:
+@template("2", params=_best_params, expect=booked_as_drawn, max_turns=8)
+def best_reviewed(params: Params) -> Solution:
     wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
     wanted |= {"amenities": [params["amenity"]], "price_max": params["limit_cents"], "sort": "reviews"}
     told = yield Call("search_hotels", wanted)
     yield from book_cheapest(params, told["hotels"][0]["id"])
-
-
-BEST = TaskTemplate(
-    name="best_reviewed",
-    difficulty="2",
-    max_turns=8,
-    params=_best_params,
-    prompts=PROMPTS["best_reviewed"],
-    solve=_book_best,
-    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
-)
 
 
 # Move a booking, if that is cheap
@@ -115,24 +107,15 @@ def _moved(params: Params, seed: Seed) -> list[Expected]:
     return expected
 
 
-def _look_and_move(params: Params) -> Solution:
+@template(
+    "2", params=_move_params, expect=_moved, answer=lambda params: Answer(AnswerKind.MONEY, params["fee"]), max_turns=6
+)
+def move_if_cheap(params: Params) -> Solution:
     told = yield Call("get_booking", {"id": params["booking"]})
     if told["fee_cents"] <= params["limit_cents"]:
         days = {"check_in": params["check_in"], "check_out": params["check_out"]}
         yield Call("change_booking", {"id": params["booking"], **days})
     yield Call("submit_final_answer", {"answer": f"{told['fee_cents'] // 100}.{told['fee_cents'] % 100:02d}"})
-
-
-MOVE = TaskTemplate(
-    name="move_if_cheap",
-    difficulty="2",
-    max_turns=6,
-    params=_move_params,
-    prompts=PROMPTS["move_if_cheap"],
-    solve=_look_and_move,
-    expect=_moved,
-    answer=lambda params: Answer(AnswerKind.MONEY, params["fee"]),
-)
 
 
 # A coupon, if it helps
@@ -149,20 +132,10 @@ def _coupon_params(rng: random.Random, seed: Seed) -> Params | None:
     return params | {"room_id": offer.room_id, "cents": offer.cents - (off or 0), "coupon": code, "used_coupon": used}
 
 
-def _book_with_coupon(params: Params) -> Solution:
+@template("2", params=_coupon_params, expect=booked_as_drawn, max_turns=9)
+def coupon_if_it_helps(params: Params) -> Solution:
     hotel = yield from find_hotel(params, params["hotel"])
     yield from book_cheapest(params, hotel["id"], coupon=params["used_coupon"])
-
-
-COUPON = TaskTemplate(
-    name="coupon_if_it_helps",
-    difficulty="2",
-    max_turns=9,
-    params=_coupon_params,
-    prompts=PROMPTS["coupon_if_it_helps"],
-    solve=_book_with_coupon,
-    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
-)
 
 
 # Two rooms for different parties
@@ -178,24 +151,19 @@ def _two_params(rng: random.Random, seed: Seed) -> Params | None:
     return params | found | {"room_2": other.room_id, "cents_2": other.cents}
 
 
-def _book_two(params: Params) -> Solution:
-    hotel = yield from find_hotel(params, params["hotel"])
-    yield from book_cheapest(params, hotel["id"], guests=1)
-    yield from book_cheapest(params, hotel["id"], guests=params["guests"])
-
-
-TWO_ROOMS = TaskTemplate(
-    name="two_rooms",
-    difficulty="3",
-    max_turns=12,
+@template(
+    "3",
     params=_two_params,
-    prompts=PROMPTS["two_rooms"],
-    solve=_book_two,
     expect=lambda params, seed: [
         *booked(params, seed, params["room_1"], params["cents_1"], guests=1),
         *booked(params, seed, params["room_2"], params["cents_2"]),
     ],
+    max_turns=12,
 )
+def two_rooms(params: Params) -> Solution:
+    hotel = yield from find_hotel(params, params["hotel"])
+    yield from book_cheapest(params, hotel["id"], guests=1)
+    yield from book_cheapest(params, hotel["id"], guests=params["guests"])
 
 
 # Refundable, if that is not much dearer
@@ -223,21 +191,12 @@ def _refundable_params(rng: random.Random, seed: Seed) -> Params | None:
     return params | found | {"room_id": chosen.room_id, "cents": chosen.cents}
 
 
-def _compare_and_book(params: Params) -> Solution:
+@template("3", params=_refundable_params, expect=booked_as_drawn, max_turns=12)
+def refundable_rule(params: Params) -> Solution:
     hotel = yield from find_hotel(params, params["hotel"])
     other = yield from find_hotel(params, params["other"])
     is_worth = hotel["from_cents"] - other["from_cents"] <= params["extra_cents"]
     yield from book_cheapest(params, (hotel if is_worth else other)["id"])
 
 
-REFUNDABLE = TaskTemplate(
-    name="refundable_rule",
-    difficulty="3",
-    max_turns=12,
-    params=_refundable_params,
-    prompts=PROMPTS["refundable_rule"],
-    solve=_compare_and_book,
-    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
-)
-
-CHOICES = (BEST, MOVE, COUPON, TWO_ROOMS, REFUNDABLE)
+CHOICES = (best_reviewed, move_if_cheap, coupon_if_it_helps, two_rooms, refundable_rule)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import Seed, Size, TemplateMaker
 from palestra.environments.platform.apps.stay.booking_tools import DEFAULT_LIST
 from palestra.environments.platform.apps.stay.offers import fee
 from palestra.environments.platform.apps.stay.seed import ME
 from palestra.environments.platform.apps.stay.task_parts import (
-    PROMPTS,
     book_cheapest,
-    booked,
+    booked_as_drawn,
     find_hotel,
     some_hotel,
     some_stay,
@@ -19,16 +18,9 @@ from palestra.environments.platform.apps.stay.task_parts import (
     today,
 )
 from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+
+template = TemplateMaker("palestra.environments.platform.apps.stay")
 
 CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' AND check_in >= ? ORDER BY check_in, id"
 
@@ -36,18 +28,17 @@ CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' A
 # Save a hotel
 
 
-SAVE_HOTEL = TaskTemplate(
-    name="save_hotel",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=3,
+@template(
+    "0",
     params=some_hotel,
-    prompts=PROMPTS["save_hotel"],
-    solve=lambda params: solution(Call("save_to_wishlist", {"hotel_id": params["hotel_id"]})),
     expect=lambda params, _seed: [
         Inserted("wishlists", {"user_id": ME, "list": DEFAULT_LIST, "hotel_id": params["hotel_id"]})
     ],
+    size=Size.TINY,
+    max_turns=3,
 )
+def save_hotel(params: Params) -> Solution:
+    yield Call("save_to_wishlist", {"hotel_id": params["hotel_id"]})
 
 
 # Cancel a booking
@@ -74,16 +65,9 @@ def cancelled(params: Params, seed: Seed) -> list[Expected]:
     return expected
 
 
-CANCEL = TaskTemplate(
-    name="cancel_booking",
-    difficulty="0",
-    size=Size.TINY,
-    max_turns=3,
-    params=_own_booking,
-    prompts=PROMPTS["cancel_booking"],
-    solve=lambda params: solution(Call("cancel_booking", {"id": params["booking"]})),
-    expect=cancelled,
-)
+@template("0", params=_own_booking, expect=cancelled, size=Size.TINY, max_turns=3)
+def cancel_booking(params: Params) -> Solution:
+    yield Call("cancel_booking", {"id": params["booking"]})
 
 
 # Book the cheapest room of a hotel
@@ -95,20 +79,10 @@ def _cheapest_params(rng: random.Random, seed: Seed) -> Params | None:
     return None if offer is None else params | {"room_id": offer.room_id, "cents": offer.cents}
 
 
-def _book_there(params: Params) -> Solution:
+@template("1", params=_cheapest_params, expect=booked_as_drawn, max_turns=8)
+def cheapest_room(params: Params) -> Solution:
     hotel = yield from find_hotel(params, params["hotel"])
     yield from book_cheapest(params, hotel["id"])
-
-
-CHEAPEST = TaskTemplate(
-    name="cheapest_room",
-    difficulty="1",
-    max_turns=8,
-    params=_cheapest_params,
-    prompts=PROMPTS["cheapest_room"],
-    solve=_book_there,
-    expect=lambda params, seed: booked(params, seed, params["room_id"], params["cents"]),
-)
 
 
 # Write to the host of the next stay
@@ -130,22 +104,17 @@ def _next_stay(rng: random.Random, seed: Seed) -> Params | None:
     return {"booking": found[0]["id"], "text": rng.choice(TEXTS)}
 
 
-def _write_host(params: Params) -> Solution:
-    told = yield Call("list_bookings", {"status": "confirmed"})
-    yield Call("message_host", {"booking_id": told["bookings"][0]["id"], "text": params["text"]})
-
-
-MESSAGE = TaskTemplate(
-    name="message_host",
-    difficulty="1",
-    max_turns=5,
+@template(
+    "1",
     params=_next_stay,
-    prompts=PROMPTS["message_host"],
-    solve=_write_host,
     expect=lambda params, _seed: [
         Inserted("messages", {"booking_id": params["booking"], "sender_id": ME, "text": Text(params["text"])})
     ],
+    max_turns=5,
 )
+def message_host(params: Params) -> Solution:
+    told = yield Call("list_bookings", {"status": "confirmed"})
+    yield Call("message_host", {"booking_id": told["bookings"][0]["id"], "text": params["text"]})
 
 
 # How much was spent
@@ -160,21 +129,11 @@ def _spent_params(rng: random.Random, seed: Seed) -> Params | None:
     return {"since": f"{month}-01", "cents": total}
 
 
-def _add_up(params: Params) -> Solution:
+@template("2", params=_spent_params, answer=lambda params: Answer(AnswerKind.MONEY, params["cents"]), max_turns=5)
+def spent(params: Params) -> Solution:
     told = yield Call("list_bookings", {"status": "past"})
     total = sum(one["total_cents"] for one in told["bookings"] if one["check_in"] >= params["since"])
     yield Call("submit_final_answer", {"answer": f"{total // 100}.{total % 100:02d}"})
 
 
-SPENT = TaskTemplate(
-    name="spent",
-    difficulty="2",
-    max_turns=5,
-    params=_spent_params,
-    prompts=PROMPTS["spent"],
-    solve=_add_up,
-    expect=lambda _params, _seed: [],
-    answer=lambda params: Answer(AnswerKind.MONEY, params["cents"]),
-)
-
-PLAIN = (SAVE_HOTEL, CANCEL, CHEAPEST, MESSAGE, SPENT)
+PLAIN = (save_hotel, cancel_booking, cheapest_room, message_host, spent)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Generator
 from typing import Any
 
+from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import closed, some_issue
 from palestra.environments.platform.apps.forum import FORUM
@@ -16,19 +17,11 @@ from palestra.environments.platform.apps.mail.expected import mails, scheduled, 
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
 from palestra.environments.platform.expectations import Expected, Inserted, Text
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Params,
-    Solution,
-    TaskTemplate,
-    read_prompts,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 from palestra.environments.platform.worlds import within
 
-PROMPTS = read_prompts("palestra.environments.platform.apps.team")
+template = TemplateMaker("palestra.environments.platform.apps.team")
+
 SUBJECTS = ("A question", "News", "Your work", "Short note", "Before Friday", "Thanks")
 TEXTS = (
     "How far are you with it?",
@@ -95,20 +88,10 @@ def _mail_params(rng: random.Random, seed: Seed) -> Params | None:
     return None if found is None else found | _said(rng)
 
 
-def _mail_assignee(params: Params) -> Solution:
+@template("1", params=_mail_params, expect=mailed, max_turns=6)
+def mail_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
     yield from write_to(handle, params)
-
-
-MAIL_ASSIGNEE = TaskTemplate(
-    name="mail_assignee",
-    difficulty="1",
-    max_turns=6,
-    params=_mail_params,
-    prompts=PROMPTS["mail_assignee"],
-    solve=_mail_assignee,
-    expect=mailed,
-)
 
 
 def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -123,30 +106,20 @@ def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | place | {"start": slots[0].start, "end": slots[0].end}
 
 
-def _meet_assignee(params: Params) -> Solution:
-    handle = yield from _assignee(params)
-    email = yield from find_address(handle)
-    search = {"attendees": [email], "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
-    told = yield Call("mail.find_free_slot", search)
-    title, place = f"{params['repo']} issue {params['number']}", params["location"]
-    yield Call("mail.create_event", {"title": title, "location": place, "attendees": [email], **told["slots"][0]})
-
-
 def _met(params: Params, seed: Seed) -> list[Expected]:
     times = {name: params[name] for name in ("start", "end", "location")}
     title = f"{params['repo']} issue {params['number']}"
     return within(MAIL, scheduled(seed.part("mail"), title=title, attendees=[params["email"]], **times))
 
 
-MEET_ASSIGNEE = TaskTemplate(
-    name="meet_assignee",
-    difficulty="3",
-    max_turns=8,
-    params=_meeting_params,
-    prompts=PROMPTS["meet_assignee"],
-    solve=_meet_assignee,
-    expect=_met,
-)
+@template("3", params=_meeting_params, expect=_met, max_turns=8)
+def meet_assignee(params: Params) -> Solution:
+    handle = yield from _assignee(params)
+    email = yield from find_address(handle)
+    search = {"attendees": [email], "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
+    told = yield Call("mail.find_free_slot", search)
+    title, place = f"{params['repo']} issue {params['number']}", params["location"]
+    yield Call("mail.create_event", {"title": title, "location": place, "attendees": [email], **told["slots"][0]})
 
 
 def _count_params(rng: random.Random, seed: Seed) -> Params | None:
@@ -157,23 +130,12 @@ def _count_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"count": count} if 1 <= count <= MOST_MAILS else None
 
 
-def _count_mails(params: Params) -> Solution:
+@template("2", params=_count_params, answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]), max_turns=6)
+def mails_of_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
     wanted = {"sender": full_name(handle), "folder": INBOX, "limit": 50}
     told = yield Call("mail.search_messages", wanted)
     yield Call("submit_final_answer", {"answer": str(len(told["messages"]))})
-
-
-MAILS_OF_ASSIGNEE = TaskTemplate(
-    name="mails_of_assignee",
-    difficulty="2",
-    max_turns=6,
-    params=_count_params,
-    prompts=PROMPTS["mails_of_assignee"],
-    solve=_count_mails,
-    expect=lambda _params, _seed: [],
-    answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]),
-)
 
 
 # Whoever wrote the top post
@@ -189,20 +151,10 @@ def _top_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, first["name"])["email"]} | _said(rng)
 
 
-def _mail_top_author(params: Params) -> Solution:
+@template("1", params=_top_params, expect=mailed, max_turns=6)
+def mail_top_author(params: Params) -> Solution:
     told = yield Call("forum.search_posts", {"community": params["community"], "sort": "top"})
     yield from write_to(told["posts"][0]["author"], params)
-
-
-MAIL_TOP_AUTHOR = TaskTemplate(
-    name="mail_top_author",
-    difficulty="1",
-    max_turns=6,
-    params=_top_params,
-    prompts=PROMPTS["mail_top_author"],
-    solve=_mail_top_author,
-    expect=mailed,
-)
 
 
 # Done, and told to all
@@ -221,14 +173,6 @@ def _done_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, author)["email"]} | _said(rng)
 
 
-def _close_and_tell(params: Params) -> Solution:
-    issue = {"repo": params["repo"], "number": params["number"]}
-    told = yield Call("forge.update_issue", {**issue, "state": "closed"})
-    title = f"{params['repo']} issue {params['number']} is closed"
-    yield Call("forum.create_post", {"community": params["community"], "title": title, "body": told["title"]})
-    yield from write_to(told["author"], params)
-
-
 def _told(params: Params, seed: Seed) -> list[Expected]:
     issue = "SELECT title FROM issues WHERE repo_id = ? AND number = ?"
     body = seed.part("forge").rows(issue, params["repo_id"], params["number"])[0]["title"]
@@ -244,14 +188,13 @@ def _told(params: Params, seed: Seed) -> list[Expected]:
     return [*forge, *forum, *mailed(params, seed)]
 
 
-CLOSE_AND_TELL = TaskTemplate(
-    name="close_and_tell",
-    difficulty="3",
-    max_turns=8,
-    params=_done_params,
-    prompts=PROMPTS["close_and_tell"],
-    solve=_close_and_tell,
-    expect=_told,
-)
+@template("3", params=_done_params, expect=_told, max_turns=8)
+def close_and_tell(params: Params) -> Solution:
+    issue = {"repo": params["repo"], "number": params["number"]}
+    told = yield Call("forge.update_issue", {**issue, "state": "closed"})
+    title = f"{params['repo']} issue {params['number']} is closed"
+    yield Call("forum.create_post", {"community": params["community"], "title": title, "body": told["title"]})
+    yield from write_to(told["author"], params)
 
-PEOPLE_TASKS = (MAIL_ASSIGNEE, MAIL_TOP_AUTHOR, MAILS_OF_ASSIGNEE, MEET_ASSIGNEE, CLOSE_AND_TELL)
+
+PEOPLE_TASKS = (mail_assignee, mail_top_author, mails_of_assignee, meet_assignee, close_and_tell)

@@ -1,5 +1,4 @@
-"""The apps as OpenEnv environments, `/openenv/{app}/…`: HTTP, WebSockets, MCP with sessions, tasks."""
+"""The apps as OpenEnv environments, `/openenv/{app}/…`: HTTP, WebSockets, MCP with sessions, tasks.
 
-from palestra.environments.platform.faces.openenv.face import OpenEnv
-
-__all__ = ["OpenEnv"]
+The way in is `face.OpenEnv`. Nothing is imported here: `package` needs no server.
+"""

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from palestra.environments.platform.catalog import app_of
-from palestra.environments.platform.faces.app import OPENENV_PATH, PlatformApp
-from palestra.environments.platform.faces.door import LOCAL_TEAM, Door
-from palestra.environments.platform.faces.http import Headers, Receive, Refusal, Scope, Send, refuse
+from palestra.environments.platform.faces.app import reaping
+from palestra.environments.platform.faces.door import LOCAL_TEAM, Door, Refusal
+from palestra.environments.platform.faces.http import REFUSALS, Bodies, Entrance
+from palestra.environments.platform.faces.openenv.face import OpenEnv
 from palestra.environments.platform.pool import Pool
 
 KEYS = "PALESTRA_PLATFORM_KEYS"
@@ -31,21 +41,27 @@ class OpenDoor(Door):
         """Containers have names that nobody here knows."""
 
 
-class AppAlone:
+class AppAlone(Starlette):
     def __init__(self, app: str) -> None:
         """Raises PlatformError."""
-        self._root = f"{OPENENV_PATH}{app_of(app).key}"
         keys = os.environ.get(KEYS, "").split()
-        self._pool = Pool()
         door = Door(keys, secret=secrets.token_bytes(), is_loopback=False) if keys else OpenDoor()
-        self._platform = PlatformApp(self._pool, door)
+        self._pool = Pool()
+        self._openenv = OpenEnv(self._pool, door, Bodies(), app_of(app))
+        super().__init__(
+            routes=[*self._openenv.routes(), Route("/", _root)],
+            middleware=[Middleware(Entrance, door=door)],
+            exception_handlers=REFUSALS,
+            lifespan=self._live,
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._platform(scope, receive, send)
-            self._pool.shut_down()
-            return
-        if scope["type"] == "http" and scope["path"] == "/":
-            await refuse(send, Refusal(404, "an OpenEnv server: see /metadata and /schema"))
-            return
-        await self._platform({**scope, "path": self._root + scope["path"]}, receive, send)
+    @asynccontextmanager
+    async def _live(self, _: Starlette) -> AsyncIterator[None]:
+        async with reaping(self._pool):
+            yield
+            self._openenv.close()
+        self._pool.shut_down()
+
+
+async def _root(_: Request) -> Response:
+    raise Refusal(404, "an OpenEnv server: see /metadata and /schema")

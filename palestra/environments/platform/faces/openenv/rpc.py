@@ -11,22 +11,22 @@ import asyncio
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 
 from palestra.environments.platform.app import App
-from palestra.environments.platform.faces.http import Headers
-from palestra.environments.platform.faces.mcp import (
+from palestra.environments.platform.faces.mcp import message_answer
+from palestra.environments.platform.faces.openenv.sessions import Session, Sessions, call_once
+from palestra.environments.platform.pool_records import LimitReached
+from palestra.net.mcp import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     Answer,
     RpcError,
+    ToolResult,
     error_answer,
-    message_answer,
     read_message,
-    result_bytes,
+    result_answer,
 )
-from palestra.environments.platform.faces.openenv.sessions import Session, Sessions, call_once
-from palestra.environments.platform.pool_records import LimitReached
-from palestra.environments.platform.toolbox import ToolResult
 
 SERVER_ERROR = -32000
 SESSION_HEADER = "mcp-session-id"
@@ -58,11 +58,11 @@ class Rpc:
             made = await self._sessions.open(app, team)
         except LimitReached as e:
             return error_answer(message["id"], _full(e), ALWAYS_200), None
-        status, told = message_answer(app, made.call, headers, message, ALWAYS_200)
-        if status != 200:  # the other era, which has no sessions
+        answer = message_answer(app, made.call, headers, message, ALWAYS_200)
+        if answer.status != 200:  # the other era, which has no sessions
             self._sessions.close(made)
-            return (status, told), None
-        return (status, told), made
+            return answer, None
+        return answer, made
 
     async def sent(self, session: Session, body: bytes) -> bytes:
         """Over a WebSocket: empty where there is nothing to say."""
@@ -70,7 +70,7 @@ class Rpc:
             message = read_message(body)
         except RpcError as e:
             return error_answer(None, e)[1]
-        return (await self._answered(session.app, session.team, Headers(()), message, session))[1]
+        return (await self._answered(session.app, session.team, Headers(), message, session))[1]
 
     async def _answered(
         self, app: App, team: str, headers: Headers, message: dict[str, Any], session: Session | None
@@ -119,7 +119,7 @@ class Rpc:
 
 
 def _result(message: dict[str, Any], result: dict[str, Any]) -> Answer:
-    return 200, result_bytes(message["id"], msgspec.json.encode(result))
+    return result_answer(message["id"], msgspec.json.encode(result))
 
 
 def _full(error: LimitReached) -> RpcError:

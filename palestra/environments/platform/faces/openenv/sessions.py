@@ -12,27 +12,23 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.environments.fleet.tool_schemas import SUBMIT
+from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.app import App
-from palestra.environments.platform.faces.control import DEFAULT_DATA
 from palestra.environments.platform.faces.openenv import wire
 from palestra.environments.platform.faces.openenv.tasks import task_for
 from palestra.environments.platform.faces.openenv.wire import Action, CallTool, ErrorCode, Finish, Mistake, Reset
-from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted
-from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.tasks import PlatformTask
-from palestra.environments.platform.toolbox import ToolResult
+from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
+from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verdicts import Verdict, verify
+from palestra.net.mcp import ToolResult
 
 log = logging.getLogger(__name__)
 
 ID_BYTES = 16
 FEW = 64  # sessions that are not worth looking through
-SUBMIT_TOOL = {"name": ANSWER_TOOL, "description": SUBMIT["function"]["description"]}
-SUBMIT_TOOL["input_schema"] = SUBMIT["function"]["parameters"]
 
 
 @dataclass(slots=True)
@@ -72,8 +68,8 @@ class Session:
             case Finish(answer=answer):
                 return self._finish(answer)
             case _:
-                extra = [SUBMIT_TOOL] if self._is_answered else []
-                return wire.observed({"tools": [*wire.tools_of(self.app), *extra]}, {})
+                extra = [SUBMIT] if self._is_answered else []
+                return wire.observed({"tools": wire.tools_shown([*self.app.tools, *extra])}, {})
 
     def call(self, name: str, arguments: Any) -> ToolResult:
         """Raises Mistake where the episode is over, or the task allows no more calls."""

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from palestra.environments.platform.app import App
-from palestra.environments.platform.faces.http import Receive, Send
 from palestra.environments.platform.faces.openenv.rpc import SERVER_ERROR, Rpc
 from palestra.environments.platform.faces.openenv.sessions import Session, Sessions
 from palestra.environments.platform.faces.openenv.wire import (
@@ -40,41 +40,41 @@ class Sockets:
     def __init__(self, pool: Pool, sessions: Sessions, rpc: Rpc) -> None:
         self._pool, self._sessions, self._rpc = pool, sessions, rpc
 
-    async def play(self, app: App, team: str, session_id: str | None, receive: Receive, send: Send) -> None:
+    async def play(self, app: App, team: str, session_id: str | None, socket: WebSocket) -> None:
         """`/ws`. With a `session_id`, in a session that was opened over HTTP and outlives the connection."""
-        with contextlib.suppress(OSError):  # of a send to a client that is gone
+        with contextlib.suppress(WebSocketDisconnect):  # of a send to a client that is gone
             try:
                 session = await self._session(app, team, session_id)
             except LimitReached as e:
                 more = {"active_sessions": e.count, "max_sessions": e.limit}
-                await _send(send, error_frame(ErrorCode.CAPACITY, str(e), **more))
+                await socket.send_text(error_frame(ErrorCode.CAPACITY, str(e), **more))
             except Mistake as e:
-                await _send(send, error_frame(e.code, str(e)))
+                await socket.send_text(error_frame(e.code, str(e)))
             except Exception as e:
                 log.exception("an instance of %s could not be made", app.key)
-                await _send(send, error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
+                await socket.send_text(error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
             else:
-                await self._played(session, session_id is None, receive, send)
-            await _close(send)
+                await self._played(session, session_id is None, socket)
+            await _close(socket)
 
-    async def talk(self, app: App, team: str, receive: Receive, send: Send) -> None:
+    async def talk(self, app: App, team: str, socket: WebSocket) -> None:
         """`/mcp`: one JSON-RPC message in each frame."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(WebSocketDisconnect):
             try:
                 session = await self._sessions.open(app, team)
             except LimitReached as e:
                 data = {"active_sessions": e.count, "max_sessions": e.limit}
                 error = {"code": SERVER_ERROR, "message": str(e), "data": data}
-                await _send(send, msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error}).decode())
+                await socket.send_text(msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error}).decode())
             else:
                 try:
                     with self._pool.hold(session.instance_id):
-                        async for text in _texts(receive):
+                        async for text in _texts(socket):
                             if told := await self._rpc.sent(session, _bytes(text)):
-                                await _send(send, told.decode())
+                                await socket.send_text(told.decode())
                 finally:
                     self._sessions.close(session)
-            await _close(send)
+            await _close(socket)
 
     async def _session(self, app: App, team: str, session_id: str | None) -> Session:
         if session_id is None:
@@ -88,17 +88,17 @@ class Sockets:
             raise Mistake(ErrorCode.SESSION, "another WebSocket plays in this session already")
         return found
 
-    async def _played(self, session: Session, is_own: bool, receive: Receive, send: Send) -> None:
+    async def _played(self, session: Session, is_own: bool, socket: WebSocket) -> None:
         session.is_attached = True
         try:
             with self._pool.hold(session.instance_id):
-                async for text in _texts(receive):
+                async for text in _texts(socket):
                     told = await self._told(session, text)
                     if told is CLOSE:
                         return
-                    await _send(send, told)
+                    await socket.send_text(told)
         except (InstanceGone, InstanceOver) as e:
-            await _send(send, error_frame(ErrorCode.SESSION, str(e)))
+            await socket.send_text(error_frame(ErrorCode.SESSION, str(e)))
         finally:
             session.is_attached = False
             if is_own or session.is_closing:
@@ -134,18 +134,14 @@ class Sockets:
                 raise Mistake(ErrorCode.UNKNOWN_TYPE, f"Unknown message type: {other[:64]!r}; there are {known}")
 
 
-async def _texts(receive: Receive) -> AsyncIterator[str | bytes]:
-    while (message := await receive())["type"] == "websocket.receive":
+async def _texts(socket: WebSocket) -> AsyncIterator[str | bytes]:
+    while (message := await socket.receive())["type"] == "websocket.receive":
         yield message["text"] if message.get("text") is not None else message["bytes"]
 
 
-async def _close(send: Send) -> None:
+async def _close(socket: WebSocket) -> None:
     with contextlib.suppress(RuntimeError):  # the server did it already, of a frame that was too long
-        await send({"type": "websocket.close", "code": 1000})
-
-
-async def _send(send: Send, text: str) -> None:
-    await send({"type": "websocket.send", "text": text})
+        await socket.close()
 
 
 def _bytes(text: Any) -> bytes:

@@ -14,13 +14,15 @@ import msgspec
 from palestra.environments.platform.app import App
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.openenv.wire import ErrorCode, Mistake, Reset
-from palestra.environments.platform.tasks import FIRST_EVAL, MAX_NUMBER, PlatformTask, TaskKey, make_task
+from palestra.environments.platform.task_records import FIRST_EVAL, MAX_NUMBER, PlatformTask, TaskKey
+from palestra.environments.platform.tasks import make_task
 
 SPLITS = {"train": range(FIRST_EVAL), "eval": range(FIRST_EVAL, MAX_NUMBER)}
 TYPES = {"train": "train", "eval": "validation"}
 """OpenEnv knows train, validation and test."""
 PER_TEMPLATE = 10  # where somebody wants all of them: there are billions
 MAX_RANGE = 1000
+PATHS = ("tasks", "num_tasks", "task", "task_range")
 
 
 class Range(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ Owns: shapes and error codes. Never touches: sessions, sockets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.toolbox import Tool, ToolResult
+from palestra.net.mcp import ListedTool, ToolResult
 
 API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` looks at the first number
 MAX_EPISODE_ID = 255
@@ -136,12 +137,8 @@ def called(name: str, result: ToolResult) -> dict[str, Any]:
     return observed({"tool_name": name, "result": msgspec.Raw(result.text.encode()), "error": error}, {})
 
 
-def tools_of(app: App) -> list[dict[str, Any]]:
-    return [_tool(tool) for tool in app.tools]
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+def tools_shown(tools: Iterable[ListedTool]) -> list[dict[str, Any]]:
+    return [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
 
 
 def frame(kind: str, data: Any) -> str:

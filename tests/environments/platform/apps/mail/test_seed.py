@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from palestra.environments.platform import Size
+from palestra.environments.platform.app import Seed
 from palestra.environments.platform.apps.mail.injections import INJECTIONS, injection_in
-from palestra.environments.platform.seeds import Seed, seed_of
+from palestra.environments.platform.seeds import seed_of
 from tests.environments.platform.apps.mail.conftest import MAIL
 
 SIZES = list(Size)

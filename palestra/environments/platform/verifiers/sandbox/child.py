@@ -16,10 +16,10 @@ import string
 import sys
 from typing import Any
 
-from palestra.environments.fleet.verifiers.sandbox import helpers
-from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot
-from palestra.environments.fleet.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
-from palestra.environments.fleet.verifiers.sandbox.scores import score_of
+from palestra.environments.platform.verifiers.sandbox import helpers
+from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
+from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
+from palestra.environments.platform.verifiers.sandbox.scores import score_of
 from palestra.environments.walls import jail
 
 IMPORTABLE = """

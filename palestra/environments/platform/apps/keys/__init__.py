@@ -11,22 +11,14 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from palestra.environments.platform.app import App, Size
+from palestra.environments.platform.app import App, Seed, Size, TemplateMaker
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
-from palestra.environments.platform.seeds import Seed
-from palestra.environments.platform.templates import (
-    Answer,
-    AnswerKind,
-    Call,
-    Calls,
-    Params,
-    Solution,
-    TaskTemplate,
-    solution,
-)
+from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution
 from palestra.environments.platform.toolbox import tool
+
+template = TemplateMaker("palestra.environments.platform.apps.keys")
 
 SCHEMA = """
 CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -78,7 +70,7 @@ def drop_item(desk: Desk, name: str) -> dict[str, Any]:
 
 
 @tool(name="put", writes=True)
-def put_number(desk: Desk, value: int) -> dict[str, Any]:
+def write_number(desk: Desk, value: int) -> dict[str, Any]:
     """Write a number down."""
     desk.insert("numbers", value=value)
     _check_room(desk, "numbers")
@@ -86,10 +78,7 @@ def put_number(desk: Desk, value: int) -> dict[str, Any]:
 
 
 def _found(desk: Desk, name: str) -> dict[str, Any]:
-    found = desk.first("SELECT * FROM items WHERE name = ?", name)
-    if found is None:
-        raise ToolError("not_found", f"there is no item {name!r}", "list() shows them")
-    return found
+    return desk.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
 
 
 def _check_room(desk: Desk, table: str) -> None:
@@ -109,46 +98,27 @@ def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
     return row["name"], row["value"]
 
 
-LIST_ALL = TaskTemplate(
-    name="list_all",
-    difficulty="0a",
-    size=Size.TINY,
-    max_turns=2,
+@template(
+    "0a",
     params=lambda _rng, _seed: {},
-    prompts=(
-        "List all.",
-        "List items.",
-        "Show all.",
-        "Show items.",
-        "List them.",
-        "All items?",
-        "What is there?",
-        "List it all.",
-    ),
-    solve=lambda _params: solution(Call("list")),
-    expect=lambda _params, _seed: [],
     process=lambda _params: Calls(("list",), only=True),
-)
-
-PUT_NUMBER = TaskTemplate(
-    name="put_number",
-    difficulty="0b",
     size=Size.TINY,
     max_turns=2,
-    params=lambda rng, _seed: {"value": rng.randrange(100)},
-    prompts=(
-        "Put {value}.",
-        "Put down {value}.",
-        "Write {value}.",
-        "Write down {value}.",
-        "Note {value}.",
-        "Keep {value}.",
-        "Put the number {value}.",
-        "Note down {value}.",
-    ),
-    solve=lambda params: solution(Call("put", {"value": params["value"]})),
-    expect=lambda params, _seed: [_put(params["value"])],
 )
+def list_all(_params: Params) -> Solution:
+    yield Call("list")
+
+
+@template(
+    "0b",
+    params=lambda rng, _seed: {"value": rng.randrange(100)},
+    expect=lambda params, _seed: [_put(params["value"])],
+    size=Size.TINY,
+    max_turns=2,
+)
+def put_number(params: Params) -> Solution:
+    yield Call("put", {"value": params["value"]})
+
 
 VERBS = {
     "put": ("Put {value}.", "Write {value}.", "Note {value}."),
@@ -184,42 +154,32 @@ def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
             return []
 
 
-BY_VERB = TaskTemplate(
-    name="by_verb",
-    difficulty="0c",
-    size=Size.TINY,
-    max_turns=2,
+@template(
+    "0c",
     params=_verb_params,
-    prompts=("{text}",),
-    solve=lambda params: solution(_verb_call(params)),
     expect=_verb_expect,
     process=lambda params: Calls((params["verb"],)),
+    size=Size.TINY,
+    max_turns=2,
 )
+def by_verb(params: Params) -> Solution:
+    yield _verb_call(params)
 
 
 def _put_and_drop(rng: random.Random, seed: Seed) -> Params:
     return {"name": _any_item(rng, seed)[0], "value": rng.randrange(100)}
 
 
-PUT_AND_DROP = TaskTemplate(
-    name="put_and_drop",
-    difficulty="0d",
+@template(
+    "0d",
+    params=_put_and_drop,
+    expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
     size=Size.TINY,
     max_turns=4,
-    params=_put_and_drop,
-    prompts=(
-        "Put {value} and drop {name}.",
-        "Drop {name} and put {value}.",
-        "Write {value} and remove {name}.",
-        "Remove {name} and write {value}.",
-        "Note {value}, then drop {name}.",
-        "Drop {name}, then note {value}.",
-        "Put {value}. Delete {name}.",
-        "Delete {name}. Put {value}.",
-    ),
-    solve=lambda params: solution(Call("put", {"value": params["value"]}), Call("drop", {"name": params["name"]})),
-    expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
 )
+def put_and_drop(params: Params) -> Solution:
+    yield Call("put", {"value": params["value"]})
+    yield Call("drop", {"name": params["name"]})
 
 
 def _value_of(rng: random.Random, seed: Seed) -> Params:
@@ -227,30 +187,10 @@ def _value_of(rng: random.Random, seed: Seed) -> Params:
     return {"name": name, "wanted": value}
 
 
-def _read_and_put(params: Params) -> Solution:
+@template("1", params=_value_of, expect=lambda params, _seed: [_put(params["wanted"])], size=Size.TINY, max_turns=4)
+def put_value(params: Params) -> Solution:
     told = yield Call("get", {"name": params["name"]})
     yield Call("put", {"value": told["value"]})
-
-
-PUT_VALUE = TaskTemplate(
-    name="put_value",
-    difficulty="1",
-    size=Size.TINY,
-    max_turns=4,
-    params=_value_of,
-    prompts=(
-        "Put the value of {name}.",
-        "Read {name} and put it.",
-        "Write the value of {name}.",
-        "Note what {name} is.",
-        "Look at {name} and put its value.",
-        "Get {name}, then put that.",
-        "Write down {name}'s value.",
-        "Put what {name} holds.",
-    ),
-    solve=_read_and_put,
-    expect=lambda params, _seed: [_put(params["wanted"])],
-)
 
 
 def _largest(_rng: random.Random, seed: Seed) -> Params:
@@ -258,34 +198,10 @@ def _largest(_rng: random.Random, seed: Seed) -> Params:
     return {"wanted": row["name"]}
 
 
-def _list_and_answer(params: Params) -> Solution:
+@template("2", params=_largest, answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]), max_turns=4)
+def largest(params: Params) -> Solution:
     told = yield Call("list")
-    largest = max(told, key=lambda name: told[name])
-    yield Call("submit_final_answer", {"answer": largest})
-
-
-LARGEST = TaskTemplate(
-    name="largest",
-    difficulty="2",
-    max_turns=4,
-    params=_largest,
-    prompts=tuple(
-        f"{question} Give its name with submit_final_answer."
-        for question in (
-            "Which item is the largest?",
-            "Find the item with the highest value.",
-            "Which item has the greatest value?",
-            "What is the biggest item?",
-            "Look for the largest item.",
-            "Which name holds the highest number?",
-            "Find the greatest item.",
-            "Which item is worth most?",
-        )
-    ),
-    solve=_list_and_answer,
-    expect=lambda _params, _seed: [],
-    answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]),
-)
+    yield Call("submit_final_answer", {"answer": max(told, key=lambda name: told[name])})
 
 
 KEYS = App(
@@ -295,6 +211,6 @@ KEYS = App(
     version="v1",
     schema=SCHEMA,
     fill=fill,
-    tools=(list_items, get_item, set_item, drop_item, put_number),
-    templates=(LIST_ALL, PUT_NUMBER, BY_VERB, PUT_AND_DROP, PUT_VALUE, LARGEST),
+    tools=(list_items, get_item, set_item, drop_item, write_number),
+    templates=(list_all, put_number, by_verb, put_and_drop, put_value, largest),
 )

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from palestra.environments.fleet.verifiers.sandbox.databases import DatabaseSnapshot, Row
+from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
 
 Spec = Mapping[str, Any]
 ROWID = "rowid"
@@ -50,7 +50,7 @@ class RowChange:
 
 class SnapshotDiff:
     def __init__(
-        self, before: DatabaseSnapshot, after: DatabaseSnapshot, ignore_config: IgnoreConfig | None = None
+        self, before: MemoryDatabase, after: MemoryDatabase, ignore_config: IgnoreConfig | None = None
     ) -> None:
         self.before, self.after = before, after
         self.ignore_config = ignore_config or IgnoreConfig()
@@ -146,7 +146,7 @@ class SnapshotDiff:
         key = [column["name"] for column in sorted(columns, key=lambda c: c["pk"]) if column["pk"]]
         return key or (["id"] if any(column["name"] == "id" for column in columns) else [ROWID])
 
-    def _rows(self, snapshot: DatabaseSnapshot, table: str, key: list[str]) -> dict[Any, Row]:
+    def _rows(self, snapshot: MemoryDatabase, table: str, key: list[str]) -> dict[Any, Row]:
         if table not in snapshot.tables():
             return {}
         columns = f"{ROWID}, *" if key == [ROWID] else "*"

@@ -1,0 +1,75 @@
+"""Tasks and their keys.
+
+    mail-move_only-0-17         app, template, difficulty, random number
+    mail-move_only-0-17.hint    and a knob on its difficulty
+
+Owns: keys, splits. Never touches: how a task is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.app import App, Seed, TaskTemplate
+from palestra.environments.platform.errors import UnknownName
+
+FIRST_EVAL = 2**31  # random numbers from here on are for evaluation
+MAX_NUMBER = 2**32
+
+
+class Knob(StrEnum):
+    HINT = "hint"
+    NOISE = "noise"
+
+
+class TaskKey(msgspec.Struct, frozen=True):
+    app: str
+    template: str
+    difficulty: str
+    number: int
+    knobs: tuple[Knob, ...] = ()
+
+    def __str__(self) -> str:
+        plain = f"{self.app}-{self.template}-{self.difficulty}-{self.number}"
+        return ".".join([plain, *self.knobs])
+
+    @property
+    def plain(self) -> TaskKey:
+        """Without knobs: what the task is made from."""
+        return msgspec.structs.replace(self, knobs=())
+
+    @classmethod
+    def parse(cls, text: str) -> TaskKey:
+        found = re.fullmatch(r"([a-z]+)-([a-z0-9_]+)-(\d[a-z]?)-(\d{1,10})((?:\.[a-z]+)*)", text)
+        if found is None:
+            raise UnknownName(f"{text!r} is no task key; one looks like keys-put_number-0b-17")
+        return cls(found[1], found[2], found[3], int(found[4]), knobs_of(found[5].split(".")[1:]))
+
+    @property
+    def split(self) -> str:
+        return "train" if self.number < FIRST_EVAL else "eval"
+
+
+def knobs_of(names: Sequence[str]) -> tuple[Knob, ...]:
+    """One order only, so that a task has one key."""
+    known = [knob for knob in Knob if knob in names]
+    if [*names] != known:
+        raise UnknownName(
+            f"{'.'.join(names)!r} are no knobs of a task; there are {', '.join(Knob)}, each once, in this order"
+        )
+    return tuple(known)
+
+
+class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
+    key: TaskKey
+    app: App
+    template: TaskTemplate
+    seed: Seed
+    params: dict[str, Any]
+    prompt: str
+    variables: Mapping[str, str]

@@ -1,0 +1,6 @@
+"""Verifiers of others, in processes of their own."""
+
+from palestra.environments.platform.verifiers.runner import Execution, Limits, read_database, run_verifier
+from palestra.environments.platform.verifiers.sandbox.scores import score_of
+
+__all__ = ["Execution", "Limits", "read_database", "run_verifier", "score_of"]

@@ -1,0 +1,44 @@
+"""MCP for the platform's and the gym's servers: stateless, JSON only, both eras of the protocol.
+
+Owns: messages in, messages out. Never touches: sockets, sessions, tools; whoever asks brings those. The way in is
+`begin`: it answers a message, or says which tool is to be called.
+
+Ours, because a tool call is what an agent's turn waits for. In one run of `benchmarks/local_platform.py` beside the
+official package's server (mcp 2.3, stateless, JSON only: the fastest it can be asked to be), a call takes the server
+0.13 ms of CPU instead of 0.42 ms, and 32 clients get 7,719 calls/s instead of 2,377. Clients are the official package's
+(`palestra.environments.fleet.mcp_client`); tests hold this server against them and the protocol's conformance suite.
+"""
+
+from __future__ import annotations
+
+from palestra.net.mcp.rpc import (
+    INTERNAL,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    STATUS,
+    Answer,
+    RpcError,
+    error_answer,
+    read_message,
+    result_answer,
+)
+from palestra.net.mcp.server import ListedTool, ToolRequest, ToolResult, Toolset, begin
+from palestra.net.mcp.versions import Headers
+
+__all__ = [
+    "INTERNAL",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "STATUS",
+    "Answer",
+    "Headers",
+    "ListedTool",
+    "RpcError",
+    "ToolRequest",
+    "ToolResult",
+    "Toolset",
+    "begin",
+    "error_answer",
+    "read_message",
+    "result_answer",
+]

@@ -1,0 +1,57 @@
+"""JSON-RPC as MCP uses it: one message at a time, errors with a status.
+
+Owns: what a message is, answers as bytes. Never touches: methods, headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
+HEADER_MISMATCH, UNKNOWN_VERSION = -32020, -32022
+STATUS = {PARSE_ERROR: 400, INVALID_REQUEST: 400, INVALID_PARAMS: 400, HEADER_MISMATCH: 400, UNKNOWN_VERSION: 400}
+MODERN_STATUS = STATUS | {NO_METHOD: 404}
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    """Empty where there is nothing to say."""
+
+
+class RpcError(Exception):
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data = code, message, data
+
+
+def read_message(body: bytes) -> dict[str, Any]:
+    """Raises RpcError."""
+    try:
+        message = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RpcError(PARSE_ERROR, "the body is not JSON that can be read") from None
+    if isinstance(message, list):
+        raise RpcError(INVALID_REQUEST, "batches are not part of MCP any more: send one message at a time")
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
+        raise RpcError(INVALID_REQUEST, "the body is not a JSON-RPC 2.0 request")
+    if "id" in message and (isinstance(message["id"], bool) or not isinstance(message["id"], str | int)):
+        raise RpcError(INVALID_REQUEST, "the id of a request is a string or a whole number")
+    if not isinstance(message.get("params", {}), dict):
+        raise RpcError(INVALID_REQUEST, "params must be an object")
+    return message
+
+
+def result_answer(request_id: str | int, result: bytes) -> Answer:
+    return Answer(200, b'{"jsonrpc":"2.0","id":' + msgspec.json.encode(request_id) + b',"result":' + result + b"}")
+
+
+def error_answer(request_id: str | int | None, error: RpcError, statuses: Mapping[int, int] = STATUS) -> Answer:
+    content: dict[str, Any] = {"code": error.code, "message": error.message}
+    if error.data is not None:
+        content["data"] = error.data
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": content})
+    return Answer(statuses.get(error.code, 200), body)

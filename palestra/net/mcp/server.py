@@ -1,0 +1,165 @@
+"""What a server with tools answers to MCP's methods.
+
+Owns: methods and their results, the lists of tools as bytes. Never touches: how a tool is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from palestra import __version__
+from palestra.net.mcp.rpc import (
+    INVALID_PARAMS,
+    MODERN_STATUS,
+    NO_METHOD,
+    STATUS,
+    Answer,
+    RpcError,
+    error_answer,
+    result_answer,
+)
+from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, Headers, check_envelope, is_modern, version_of
+
+CAPABILITIES = {"tools": {"listChanged": False}}
+TOOLS_TTL_MS = 3_600_000  # a server's tools do not change while it runs
+CACHED = {"resultType": "complete", "ttlMs": TOOLS_TTL_MS, "cacheScope": "public"}
+MAX_NAME = 200
+
+_lists: dict[tuple[str, str, bool], bytes] = {}  # by key, version and era
+
+
+class ListedTool(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def parameters(self) -> dict[str, Any]: ...
+
+
+class Toolset(Protocol):
+    """What is offered: an app, or whatever else has tools."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def version(self) -> str:
+        """Another one where the tools are others."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[ListedTool]: ...
+    @property
+    def instructions(self) -> str:
+        """For the model, when it connects; empty: none."""
+        ...
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    text: str
+    """What the model reads: most often one JSON object."""
+    is_error: bool = False
+
+
+@dataclass(slots=True)
+class ToolRequest:
+    """A tool that is to be called, and how to answer with what came of it."""
+
+    name: str
+    arguments: Any
+    _id: str | int
+    _is_modern: bool
+    _has_session: bool
+    """It comes from a client of OpenEnv's, which looks for the result under `data`."""
+    _statuses: Mapping[int, int]
+
+    def answered(self, result: ToolResult) -> Answer:
+        content: dict[str, Any] = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
+        if self._has_session:
+            content["data"] = msgspec.Raw(result.text.encode())
+        if self._is_modern:
+            content["resultType"] = "complete"
+        return result_answer(self._id, msgspec.json.encode(content))
+
+    def failed(self, code: int, message: str) -> Answer:
+        return error_answer(self._id, RpcError(code, message), self._statuses)
+
+
+def begin(
+    toolset: Toolset, headers: Headers | None, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+) -> Answer | ToolRequest:
+    """`headers` None: it did not come over HTTP. `statuses`: those of errors in the handshake era."""
+    if "id" not in message:
+        return Answer(202, b"")  # notifications: nothing here depends on one
+    version = version_of(headers)
+    modern = is_modern(message, version)
+    statuses = MODERN_STATUS if modern else statuses
+    try:
+        if modern:
+            check_envelope(message, headers, version)
+        if message["method"] == "tools/call":
+            return _tool_request(message, modern, statuses)
+        return result_answer(message["id"], _result(toolset, message, modern))
+    except RpcError as e:
+        return error_answer(message["id"], e, statuses)
+
+
+def _tool_request(message: dict[str, Any], modern: bool, statuses: Mapping[int, int]) -> ToolRequest:
+    params = message.get("params", {})
+    name, arguments = params.get("name"), params.get("arguments")
+    if not isinstance(name, str):
+        raise RpcError(INVALID_PARAMS, "tools/call needs the name of a tool")
+    arguments = {} if arguments is None else arguments
+    return ToolRequest(name, arguments, message["id"], modern, "session_id" in params, statuses)
+
+
+def _result(toolset: Toolset, message: dict[str, Any], modern: bool) -> bytes:
+    params = message.get("params", {})
+    match message["method"]:
+        case "tools/list":
+            if params.get("cursor") is not None:
+                raise RpcError(INVALID_PARAMS, "there is no such page: all tools come in the first")
+            return _tools_list(toolset, modern)
+        case "initialize" if not modern:
+            return _initialized(toolset, params)
+        case "ping" if not modern:
+            return b"{}"
+        case "server/discover" if modern:
+            return _discovered(toolset)
+        case method:
+            raise RpcError(NO_METHOD, f"there is no method {method[:MAX_NAME]!r} here")
+
+
+def _tools_list(toolset: Toolset, modern: bool) -> bytes:
+    known = (toolset.key, toolset.version, modern)
+    if known not in _lists:
+        tools = [{"name": t.name, "description": t.description, "inputSchema": t.parameters} for t in toolset.tools]
+        _lists[known] = msgspec.json.encode({"tools": tools, **(CACHED if modern else {})})
+    return _lists[known]
+
+
+def _initialized(toolset: Toolset, params: dict[str, Any]) -> bytes:
+    requested = params.get("protocolVersion")
+    version = requested if requested in HANDSHAKE else HANDSHAKE[-1]
+    about = {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": _server(toolset)}
+    return msgspec.json.encode({**about, **_instructions(toolset)})
+
+
+def _discovered(toolset: Toolset) -> bytes:
+    meta = {f"{META}/serverInfo": _server(toolset)}
+    about = {"supportedVersions": SUPPORTED, "capabilities": CAPABILITIES, "_meta": meta}
+    return msgspec.json.encode({**about, **CACHED, **_instructions(toolset)})
+
+
+def _instructions(toolset: Toolset) -> dict[str, str]:
+    return {"instructions": toolset.instructions} if toolset.instructions else {}
+
+
+def _server(toolset: Toolset) -> dict[str, str]:
+    return {"name": f"palestra-{toolset.key}", "title": toolset.title, "version": f"{__version__}+{toolset.version}"}
