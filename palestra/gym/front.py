@@ -7,13 +7,13 @@ exceptions (`door.py`), what a path means. Whoever starts it opens and closes th
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from http.cookies import SimpleCookie
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import orjson
 
 from palestra import __version__
+from palestra.gym.cookies import cookie_pair, cookies_of
 from palestra.gym.door import Door
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.base import GymServer
@@ -35,7 +35,6 @@ SERVER_HEADER = b"x-gym-server"
 """Whose answer it is: what a supervisor looks at before it believes that a port is healthy."""
 SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
 PLAIN_COOKIE = b"; path=/; samesite=lax"
-UNSAFE = frozenset(' ",;\\\t\r\n')  # a value with these has to be quoted
 
 
 class Front:
@@ -112,24 +111,6 @@ def _parsed(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadCall(400, f"the body is not JSON: {error}") from None
-
-
-def cookie_pair(name: str, value: str) -> str:
-    if UNSAFE.isdisjoint(value) and value.isascii():
-        return f"{name}={value}"
-    return SimpleCookie({name: value})[name].OutputString()
-
-
-def cookies_of(header: str) -> Mapping[str, str]:
-    """Of a `Cookie` header."""
-    if '"' in header:
-        return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
-    found: dict[str, str] = {}
-    for part in header.split(";"):
-        name, equals, value = part.partition("=")
-        if equals:
-            found[name.strip()] = value.strip()
-    return found
 
 
 def openapi(server: GymServer) -> dict[str, Any]:
