@@ -288,13 +288,14 @@ def _chat_tool(tool: Any, without: Collection[str], place: Place) -> Json:
     return {"type": "function", "function": function}
 
 
-def chat_tool_choice(choice: Any) -> Any:
+def chat_tool_choice(choice: Any, dialect: ChatDialect) -> Any:
     match choice:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "tools": [*tools]}:
-            allowed = [{"type": "function", "function": {"name": _name(one)}} for one in tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": allowed}}
+            if dialect is ChatDialect.PLAIN:
+                tools = [{"type": "function", "function": {"name": _name(one)}} for one in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
         case Mapping():
             detail = f'{_shown(choice)} is not here; send auto, none, required or {{"type": "function", "name": …}}'
             raise ItemError(("tool_choice",), detail, is_unsupported=True, given=choice)

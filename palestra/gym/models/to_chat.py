@@ -55,7 +55,7 @@ def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
     if nameless is not None:
         raise ItemError(("tools", nameless), "a function needs a name")
     if choice is not None:
-        chosen["tool_choice"] = chat_tool_choice(choice)
+        chosen["tool_choice"] = chat_tool_choice(choice, ChatDialect.PLAIN)
     if "parallel_tool_calls" in params:
         chosen["parallel_tool_calls"] = params["parallel_tool_calls"]
     return chosen
