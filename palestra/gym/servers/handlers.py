@@ -47,6 +47,16 @@ class Field(Struct, frozen=True):
             return None
 
 
+class ToolSpec(Struct, frozen=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    def as_param(self) -> dict[str, Any]:
+        """As a row's `responses_create_params.tools` lists it."""
+        return {"type": "function", **{name: getattr(self, name) for name in self.__struct_fields__}, "strict": False}
+
+
 class Handler:
     """One method, looked at once."""
 

@@ -7,18 +7,19 @@ Owns: the token that says which session a client plays in, names with MCP's pref
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from palestra.gym.errors import BadCall
-from palestra.gym.servers.states import Session
+from palestra.gym.servers.handlers import ToolSpec
+from palestra.gym.servers.states import Session, States
+from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call, encoded
 
 if TYPE_CHECKING:
     from palestra.environments.platform.toolbox import ToolResult
-    from palestra.gym.servers.resources import ResourcesServer, ToolSpec
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
@@ -27,18 +28,26 @@ PURPOSE = "mcp"
 class McpFace:
     """Also the protocol's `Toolset`."""
 
-    def __init__(self, server: ResourcesServer) -> None:
-        self._server = server
-        self._signer = server.peers.signer(server.cookie_name, PURPOSE)
-        self._prefix = f"mcp__{server.name}__"
+    def __init__(
+        self,
+        name: str,
+        signer: SessionSigner,
+        states: States,
+        tool_specs: Callable[[], Sequence[ToolSpec]],
+        call_tool: Callable[[Session, str, Any], Awaitable[Any]],
+    ) -> None:
+        """Of a server: its name, what it signs tokens with, its sessions, its tools and calling one."""
+        self._name, self._signer, self._states = name, signer, states
+        self._tool_specs, self._call_tool = tool_specs, call_tool
+        self._prefix = f"mcp__{name}__"
 
     @property
     def key(self) -> str:
-        return f"gym-{self._server.name}"
+        return f"gym-{self._name}"
 
     @property
     def title(self) -> str:
-        return self._server.name
+        return self._name
 
     @property
     def version(self) -> str:
@@ -47,7 +56,7 @@ class McpFace:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        return self._server.tool_specs()
+        return self._tool_specs()
 
     @property
     def instructions(self) -> str:
@@ -57,7 +66,7 @@ class McpFace:
     def invitation(self, session_id: str) -> dict[str, Any]:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
-        return {"mcp": {"server_name": self._server.name, "url_path": "/mcp", "transport": "http", "headers": headers}}
+        return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
     def with_bare_names(self, row: Any) -> Any:
         """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
@@ -97,7 +106,7 @@ class McpFace:
 
         status, told = mcp_answer(self, noted, headers, body)
         if wanted:
-            session = Session(session_id, self._server.states, call.rollout_id)
+            session = Session(session_id, self._states, call.rollout_id)
             result = await self._called(session, *wanted[0])
             status, told = mcp_answer(self, lambda name, arguments: result, headers, body)
         return Answer(status=status, body=told)
@@ -106,7 +115,7 @@ class McpFace:
         from palestra.environments.platform.toolbox import ToolResult
 
         try:
-            found = await self._server.call_tool(session, name, arguments)
+            found = await self._call_tool(session, name, arguments)
         except BadCall as error:
             return ToolResult(orjson.dumps({"detail": error.detail}).decode(), is_error=True)
         except Exception as error:

@@ -28,8 +28,8 @@ from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.aggregation import aggregated
 from palestra.gym.servers.base import GymServer, Peers
-from palestra.gym.servers.handlers import Handler
-from palestra.gym.servers.mcp import McpFace
+from palestra.gym.servers.handlers import Handler, ToolSpec
+from palestra.gym.servers.mcp import PURPOSE, McpFace
 from palestra.gym.servers.responses import check_given
 from palestra.gym.servers.settings import settings_of, settings_type
 from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
@@ -58,16 +58,6 @@ class ReverifyMode(StrEnum):
     STATELESS = "stateless"
     UNSUPPORTED = "unsupported"
     UNKNOWN = "unknown"
-
-
-class ToolSpec(Struct, frozen=True):
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-    def as_param(self) -> dict[str, Any]:
-        """As a row's `responses_create_params.tools` lists it."""
-        return {"type": "function", **{name: getattr(self, name) for name in self.__struct_fields__}, "strict": False}
 
 
 class ResourcesSettings(Struct, frozen=True, kw_only=True):
@@ -101,7 +91,7 @@ class ResourcesServer(GymServer, Generic[S]):
         self.settings: S = settings_of(instance, settings_type(type(self), ResourcesSettings))
         limit, idle_s = self.settings.max_sessions, self.settings.session_idle_s
         self.states = States(self.release, limit=limit, idle_s=idle_s)
-        self._mcp = McpFace(self) if self.settings.expose_tools_over_mcp else None
+        self._mcp = self._mcp_face() if self.settings.expose_tools_over_mcp else None
         self._table = self.table()
 
     # What a server of this kind says
@@ -135,6 +125,10 @@ class ResourcesServer(GymServer, Generic[S]):
         return await found.run(self, session, arguments, is_strict=True)
 
     # The rest
+
+    def _mcp_face(self) -> McpFace:
+        signer = self.peers.signer(self.cookie_name, PURPOSE)
+        return McpFace(self.name, signer, self.states, self.tool_specs, self.call_tool)
 
     def table(self) -> dict[str, Route]:
         routes: dict[str, Route] = {
