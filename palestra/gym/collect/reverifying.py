@@ -6,7 +6,7 @@ Owns: which rollouts, by which server, the new files. Never touches: agents, mod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+from palestra.gym.collect.concurrently import as_finished
 from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
@@ -133,7 +134,11 @@ async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded],
         standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
         if wanted.judge_failed_only:
             standing.kept = _keep(wanted, results, done)
-        async with aclosing(_graded(grader, left, wanted.concurrency)) as all_graded:
+
+        async def graded_pair(pair: Pair) -> tuple[Pair, dict[str, Any]]:
+            return pair, await grader.grade(pair)
+
+        async with aclosing(as_finished(graded_pair, left, wanted.concurrency)) as all_graded:
             async for pair, graded in all_graded:
                 _note(standing, pair, graded, results, failures)
                 told(standing)
@@ -148,25 +153,6 @@ def _note(standing: Regraded, pair: Pair, graded: dict[str, Any], results: Lines
     results.append(graded)
     standing.done += 1
     standing.changed += graded.get("reward") != pair.result.get("reward")
-
-
-async def _graded(
-    grader: Grader, pairs: Sequence[Pair], concurrency: int
-) -> AsyncGenerator[tuple[Pair, dict[str, Any]]]:
-    gate = asyncio.Semaphore(concurrency)
-
-    async def one(pair: Pair) -> tuple[Pair, dict[str, Any]]:
-        async with gate:
-            return pair, await grader.grade(pair)
-
-    tasks = [asyncio.create_task(one(pair)) for pair in pairs]
-    try:
-        for task in asyncio.as_completed(tasks):
-            yield await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _pairs(wanted: Regrading) -> list[Pair]:
