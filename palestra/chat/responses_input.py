@@ -294,17 +294,14 @@ def chat_tool_choice(choice: Any, dialect: ChatDialect) -> Any:
             return {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "tools": [*tools]}:
             if dialect is ChatDialect.PLAIN:
-                tools = [{"type": "function", "function": {"name": _name(one)}} for one in tools]
+                names = [one.get("name") if isinstance(one, Mapping) else None for one in tools]
+                tools = [{"type": "function", "function": {"name": name}} for name in names]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
         case Mapping():
             detail = f'{_shown(choice)} is not here; send auto, none, required or {{"type": "function", "name": …}}'
             raise ItemError(("tool_choice",), detail, is_unsupported=True, given=choice)
         case _:
             return choice
-
-
-def _name(tool: Any) -> Any:
-    return tool.get("name") if isinstance(tool, Mapping) else None
 
 
 def chat_format(asked: Any) -> Json | None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from palestra.chat.responses_output import message_item, response_body, text_part
 from palestra.gym.agents.loop import play
 from palestra.gym.errors import BadReply, GymConfigError, GymError
 from palestra.gym.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
@@ -31,6 +32,15 @@ TRIES, WAIT_S = 3, 0.5  # where no connection comes about, or it breaks
 OWN_FIELDS = ("reward", "response", "error", FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST)
 """That a row may have from an earlier time: they must not look like this rollout's."""
 SHOWN = 500
+NOTHING = response_body(
+    {"parallel_tool_calls": False},
+    response_id=FailureClass.REMOTE_AGENT_ERROR,
+    created_at=0.0,
+    model="remote_agent",
+    status="failed",
+    output=[message_item("msg_0", [text_part("")])],
+)
+"""The response of a rollout that failed."""
 
 
 class RemoteError(RuntimeError):
@@ -141,24 +151,8 @@ def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
     if failure is None:
         is_final = isinstance(error, RemoteAnswerInvalid)
         failure = Failure(kind=FailureClass.REMOTE_AGENT_ERROR, reason=str(error), is_final=is_final)
-    told = {"reward": 0.0, "response": _nothing(), "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
+    told = {"reward": 0.0, "response": NOTHING, "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
     return filled_row(row) | told | failure.fields()
-
-
-def _nothing() -> dict[str, Any]:
-    text = {"type": "output_text", "text": "", "annotations": []}
-    message = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_0", "content": [text]}
-    return {
-        "id": FailureClass.REMOTE_AGENT_ERROR,
-        "created_at": 0.0,
-        "model": "remote_agent",
-        "object": "response",
-        "output": [message],
-        "parallel_tool_calls": False,
-        "tools": [],
-        "tool_choice": "auto",
-        "usage": None,
-    }
 
 
 def _checked_url(url: str) -> str:
