@@ -9,7 +9,6 @@ skyrl-gym knows. What is made is not asked for its base class, only for `step` a
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import UnknownEnvironment
+from palestra.util.suggest import nearest
 
 SKYRL = "skyrl_gym:"
 
@@ -152,5 +152,5 @@ def _unknown(env_id: str) -> UnknownEnvironment:
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    near = [one for one in known if one.endswith(f":{name}")] or difflib.get_close_matches(name, known, n=1)
-    return f"\n  did you mean: {near[0]}?" if near else ""
+    near = next((one for one in known if one.endswith(f":{name}")), None) or nearest(name, known)
+    return f"\n  did you mean: {near}?" if near else ""

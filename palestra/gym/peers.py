@@ -9,7 +9,6 @@ body and its answer are handed over as they are.
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
 from palestra.types.gym_failures import FailureClass
+from palestra.util.suggest import did_you_mean
 
 TIMEOUT_S = 3600.0  # for one answer, where the caller says nothing; `peer_timeout_s`
 RECONNECT_S = 60.0  # how long a server may be away, being started again; `peer_reconnect_s`
@@ -94,8 +94,7 @@ class GymPeers:
     def _instance(self, name: str) -> ServerInstance:
         found = self._config.servers.get(name)
         if found is None:
-            near = difflib.get_close_matches(name, self._config.servers, n=1)
-            hint = f"did you mean: {near[0]}?" if near else f"there are: {', '.join(sorted(self._config.servers))}"
+            hint = did_you_mean(name, sorted(self._config.servers))
             raise GymConfigError(f"unknown server {name!r} in this gym\n  {hint}")
         return found
 

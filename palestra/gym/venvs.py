@@ -10,7 +10,6 @@ built is built anew. It sees our packages behind its own, so that what NeMo Gym 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -26,6 +25,8 @@ from typing import Any
 
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.stand_in import STAND_IN
+from palestra.util import processes
+from palestra.util.locks import FileLock, Locked
 
 MARK = ".palestra-complete"
 INSTALL_S = 3600.0
@@ -130,14 +131,13 @@ def _root(folder: Path, settings: dict[str, Any]) -> Path:
 @asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
     """One process at a time builds; the others wait, and find it built. The lock goes with its process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                await asyncio.sleep(0.2)
+    while True:
+        try:
+            lock = FileLock(path)
+            break
+        except Locked:
+            await asyncio.sleep(0.2)
+    with lock:
         yield
 
 
@@ -181,13 +181,8 @@ def _see_ours(venv: Path) -> None:
 async def _run(command: list[str], folder: Path, settings: dict[str, Any]) -> None:
     environment = os.environ | ({"UV_CACHE_DIR": str(settings["uv_cache_dir"])} if settings.get("uv_cache_dir") else {})
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd=folder,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        process = await processes.spawn(
+            *command, cwd=folder, env=environment, stdout=processes.PIPE, stderr=processes.STDOUT
         )
     except OSError as error:
         raise ServerStartError(f"{folder}: cannot run {command[0]} ({error.strerror})") from None
@@ -196,9 +191,7 @@ async def _run(command: list[str], folder: Path, settings: dict[str, Any]) -> No
     except TimeoutError:
         raise ServerStartError(f"{folder}: {' '.join(command)} took over {INSTALL_S:.0f} s") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await processes.kill(process)
     if process.returncode:
         words = "\n".join(said.decode(errors="replace").splitlines()[-LAST_LINES:])
         raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} said:\n{words}")

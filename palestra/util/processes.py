@@ -62,12 +62,14 @@ async def stop(process: Process, patience_s: float) -> None:
     while process.returncode is None and time.monotonic() < deadline:  # noqa: ASYNC110
         # `wait` would also wait for its pipes, which children of its own may hold.
         await asyncio.sleep(LOOK_S)
-    await kill(process)
+    signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 async def kill(process: Process) -> None:
-    """With its group, also where it has ended already. Has happened when this returns, or is cancelled."""
-    signal_group(process.pid, signal.SIGKILL)
+    """With its group. It has ended when this returns, or is cancelled."""
+    if process.returncode is None:  # the number of one that ended long ago may be somebody else's
+        signal_group(process.pid, signal.SIGKILL)
     await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 

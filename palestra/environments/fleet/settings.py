@@ -5,7 +5,6 @@ Owns: names, defaults, checks. Never touches: tasks.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 
 from palestra.environments.fleet.actions import Grammar
 from palestra.environments.fleet.prompts import PromptStyle
+from palestra.util.suggest import nearest
 
 log = logging.getLogger(__name__)
 
@@ -72,5 +72,5 @@ def _plain(value: Any) -> Any:
 
 def _warn_of_others(env_config: Any, known: tuple[str, ...]) -> None:
     for name in env_config.keys() - set(known) if isinstance(env_config, Mapping) else ():
-        near = difflib.get_close_matches(str(name), known, n=1)
-        log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near[0]}?" if near else "")
+        near = nearest(name, known)
+        log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near}?" if near else "")

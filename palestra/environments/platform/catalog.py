@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
 from palestra.environments.platform.app import App, TaskTemplate
@@ -15,6 +14,7 @@ from palestra.environments.platform.apps.stay import STAY
 from palestra.environments.platform.apps.team import TEAM
 from palestra.environments.platform.apps.travel import TRAVEL
 from palestra.environments.platform.errors import UnknownName
+from palestra.util.suggest import did_you_mean
 
 APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
 UNLISTED: dict[str, App] = {CONF.key: CONF}
@@ -24,7 +24,7 @@ UNLISTED: dict[str, App] = {CONF.key: CONF}
 def app_of(key: str) -> App:
     found = APPS.get(key) or UNLISTED.get(key)
     if found is None:
-        raise UnknownName(f"there is no app {key!r}; {_nearest(key, list(APPS))}")
+        raise UnknownName(f"there is no app {key!r}; {did_you_mean(key, APPS)}")
     return found
 
 
@@ -33,10 +33,5 @@ def template_of(app: str, name: str) -> TaskTemplate:
     found = app_of(app).template(name)
     if found is None:
         names = [template.name for template in app_of(app).templates]
-        raise UnknownName(f"{app} has no task template {name!r}; {_nearest(name, names)}")
+        raise UnknownName(f"{app} has no task template {name!r}; {did_you_mean(name, names)}")
     return found
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"

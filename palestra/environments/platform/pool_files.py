@@ -7,7 +7,6 @@ process loses none, that of the machine may.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ import msgspec
 
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.pool_records import InstanceState, Record, Wanted
+from palestra.util.locks import FileLock, Locked
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -63,7 +63,7 @@ class PoolFiles:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        os.close(self._lock)
+        self._lock.release()
 
     def secret(self) -> bytes:
         """Of this folder, the same after a restart: what tokens are made of."""
@@ -132,15 +132,12 @@ class PoolFiles:
         return self.folder / "journal.jsonl"
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path) -> FileLock:
     """Two pools in one folder would end each other's instances."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
+        return FileLock(path)
+    except Locked:
         raise PlatformError(f"another platform works in {path.parent}; choose another folder") from None
-    return handle
 
 
 def _write_whole(path: Path, data: bytes) -> None:

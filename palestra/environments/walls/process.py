@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import palestra
+from palestra.util.processes import PIPE, kill, spawn
 
 WALLS = "palestra.environments.walls"
 BOOT = """
@@ -52,20 +51,18 @@ async def ask(module: str, question: bytes, *, limit_s: float, max_answer: int) 
     except TimeoutError:
         is_late = True
     finally:
-        await _end(process)
+        await kill(process)
     return Said(bytes(answer), process.returncode, is_late)
 
 
 async def started(module: str) -> asyncio.subprocess.Process:
     packages = (module.rpartition(".")[0], WALLS)
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", BOOT, str(Path(palestra.__file__).parent), module, *packages),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+    return await spawn(
+        *(sys.executable, "-I", "-S", "-c", BOOT, Path(palestra.__file__).parent, module, *packages),
+        stdin=PIPE,
+        stdout=PIPE,
         env={},
         cwd="/",
-        start_new_session=True,
     )
 
 
@@ -78,10 +75,3 @@ async def _talk(process: asyncio.subprocess.Process, question: bytes, answer: by
         process.stdin.close()
     while len(answer) <= max_answer and (more := await process.stdout.read(64 * 1024)):
         answer += more
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.shield(asyncio.ensure_future(process.wait()))

@@ -5,7 +5,6 @@ Owns: asking, names that are not there. Never touches: rows, the gym's files.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import yaml
@@ -13,6 +12,7 @@ import yaml
 from palestra.gym.collect.errors import NoGym, UnknownAgent
 from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.records import ServerKind
+from palestra.util.suggest import did_you_mean
 
 LIMIT_S = 30.0
 
@@ -66,6 +66,4 @@ class Directory:
         if name in self.urls and self.kinds[name] == ServerKind.AGENT:
             return self.urls[name]
         agents = sorted(each for each, kind in self.kinds.items() if kind == ServerKind.AGENT)
-        near = difflib.get_close_matches(name, agents, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(agents) or 'none'}"
-        raise UnknownAgent(f"the gym has no agent {name!r}; {hint}")
+        raise UnknownAgent(f"the gym has no agent {name!r}; {did_you_mean(name, agents)}")

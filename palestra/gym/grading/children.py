@@ -7,12 +7,13 @@ JSON on its input with one on its output.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from typing import Any
 
 import orjson
+
+from palestra.util.processes import PIPE, kill, spawn
 
 MAX_LINE = 16 * 1024 * 1024
 START_S = 60.0  # sympy takes seconds to import on a busy machine
@@ -46,35 +47,29 @@ class Children:
                 async with asyncio.timeout(limit_s):
                     answer = await _asked(child, asked)
             except TimeoutError:
-                await _end(child)
+                await kill(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
             except BaseException:
-                await _end(child)
+                await kill(child)
                 raise
             self._idle.append(child)
             return answer
 
     async def close(self) -> None:
         for child in self._idle:
-            await _end(child)
+            await kill(child)
         self._idle.clear()
 
     async def _start(self) -> asyncio.subprocess.Process:
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=MAX_LINE,
-        )
+        child = await spawn(sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, limit=MAX_LINE)
         try:
             async with asyncio.timeout(START_S):
                 await _line(child)  # it says so when it has imported all it needs
         except (ChildError, TimeoutError) as error:
-            await _end(child)
+            await kill(child)
             raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
         except BaseException:
-            await _end(child)
+            await kill(child)
             raise
         return child
 
@@ -98,10 +93,3 @@ async def _line(child: asyncio.subprocess.Process) -> bytes:
     if not line.endswith(b"\n"):
         raise ChildError(f"the child ended with code {await child.wait()}")
     return line
-
-
-async def _end(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-    await asyncio.shield(asyncio.ensure_future(child.wait()))

@@ -10,7 +10,6 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from palestra.config.redaction import redact
 from palestra.gym.errors import ServerStartError
 from palestra.gym.supervisor.plan import Command
 from palestra.gym.supervisor.reaper import Reaper
+from palestra.util.processes import STDOUT, signal_group, spawn
 
 LAST_LINES = 30
 LONGEST_LINE = 16_384
@@ -58,15 +58,14 @@ class Child:
         its_input, our_output = os.pipe()
         our_input, its_output = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await spawn(
                 *command.arguments,
                 cwd=command.folder,
                 env=command.environment,
                 stdin=its_input,
                 stdout=its_output,
-                stderr=asyncio.subprocess.STDOUT,
+                stderr=STDOUT,
                 pass_fds=command.sockets,
-                start_new_session=True,  # ctrl-c is the supervisor's; and its children are one group with it
             )
         except OSError as error:
             os.close(our_output)
@@ -108,10 +107,9 @@ class Child:
         self._signal(signal.SIGKILL)
         await self.wait()
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+            signal_group(self._process.pid, number)
 
     async def _end(self) -> int:
         code = await self._process.wait()

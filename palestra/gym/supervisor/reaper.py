@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from typing import IO
 
+from palestra.util.processes import PIPE, spawn_blocking
+
 # Nothing of ours is imported: it is to be small. Lines `+group` and `-group` come in; at their end, the rest is killed.
 _PROGRAM = """
 import os, signal, sys
@@ -60,18 +62,11 @@ class Reaper:
                 _write(self._process.stdin, f"+{group}\n")
 
     @staticmethod
-    def _started() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # ctrl-c is the supervisor's
-        )
+    def _started() -> subprocess.Popen[bytes]:
+        return spawn_blocking([sys.executable, "-I", "-S", "-c", _PROGRAM], stdin=PIPE)
 
 
-def _write(pipe: IO[str] | None, line: str) -> None:
+def _write(pipe: IO[bytes] | None, line: str) -> None:
     assert pipe is not None
-    pipe.write(line)
+    pipe.write(line.encode())
     pipe.flush()

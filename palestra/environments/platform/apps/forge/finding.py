@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.util.suggest import did_you_mean
 
 MAIN_BRANCH = "main"
 
@@ -16,8 +16,7 @@ def repo_id(desk: Desk, name: str) -> int:
     found = desk.value("SELECT id FROM repos WHERE name = ?", name.rpartition("/")[2])
     if found is None:
         names = [row["name"] for row in desk.rows("SELECT name FROM repos ORDER BY name")]
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"repositories: {', '.join(names)}"
+        hint = did_you_mean(name, names, otherwise="repositories")
         raise ToolError("not_found", f"there is no repository {name!r}", hint)
     return found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal
 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.util.suggest import nearest
 
 Target = Literal["post", "comment"]
 TABLES = {"post": "posts", "comment": "comments"}
@@ -37,8 +37,8 @@ def user(desk: Desk, name: str) -> Row:
 
 def _nearest(desk: Desk, table: str, name: str) -> str:
     names = [row["name"] for row in desk.rows(f"SELECT name FROM {table} ORDER BY name")]
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"some: {', '.join(names[:5])}"
+    near = nearest(name, names)
+    return f"did you mean {near}?" if near else f"some: {', '.join(names[:5])}"
 
 
 def row_of(desk: Desk, target: Target, row_id: int) -> Row:

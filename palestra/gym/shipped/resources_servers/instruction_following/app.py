@@ -5,7 +5,6 @@ Owns: rewards. Never touches: the checks themselves.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
@@ -13,6 +12,7 @@ from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 from palestra.gym.shipped.resources_servers.instruction_following.checks import CHECKS, follows
+from palestra.util.suggest import did_you_mean
 
 MODES = ("binary", "fraction")
 FIELDS = ("instruction_id_list", "kwargs", "grading_mode")
@@ -51,9 +51,7 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
 
     def _follows(self, name: str, text: str, given: Mapping[str, Any]) -> bool:
         if name not in CHECKS:
-            near = difflib.get_close_matches(name, CHECKS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(CHECKS))}"
-            raise BadCall(422, f"nobody here can check {name!r}; {hint}")
+            raise BadCall(422, f"nobody here can check {name!r}; {did_you_mean(name, sorted(CHECKS))}")
         try:
             return follows(name, text, given)
         except (TypeError, AttributeError) as error:
