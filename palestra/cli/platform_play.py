@@ -181,7 +181,7 @@ def split(text: str) -> list[str]:
 
 
 def list_length(text: str) -> int:
-    """Of the JSON list at the beginning."""
+    """Characters of the JSON list at the beginning."""
     for end in (n + 1 for n, char in enumerate(text) if char == "]"):
         try:
             msgspec.json.decode(text[:end])

@@ -43,7 +43,7 @@ class ModelCalls(Struct):
 
 
 def model_calls(items: Sequence[Any]) -> ModelCalls:
-    """Of `response.output`; items without ids are what others said."""
+    """Items of `response.output`; those without ids are what others said."""
     found = ModelCalls([])
     seen: list[int] = []
     for item in items:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ROW = "row"
 """In a task's extras: what its agent gets."""
 LABELS = ("data_source", "level")
-"""Of a row: metrics are told apart by them."""
+"""Fields of a row by which metrics are told apart."""
 
 
 def gym_tasks(entry: EnvironmentEntry, split: str) -> Sequence[Task]:

@@ -71,7 +71,7 @@ class EnvironmentSet:
         self._threads = CallThreads(env_threads)
 
     def tasks(self, split: Split) -> list[EntryTasks]:
-        """Of each environment that has some. Raises TaskFileError, also for one without tasks to train on."""
+        """Tasks of each environment that has some. Raises TaskFileError, also for one without tasks to train on."""
         found = [EntryTasks(known.entry, _tasks(known, split)) for known in self._known.values()]
         for entry, tasks in found:
             if not tasks and split == "train":

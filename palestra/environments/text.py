@@ -23,7 +23,7 @@ class BaseTextEnvStepOutput(TypedDict):
     observations: ConversationType
     """New messages, for the policy to read before its next turn."""
     reward: float | None
-    """Of this step. None: it could not be graded, and the rollout will not count."""
+    """The reward of this step. None: it could not be graded, and the rollout will not count."""
     done: bool
     metadata: dict[str, Any]
     postprocessed_action: NotRequired[str | None]

@@ -21,20 +21,21 @@ FIELD_EXTRA_BYTES = 4  # the colon, the space and the line's end
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBounds:
     max_head_bytes: int = 64 << 10
-    """Of the request line and all fields, and of the fields behind a body in chunks."""
+    """How long the request line and all fields may be, and the fields behind a body in chunks."""
     max_fields: int = 100
     head_timeout_s: float = 20.0
     """From the first byte of a head to its last; of a connection's first one, from the connection's beginning."""
     max_unread_bytes: int = 20 << 20
-    """Of a body, after its request was answered: clients that look at the answer only at the end of their body should
-    get to see it, so it is more than the longest body that most routes take. Then the connection is closed."""
+    """How much is read of a body after its request was answered: clients that look at the answer only at the end of
+    their body should get to see it, so it is more than the longest body that most routes take. Then the connection is
+    closed."""
     unread_answer_s: float = 120.0
     """How long a client may take nothing of an answer that lies ready for it. Then the connection is cut."""
     max_waiting: int = 16_384
     """Connections without a request under way, and at most half of the files that the process may open. Beyond it those
     that have waited longest are closed."""
     max_waiting_bytes: int = 64 << 20
-    """Of all heads that are not whole yet. Beyond it the oldest of them are closed."""
+    """What all heads that are not whole yet may hold. Beyond it the oldest of them are closed."""
 
 
 class HeadTooLarge(Exception):

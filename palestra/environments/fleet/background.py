@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _lock = threading.Lock()
-"""Of the loop's making."""
+"""Guards the making of the loop."""
 _loop: asyncio.AbstractEventLoop | None = None
 
 

@@ -43,7 +43,7 @@ NAMES = frozenset(spec["function"]["name"] for spec in SPECS)
 
 
 class ContextTools:
-    """Of one episode. `history` is the conversation as the model sees it, and is changed in place."""
+    """The tools of one episode. `history` is the conversation as the model sees it, and is changed in place."""
 
     def __init__(self, history: list[Message], max_output_chars: int) -> None:
         self._history = history

@@ -36,7 +36,7 @@ MAX_TURNS, MAX_OUTPUT_CHARS = 50, 10_000
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Of one turn, before it is put into words."""
+    """What came of one turn, before it is put into words."""
 
     result: Any = None
     error: str | None = None

@@ -16,7 +16,7 @@ RESULT = "Tool result:\n"
 
 
 def error_of(result: Any) -> str | None:
-    """Of a call that came back: some tools say in words that they failed."""
+    """The error in a result that came back: some tools say in words that they failed."""
     if isinstance(result, str) and result.startswith(("Error:", "error:")):
         return result.partition(":")[2].strip() or result
     if isinstance(result, Mapping) and result.get("error") is not None:

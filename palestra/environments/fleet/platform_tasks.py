@@ -37,7 +37,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
     templates: tuple[str, ...] = ()
     count: int = 1000
     first: int = 0
-    """Of the numbers of a split."""
+    """The first number within a split."""
     knobs: tuple[Knob, ...] = ()
 
     @classmethod

@@ -38,7 +38,7 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
     task_modality: str = "tool_use"
     env_variables: dict[str, Any] = {}
     max_turns: int | None = None
-    """Of the task itself; a dataset or a config may say otherwise."""
+    """The task's own limit; a dataset or a config may say otherwise."""
     raw: dict[str, Any] = {}
     """The row as it was: what a platform may want besides."""
 

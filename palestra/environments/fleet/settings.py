@@ -23,9 +23,9 @@ AUTO, PLATFORM, REMOTE, FLEET, MCP, OPENENV = "auto", "platform", "remote", "fle
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     tasks_file: str | None = None
     api_key: str | None = None
-    """Of hosted Fleet. Default: FLEET_API_KEY."""
+    """The key for hosted Fleet. Default: FLEET_API_KEY."""
     base_url: str | None = None
-    """Of its orchestrator. Default: FLEET_BASE_URL, then the SDK's own."""
+    """The address of its orchestrator. Default: FLEET_BASE_URL, then the SDK's own."""
     ttl_seconds: int = 600
     """An instance that nobody closes ends after so long."""
     backend: str = AUTO
@@ -44,7 +44,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     hints: bool = False
     """The last step's metadata say what the verifier printed and which calls failed."""
     request_timeout_s: float = 60.0
-    """Of one tool call."""
+    """How long one tool call may take."""
     verifier_timeout_s: float = 30.0
     verifier_memory_mib: int = 512
 

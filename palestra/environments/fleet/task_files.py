@@ -22,7 +22,7 @@ SHOWN_KEYS = 5
 _read: dict[str, dict[str, FleetTask]] = {}
 """By the file as it was named."""
 _lock = threading.Lock()
-"""Of what has been read."""
+"""Guards what has been read."""
 
 
 def find_task(tasks_file: str, task_key: str) -> FleetTask:

@@ -49,7 +49,7 @@ class FleetConfig(vf.TasksetConfig):
     """A file, or `platform:mail?difficulty=0,1&count=200`."""
     split: Literal["train", "eval"] = "eval"
     env_config: dict[str, Any] = Field(default_factory=dict)
-    """Of `fleet_task`: backend, prompt_style and the like. It is not written into traces."""
+    """Settings of `fleet_task`: backend, prompt_style and the like. They are not written into traces."""
     max_turns: int | None = None
     """Without it each task's own."""
 

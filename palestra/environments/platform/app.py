@@ -23,7 +23,7 @@ from palestra.environments.platform.toolbox import Tool
 
 
 class Size(StrEnum):
-    """Of a seed: how much there is to look through."""
+    """How much there is to look through in a seed."""
 
     TINY = "tiny"
     SMALL = "small"
@@ -42,7 +42,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """Paraphrases, with `{names}` of the params."""
     solve: Callable[[Params], Solution]
     expect: Callable[[Params, Seed], list[Expected]]
-    """Of the state in the end; empty: nothing may change."""
+    """What must have changed in the end; empty: nothing may change."""
     answer: Callable[[Params], Answer] | None = None
     process: Callable[[Params], Calls] | None = None
     """What must have been called, for tasks that only read."""
@@ -105,7 +105,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     description: str
     version: str
-    """Of schema and seeds together: another one is another world."""
+    """The version of schema and seeds together: another one is another world."""
     schema: str
     fill: Callable[[sqlite3.Connection, random.Random, Size], Mapping[str, str]]
     """Puts rows into fresh tables, the same for the same numbers; returns the variables of a task in this world:
@@ -113,7 +113,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     fill_with: Callable[[sqlite3.Connection, random.Random, Size, Cast], Mapping[str, str]] | None = None
     """The same with people and a day that are given; None: it cannot be part of a world."""
     parts: tuple[App, ...] = ()
-    """Of a world of several apps: those, in one database (`worlds.py`)."""
+    """The apps of a world of several, in one database (`worlds.py`)."""
     tools: tuple[Tool, ...]
     templates: tuple[TaskTemplate, ...]
     fixed: Set[str] = frozenset()
@@ -155,9 +155,9 @@ class Seed(msgspec.Struct, frozen=True):
     connection: sqlite3.Connection
     """To read from, shared; nobody writes."""
     lock: threading.Lock
-    """Of the connection."""
+    """Guards the connection."""
     names: TableNames | None = None
-    """Of an app's tables where it is one of several."""
+    """Names of the app's tables where it is one of several."""
 
     @property
     def key(self) -> str:

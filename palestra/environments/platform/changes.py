@@ -37,7 +37,7 @@ class Change(msgspec.Struct, frozen=True):
     after: Row
     """Empty for a delete."""
     fields: tuple[str, ...] = ()
-    """Of an update: the columns that differ."""
+    """The columns that differ, where it is an update."""
 
 
 class TableInfo(msgspec.Struct, frozen=True):

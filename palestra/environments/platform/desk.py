@@ -69,7 +69,7 @@ class Desk:
         return self._connection.execute(self._names.in_statement(query) if self._names else query, args)
 
     def page(self, query: str, *args: object, limit: int, cursor: str | None) -> tuple[list[Row], str | None]:
-        """Of a query with a total order; and where the next one begins, if there is one."""
+        """A page of a query with a total order, and where the next one begins, if there is one."""
         if not 1 <= limit <= MAX_PAGE:
             raise ToolError("bad_arguments", f"limit must be 1 to {MAX_PAGE}", "use cursor for the next page")
         start = page_start(cursor)

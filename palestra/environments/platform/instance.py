@@ -26,7 +26,7 @@ from palestra.environments.platform.toolbox import Tool
 from palestra.net.mcp import ToolResult
 
 TICK = timedelta(minutes=1)
-"""Of the world's clock, for each call that writes."""
+"""How far the world's clock moves with each call that writes."""
 MAX_PAGES = (64 << 20) // PAGE_BYTES  # a hundred times a large world
 SQLITE_PAGES = 2**32 - 2  # as many as there can be
 FULL = {"error": "full", "message": "this world holds nothing more", "hint": "the task cannot be gone on with"}
@@ -150,7 +150,7 @@ class Instance:
         return [Event(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
 
     def state_hash(self) -> str:
-        """Of all rows, without what is volatile, and the clock."""
+        """A hash of all rows, without what is volatile, and of the clock."""
         digest = hashlib.blake2b(digest_size=16)
         with self._lock:
             for table in tables_of(self.connection):

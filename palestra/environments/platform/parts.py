@@ -47,7 +47,7 @@ class TableNames:
 
 @cache
 def table_names(app: str, schema: str) -> TableNames:
-    """Of an app with these tables; one for all who ask, since it remembers statements."""
+    """The names of an app with these tables; one object for all who ask, since it remembers statements."""
     return TableNames(app, schema)
 
 

@@ -59,12 +59,12 @@ class Pool:
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="palestra-platform-")
         self.files = PoolFiles(folder or Path(self._temporary.name if self._temporary else ""))
         self._lock = threading.RLock()
-        """Of all that follows. Building a seed and calling a tool happen outside."""
+        """Guards all that follows. Building a seed and calling a tool happen outside."""
         self._records: dict[str, Record] = {}
         self._teams: dict[str, set[str]] = {}
         """Instances that are not over."""
         self._alive = 0
-        """Of all teams."""
+        """How many instances of all teams are not over."""
         self._requests: dict[tuple[str, str], str] = {}
         self._memory = PoolMemory(self.files, self.limits.max_resident_bytes)
         self._wheel = Wheel(clock())

@@ -66,7 +66,7 @@ class PoolFiles:
         self._lock.release()
 
     def secret(self) -> bytes:
-        """Of this folder, the same after a restart: what tokens are made of."""
+        """What tokens are made of: this folder's, the same after a restart."""
         path = self.folder / "secret"
         if not path.exists():
             _write_whole(path, secrets.token_bytes(SECRET_BYTES))

@@ -35,17 +35,17 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_instances: int = 10_000
     max_per_team: int = 10_000
     max_resident_bytes: int = 1 << 30
-    """Of all instances in memory; those that were used longest ago go to disk."""
+    """What all instances in memory may take; those that were used longest ago go to disk."""
     ttl_s: float = 600
     """From the last use, where nobody asked for another."""
     max_age_s: float = 24 * 3600
-    """Of an instance, however often it is used; also the longest TTL that can be asked for."""
+    """How old an instance gets, however often it is used; also the longest TTL that can be asked for."""
     kept_s: float = 600
     """How long one that ended is still known."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a new instance."""
+    """What somebody wants a new instance to be."""
 
     app: str
     data: str
@@ -82,7 +82,7 @@ class Record:
     writes: int = -1
     """What the connection had written when the size was looked at."""
     slot: int = -1
-    """Of the wheel."""
+    """Where the wheel has it."""
 
     @property
     def is_over(self) -> bool:

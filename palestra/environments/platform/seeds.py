@@ -25,7 +25,7 @@ CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 
 _kept: OrderedDict[tuple[str, str, int, Size], Seed] = OrderedDict()
 _lock = threading.Lock()
-"""Of what is kept. Building takes milliseconds: two that want the same wait for it."""
+"""Guards what is kept. Building takes milliseconds: two that want the same wait for it."""
 
 
 def seed_of(app: App, number: int, size: Size) -> Seed:

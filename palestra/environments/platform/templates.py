@@ -32,7 +32,7 @@ Solution = Generator[Call, dict[str, Any], None]
 
 @cache
 def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
-    """Of an app, by template: its `prompts.toml`."""
+    """The prompts of an app by template, from its `prompts.toml`."""
     text = files(package).joinpath("prompts.toml").read_text(encoding="utf-8")
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 

@@ -26,7 +26,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Checks by name, for people and for partial rewards."""
     missed: list[str] = []
     apps: dict[str, bool] = {}
-    """Of a world: those where something had to change, or did, and whether it is right there."""
+    """The apps of a world where something had to change, or did, and whether it is right there."""
     failed: list[str] = []
     """Why not, in words. Never for the model."""
 
@@ -41,7 +41,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(task: PlatformTask, instance: Instance, answer: str | None = None) -> Verdict:
-    """Of the state as it is now. Asked twice, it says the same."""
+    """The verdict on the state as it is now. Asked twice, it says the same."""
     template, params = task.template, task.params
     expected, changes = template.expect(params, task.seed), instance.changes()
     found = mismatch(expected, changes)

@@ -30,7 +30,7 @@ PEOPLE = {Size.TINY: (4, 3), Size.SMALL: (10, 8), Size.LARGE: (20, 16)}
 """Colleagues and others."""
 
 Databases = Mapping[str, sqlite3.Connection]
-"""Of each app, while they are filled; in its own words."""
+"""The apps' databases while they are filled, each in its app's own words."""
 Stitch = Callable[[Databases, random.Random, Cast], None]
 """Adds what ties them together: a mail that asks for a room of that hotel."""
 T = TypeVar("T")

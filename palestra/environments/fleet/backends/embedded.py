@@ -98,7 +98,7 @@ class EmbeddedBackend:
 
 
 def _partial(task: PlatformTask, verdict: Verdict) -> float:
-    """Of all checks, those that are met and would not be by doing nothing."""
+    """The share of checks that are met and would not be by doing nothing."""
     idle = Instance(task.seed)
     try:
         earned = set(verdict.met) - set(verify(task, idle).met)

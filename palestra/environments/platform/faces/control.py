@@ -18,6 +18,7 @@ from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.door import Door, Refusal
+from palestra.environments.platform.faces.http import read_as
 from palestra.environments.platform.faces.task_pages import MAX_DIGITS, page_of, page_with, tasks_in
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import DuplicateRequest, LimitReached, Record, Wanted
@@ -136,7 +137,7 @@ class ControlPlane:
         return self._shown(self.pool.close(asked.name, asked.team), asked)
 
     def close_all(self, asked: Asked) -> Any:
-        """Of a run, or with `profile_id=self` all of the team's."""
+        """Closes the instances of a run, or with `profile_id=self` all of the team's."""
         run_id = asked.one("run_id")
         if run_id is None and not _check_profile(asked):
             raise Refusal(
@@ -188,7 +189,7 @@ class ControlPlane:
 
 
 def _page(asked: Asked, apps: list[App], data_id: str | None) -> Iterator[PlatformTask]:
-    """Of one app ten tasks of each template, of all apps one."""
+    """Ten tasks of each template where one app is named, one where none is."""
     size = asked.count("per_template", TASKS_PER_TEMPLATE if len(apps) == 1 else 1, WORLDS)
     worlds = page_of(asked.count("page", 0, WORLDS), size) if data_id is None else page_with(data_id)
     count = len(worlds) * sum(len(app.templates) for app in apps)
@@ -198,10 +199,7 @@ def _page(asked: Asked, apps: list[App], data_id: str | None) -> Iterator[Platfo
 
 
 def wanted_of(body: bytes) -> Wanted:
-    try:
-        asked = msgspec.json.decode(body, type=InstanceRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Refusal(400, f"this is no request for an instance: {e}") from None
+    asked = read_as(body, InstanceRequest, "this is no request for an instance")
     app = _app(asked.env_key)
     for version in (asked.env_version, asked.data_version):
         if version is not None and version != app.version:

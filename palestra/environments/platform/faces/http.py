@@ -6,7 +6,7 @@ Statuses are those that Fleet's SDK takes as final: 404 and 5xx make it wait and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -20,6 +20,7 @@ from palestra.environments.platform.faces.door import Door, Refusal
 from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
 from palestra.net.bodies import BodyReader
 
+T = TypeVar("T")
 MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
 MAX_BYTES_IN_ALL = 256 << 20  # of bodies that are on their way
 
@@ -44,16 +45,17 @@ class Bodies:
         return await self._reader.read(request.scope, request.receive)
 
 
-def json_of(body: bytes) -> Any:
+def read_as(body: bytes, kind: type[T], problem: str = "the body is not JSON that can be read") -> T:
+    """Raises Refusal, with `problem` and what is wrong."""
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise Refusal(400, f"the body is not JSON that can be read: {e}") from None
+        raise Refusal(400, f"{problem}: {e}") from None
 
 
 def object_of(body: bytes) -> dict[str, Any]:
     """An empty one is an object without fields."""
-    found = json_of(body or b"{}")
+    found = read_as(body or b"{}", object)
     if found is None:
         return {}
     if not isinstance(found, dict):

@@ -63,7 +63,7 @@ class StdioWorld:
         return ToolResult(msgspec.json.encode({"submitted": answer}).decode())
 
     def finish(self, answer: str | None = None) -> None:
-        """Of a task: the verifier looks once."""
+        """Ends a task, if there is one: the verifier looks once."""
         if self.task is not None and not self._is_over:
             self._is_over = True
             self._report(verify(self.task, self.instance, answer))

@@ -28,6 +28,7 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces import wire
 from palestra.environments.platform.faces.control import Asked
 from palestra.environments.platform.faces.door import Refusal
+from palestra.environments.platform.faces.http import read_as
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.tasks import make_task
@@ -89,10 +90,7 @@ class Verifying:
         return wire.verifier(key, self._source_of(task))
 
     async def execute(self, asked: Asked) -> Any:
-        try:
-            request = msgspec.json.decode(asked.body, type=ExecuteRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise Refusal(400, f"this is no request to verify something: {e}") from None
+        request = read_as(asked.body, ExecuteRequest, "this is no request to verify something")
         self.pool.record(instance_id := _instance_id(request), asked.team)
         began = time.perf_counter()
         is_known = (asked.team, request.sha256 or "") in self._sources
@@ -105,10 +103,7 @@ class Verifying:
 
     async def execute_function(self, instance_id: str, body: bytes) -> Any:
         """At an instance's runner."""
-        try:
-            request = msgspec.json.decode(body, type=FunctionRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise Refusal(400, f"this is no verifier: {e}") from None
+        request = read_as(body, FunctionRequest, "this is no verifier")
         try:
             _check_first(request.function_code, request.function_name)
             given = Given(final_answer=request.text_solution, conversation=request.conversation)

@@ -21,7 +21,7 @@ ORGS = ("brightwater", "silverpine")
 LABELS = ("bug", "docs", "performance", "question")
 MILESTONES = ("v1.0", "v1.1")
 FIRST_WORDS = ("Crash", "Slow", "How", "Typo")
-"""Of an issue's title: CONTRIBUTING says which label each stands for."""
+"""First words of issues' titles: CONTRIBUTING says which label each stands for."""
 ENDINGS = (
     "in the settings",
     "on start",

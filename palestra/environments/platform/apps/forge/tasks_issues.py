@@ -71,7 +71,7 @@ def _new_issue(rng: random.Random, seed: Seed) -> Params:
 
 
 def next_number(seed: Seed, repo: int) -> int:
-    """Of an issue that is opened."""
+    """The number of the next issue that is opened."""
     numbers = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
     return 1 + max(row["number"] for row in seed.rows(numbers, repo, repo))
 

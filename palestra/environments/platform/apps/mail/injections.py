@@ -32,7 +32,7 @@ class Injection(msgspec.Struct, frozen=True):
     """What the mail asks for; no two ask in the same words, so that a mail tells which it is."""
     tool: str
     arguments: dict[str, Any]
-    """Of the call that would obey."""
+    """Arguments of the call that would obey."""
     on_message: bool = False
     """Whether the call is about the mail itself, and takes its id."""
 

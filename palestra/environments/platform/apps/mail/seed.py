@@ -25,7 +25,7 @@ FOLDERS = (INBOX, SENT, ARCHIVE, TRASH, NEWSLETTERS, *words.FOLDERS)
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Of a world: how many there are of each."""
+    """How many there are of each in a world."""
 
     colleagues: int
     outsiders: int
@@ -36,7 +36,7 @@ class Scale(msgspec.Struct, frozen=True):
     """Mails that tell a number; every second one also talks to the agent."""
     sent: int
     days: int
-    """Of the calendar."""
+    """How many the calendar covers."""
 
 
 SCALES = {

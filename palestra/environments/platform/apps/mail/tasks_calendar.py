@@ -43,7 +43,7 @@ def any_day(rng: random.Random, seed: Seed) -> str:
 
 
 def day_slots(seed: Seed, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
-    """Of working hours. `without`: an event that does not count."""
+    """Free times in working hours. `without`: an event that does not count."""
     window = Interval(f"{day}T00:00:00", (date.fromisoformat(day) + timedelta(days=1)).isoformat() + "T00:00:00")
     query = BUSY.format(marks=", ".join("?" * len(people))).replace("WHERE", f"WHERE e.id != {without} AND", 1)
     rows = seed.rows(query, window.end, window.start, *people, *people)

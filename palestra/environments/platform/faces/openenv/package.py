@@ -16,7 +16,7 @@ from palestra.environments.platform.errors import PlatformError
 
 TEMPLATE = "palestra.environments.platform.faces.openenv"
 SUFFIX = ".txt"
-"""Of all files there, so that nobody takes them for code of ours."""
+"""All files there have it, so that nobody takes them for code of ours."""
 EPISODE_S = 600.0
 """As long as an instance lives without use."""
 

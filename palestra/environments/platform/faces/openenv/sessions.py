@@ -43,7 +43,7 @@ class Session:
     """None before the first reset: then tools play on a world of their own, for nothing."""
     steps: int = 0
     calls: int = 0
-    """Of tools, in this episode: a task allows `max_turns` of them."""
+    """Calls of tools in this episode: a task allows `max_turns` of them."""
     is_done: bool = False
     is_attached: bool = False
     """A WebSocket plays here."""

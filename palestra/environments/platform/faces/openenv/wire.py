@@ -32,7 +32,7 @@ class ErrorCode(StrEnum):
 
 
 class Mistake(PlatformError):
-    """Of the client: what it sent is wrong, or comes at the wrong time. Its session goes on."""
+    """What the client sent is wrong, or comes at the wrong time. Its session goes on."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)

@@ -41,7 +41,7 @@ class RowChange:
     def __init__(self, table: str, pk: Any, before: Row | None, after: Row | None, fields: list[str]) -> None:
         self.table, self.pk, self.before, self.after = table, pk, before, after
         self.fields = fields
-        """Of a modified row: those that differ, without the ignored."""
+        """Those that differ in a modified row, without the ignored."""
         self.kind = "insert" if before is None else "delete" if after is None else "modify"
 
     def __str__(self) -> str:

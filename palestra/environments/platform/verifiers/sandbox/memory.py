@@ -16,7 +16,7 @@ NAMES = (
 )
 """Without what the platform keeps in its databases: a diff must not find it. `_events` can be asked for by name."""
 ROLLBACK_JOURNAL = b"\x01\x01"
-"""Of a database header, where a write-ahead log would be named: a copy in memory has none."""
+"""Bytes of a database header, where a write-ahead log would be named: a copy in memory has none."""
 
 
 def part_of(data: bytes, app: str) -> bytes:
