@@ -208,7 +208,7 @@ def test_a_scaffolded_world_is_learned_with_the_config_it_comes_with(tmp_path: P
     evals = [one["eval/success"] for one in metrics if "eval/success" in one]
     assert 0.1 < evals[0] < 0.7, "there is something to begin with, and something to learn"
     assert evals[-1] > 0.75
-    assert all(one["rollouts/failed"] == 0 for one in metrics)
+    assert [one["rollouts/failed"] for one in metrics if "rollouts/failed" in one] == [0] * 10
 
 
 @pytest.mark.slow
