@@ -1,6 +1,6 @@
 """CPU that a client spends on one call, with many calls in flight: httpx, our HTTP client, beside aiohttp.
 
-It says why aiohttp stays in `palestra/server/vllm/client.py` and `palestra/gym/http_client.py`, which have hundreds of
+It says why aiohttp stays in `palestra/server/vllm/client.py` and `palestra/net/http_client.py`, which have hundreds of
 calls in flight.
 
     python benchmarks/http_clients.py --calls 16 256 1024

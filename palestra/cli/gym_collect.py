@@ -22,9 +22,9 @@ from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, needs_extra, o
 from palestra.cli.run_common import json_option
 
 if TYPE_CHECKING:
+    from palestra.environments.gym.directory import Directory
     from palestra.gym.collect.collection import Standing, Wanted
-    from palestra.gym.collect.directory import Directory
-    from palestra.gym.http_client import HttpClient
+    from palestra.net.http_client import HttpClient
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
 WRITTEN = click.Path(path_type=Path, dir_okay=False)
@@ -201,8 +201,8 @@ async def _collect(
 @asynccontextmanager
 async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, Directory]]:
     """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
-    from palestra.gym.collect.directory import Directory
-    from palestra.gym.http_client import HttpClient
+    from palestra.environments.gym.directory import Directory
+    from palestra.net.http_client import HttpClient
 
     async with running_gym(**given) as url, HttpClient() as client:  # each row has its own time limit
         yield client, await Directory.of_head(client, url, key)

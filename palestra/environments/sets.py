@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from palestra.environments.answers import numbers_of, shown
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
-from palestra.environments.gym_rows import gym_tasks
+from palestra.environments.gym.rows import gym_tasks
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
 from palestra.environments.tasks import Row, labelled_tasks, read_tasks, tasks_of_rows

@@ -19,17 +19,17 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from palestra.environments.gym.directory import Directory
 from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachable
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.collect.collection import play_all
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.playing import Patience, Played, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import Ports, load_gym
 from palestra.gym.errors import GymError, ServerStartError
-from palestra.gym.http_client import HttpClient
 from palestra.gym.records import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
 from palestra.gym.supervisor import Supervisor
+from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import FINAL, Failure, FailureClass
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from palestra.environments.gym_calls import Flaw, ModelCall, model_calls
+from palestra.environments.gym.calls import Flaw, ModelCall, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS

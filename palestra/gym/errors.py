@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from palestra.environments.gym.errors import GymError
 from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
 """Of a model server. Its other refusals, a key or a model that is not there, are no row's fault."""
-
-
-class GymError(Exception):
-    """Any of these."""
-
-    failure: Failure | None = None
-    """What a rollout that ended with it is recorded as. None: nobody but the one who raised it can tell."""
 
 
 class GymConfigError(GymError, ValueError):

@@ -17,13 +17,13 @@ from starlette.routing import request_response
 from starlette.types import Receive, Scope, Send
 
 from palestra import __version__
-from palestra.gym.cookies import cookie_pair, cookies_of
 from palestra.gym.door import Door
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import MAX_AGE_S
 from palestra.gym.wire import NO_COOKIES, Answer, Call
 from palestra.net.bodies import BodyReader
+from palestra.net.cookies import cookie_pair, cookies_of
 
 log = logging.getLogger(__name__)
 

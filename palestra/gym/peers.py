@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
-from palestra.gym.http_client import CallFailed, HttpClient, NoConnection
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
+from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
 from palestra.util.suggest import did_you_mean
 

@@ -15,9 +15,9 @@ import orjson
 from msgspec import Struct, field
 
 from palestra.gym.errors import BadReply
+from palestra.net.http_client import NO_HEADERS
 
 NO_COOKIES: Mapping[str, str] = {}
-NO_HEADERS: Mapping[str, str] = {}
 
 
 class Call(Struct, kw_only=True):

@@ -16,7 +16,7 @@ from palestra.cli import main
 from palestra.config.bundled import find_config_file
 from palestra.config.train import EnvironmentEntry, GrpoConfig, load_train_config
 from palestra.environments.bundled.arithmetic import gym_rows
-from palestra.environments.gym_rows import gym_tasks
+from palestra.environments.gym.rows import gym_tasks
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.collecting import TrainingError
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps

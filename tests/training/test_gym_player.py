@@ -7,13 +7,15 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 from aiohttp import web
 
 from palestra.config.environment_entries import GymEntry
+from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.playing import RowCalls
+from palestra.net.http_client import HttpClient
 from palestra.training.rollouts.gym_player import GymPlayer
-from palestra.training.rollouts.gym_servers import Gym, PolicyAddress
+from palestra.training.rollouts.gym_servers import PolicyAddress
 from palestra.training.rollouts.play import RolloutSettings
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
 from tests.gym.collect.scripted import ScriptedGym
@@ -51,12 +53,11 @@ def play(
     request = GroupRequest(id="g000003", task=task, step=2, seeds=(11, 12), position=3)
 
     async def main() -> Rollout:
-        async with gym.serving(), httpx.AsyncClient(timeout=None) as http:
-            known = Gym(http, gym.url)
-            await known.refresh()
+        async with gym.serving(), HttpClient() as client:
+            calls = RowCalls(client, await Directory.of_head(client, gym.url))
             policy = PolicyAddress("http://here:1", "policy", "ephebe")
             given = GymEntry(head=gym.url, **entry)
-            player = GymPlayer(known, given, {"added": 1}, policy, chat_tokenizer(), http)
+            player = GymPlayer(calls, given, {"added": 1}, policy, chat_tokenizer())
             return await player.play(request, 1, NamedSampler("x", version=2), settings)
 
     return asyncio.run(asyncio.wait_for(main(), 60)), gym

@@ -12,12 +12,12 @@ from typing import Any
 
 import orjson
 
-from palestra.gym.collect.directory import Directory
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import write_whole
-from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.metrics import aggregate
 from palestra.gym.records import AGENT_REF, PARAMS
+from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym_failures import plain_words
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})

@@ -10,11 +10,3 @@ from palestra.gym.errors import GymError
 
 class CollectError(GymError):
     """The collection cannot begin or go on. The message says what to do."""
-
-
-class NoGym(CollectError, ConnectionError):
-    """Nothing that answers is a gym's head."""
-
-
-class UnknownAgent(CollectError, LookupError):
-    """The gym has no agent of that name."""

@@ -1,24 +1,22 @@
 """One row played by its agent: asked, asked again where that may help, and in the end a result or failures.
 
-Owns: the call, its time limit, what is tried again and how often. Never touches: files, the order of rows.
+Owns: the time limit of a row, what is tried again and how often. Never touches: files, the order of rows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 import orjson
 from msgspec import Struct, field
 
-from palestra.gym.collect.directory import Directory
-from palestra.gym.collect.errors import CollectError, UnknownAgent
+from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.errors import RowFailed
+from palestra.environments.gym.playing import AWAY_S, RowCalls, pause_s
 from palestra.gym.collect.folding import Captured
 from palestra.gym.collect.rows import Row, agent_of, key_of
-from palestra.gym.http_client import CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.gym.records import (
     AGENT_REF,
     ATTEMPT_INDEX,
@@ -29,11 +27,10 @@ from palestra.gym.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
 )
-from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run_failure
+from palestra.net.http_client import HttpClient
+from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass
 
 RUN_LIMIT_S = 3_600.0
-LOST_LIMIT_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 
@@ -42,7 +39,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """Of rollouts that fail. Those lost with their server have as many of their own."""
     lost: int = 5
     run_limit_s: float = RUN_LIMIT_S
-    lost_limit_s: float = LOST_LIMIT_S
+    lost_limit_s: float = AWAY_S
     """How long a server may be away before its rows fail."""
 
 
@@ -72,13 +69,13 @@ class RowPlayer:
         patience: Patience | None = None,
         captured: Captured | None = None,
     ) -> None:
-        self._client = client
         self._directory = directory
         self._patience = patience or Patience()
+        self._calls = RowCalls(client, directory, self._patience.lost_limit_s)
         self._captured = captured or Captured()
 
     def check(self, rows: Iterable[Row]) -> None:
-        """Raises CollectError for an agent that the gym does not have."""
+        """Raises UnknownAgent for one that the gym does not have."""
         for name in {agent_of(row) or "" for row in rows}:
             self._directory.agent(name)
 
@@ -103,56 +100,21 @@ class RowPlayer:
                 tries += 1
             if answer.get(FAILURE_TERMINAL) or tries >= self._patience.attempts:
                 return played
-            await asyncio.sleep(_pause(lost + tries - failed_before - 1))
+            await asyncio.sleep(pause_s(lost + tries - failed_before - 1))
 
     async def _attempt(self, row: Row) -> dict[str, Any]:
-        name = agent_of(row) or ""
-        body = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        """The result, or the failure it tells of."""
         try:
             async with asyncio.timeout(self._patience.run_limit_s):
-                reply = await self._asked(name, body)
+                found = await self._calls.play(row)
         except TimeoutError:
             return _failed(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
-        except UnknownAgent as error:
-            return _failed(row, FailureClass.UNKNOWN_AGENT, str(error))
-        except NoConnection as error:
-            return _failed(row, FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}")
-        except CallFailed as error:
-            return _failed(row, FailureClass.SERVER_DIED, f"{name}: {error}")
-        return _outcome(row, reply)
-
-    async def _asked(self, name: str, body: bytes) -> HttpReply:
-        """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
-        loop = asyncio.get_running_loop()
-        until, pauses = loop.time() + self._patience.lost_limit_s, 0
-        while True:
-            try:
-                return await self._client.post(f"{self._directory.agent(name)}/run", body)
-            except NoConnection:
-                if loop.time() > until:
-                    raise
-            await asyncio.sleep(_pause(pauses))
-            pauses += 1
-            with suppress(CollectError):  # the head may be away as well
-                await self._directory.refresh()
-
-
-def _outcome(row: Row, reply: HttpReply) -> dict[str, Any]:
-    """The result, or the failure it tells of."""
-    if reply.status >= 400:
-        return _labelled(row, run_failure(agent_of(row) or "", reply.status, reply.body).fields())
-    try:
-        found = reply.json()
-    except ValueError:
-        found = None
-    shown = reply.body[:REASON_CHARS].decode(errors="replace")
-    if not isinstance(found, dict):
-        return _failed(row, FailureClass.BAD_ANSWER, f"not a JSON object: {shown}")
-    if not found.get(FAILURE_CLASS):
-        found.pop(FAILURE_CLASS, None)
+        except RowFailed as error:
+            return _labelled(row, error.answer)
         if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
+            shown = orjson.dumps(found)[:REASON_CHARS].decode(errors="replace")
             return _failed(row, FailureClass.BAD_ANSWER, f"no reward in it: {shown}")
-    return _labelled(row, found)
+        return _labelled(row, found)
 
 
 def _failed(row: Row, kind: FailureClass, reason: str) -> dict[str, Any]:
@@ -164,7 +126,3 @@ def _labelled(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
     answer |= {TASK_INDEX: task, ROLLOUT_INDEX: rollout, AGENT_REF: row[AGENT_REF]}
     answer |= {name: row[name] for name in _CARRIED if name in row}
     return answer
-
-
-def _pause(number: int) -> float:
-    return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)

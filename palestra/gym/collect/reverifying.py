@@ -14,14 +14,13 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.concurrently import as_finished
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.pairing import Pair, indexed, paired
 from palestra.gym.collect.rows import Key, agent_of, key_of
 from palestra.gym.errors import answer_failure
-from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.records import (
     AGENT_REF,
     FAILURE_CLASS,
@@ -32,6 +31,7 @@ from palestra.gym.records import (
     ServerKind,
 )
 from palestra.gym.servers.verdicts import JUDGE_WORDS
+from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym_failures import Failure, FailureClass
 
 UNSUPPORTED = "unsupported"

@@ -22,10 +22,10 @@ from typing import Any
 import orjson
 
 from palestra.gym.errors import PeerFailed, UnreachableServer
-from palestra.gym.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
+from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
 
 logger = logging.getLogger(__name__)

@@ -1,35 +1,35 @@
 """One rollout played by the servers of a gym: its row posted to its agent, asked again where that may help.
 
-Owns: what a row says about sampling, the call, its attempts and its time. Never touches: what its answer means.
+Owns: what a row says about sampling, its attempts and its time. Never touches: what its answer means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
-import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
-import httpx
 from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
 from palestra.config.environment_entries import GymEntry, gym_entry
 from palestra.config.train import GrpoConfig
-from palestra.environments.gym_rows import ROW
+from palestra.environments.gym.errors import RowFailed
+from palestra.environments.gym.playing import RowCalls, pause_s
+from palestra.environments.gym.rows import ROW
+from palestra.net.http_client import HttpClient
 from palestra.training.policy import Sampler
 from palestra.training.rollouts.gym_results import fill
-from palestra.training.rollouts.gym_servers import Gym, PolicyAddress, open_gyms
+from palestra.training.rollouts.gym_servers import PolicyAddress, open_gyms
 from palestra.training.rollouts.play import RolloutSettings
 from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout
 from palestra.training.rollouts.stopwatch import OutOfTime, Stopwatch
 from palestra.training.session import Session
 from palestra.types.gym import (
-    AGENT_REF,
     ATTEMPT_INDEX,
     EXTRA_BODY,
     NO_PERSIST,
@@ -40,36 +40,22 @@ from palestra.types.gym import (
     ROLLOUT_SEED,
     TASK_INDEX,
 )
-from palestra.types.gym_failures import Failure, FailureClass, run_failure
+from palestra.types.gym_failures import Failure, FailureClass
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 4.0
 AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
 NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
-
-
-class _Failed(Exception):
-    """The attempt came to nothing."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
-        self.failure = failure
-
-    @classmethod
-    def of(cls, kind: FailureClass, reason: str) -> _Failed:
-        return cls(Failure.of(kind, reason))
 
 
 class GymPlayer(Struct, frozen=True):
     """Of one entry."""
 
-    gym: Gym
+    calls: RowCalls
     entry: GymEntry
     extras: dict[str, Any]
     """Of the entry: added to each row."""
     policy: PolicyAddress
     tokenizer: ChatTokenizer
-    http: httpx.AsyncClient
 
     async def play(self, request: GroupRequest, index: int, sampler: Sampler, settings: RolloutSettings) -> Rollout:
         """Always a record, whatever happens to the servers."""
@@ -80,10 +66,11 @@ class GymPlayer(Struct, frozen=True):
         row = {**request.task.extras[ROW], **self.extras}
         try:
             result = await watch.run(self._result(sampling_row(row, request, index, sampler, settings)))
+            _check_kept(result)
             self._check_weights(result, sampler)
         except OutOfTime as late:
             rollout.stop, rollout.error, rollout.failure = RolloutStop.TIMEOUT, str(late), FailureClass.TIMEOUT
-        except _Failed as error:
+        except RowFailed as error:
             rollout.stop, rollout.failure = RolloutStop.ENV_FAILED, error.failure.kind
             rollout.error = " ".join(str(error).split())[:ERROR_LENGTH]
         else:
@@ -92,36 +79,17 @@ class GymPlayer(Struct, frozen=True):
         return rollout
 
     async def _result(self, row: dict[str, Any]) -> Mapping[str, Any]:
-        """A server that is away is waited for a while, and asked where it is now."""
-        failed, pause_s, away_until = 0, FIRST_PAUSE_S, time.monotonic() + AWAY_S
-        while True:
+        """Raises RowFailed when all attempts have failed."""
+        for failed in count(1):
             try:
-                return await self._attempt({**row, ATTEMPT_INDEX: failed} if failed else row)
-            except _Failed as error:
-                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE  # it has not begun
-                failed += not (is_away and time.monotonic() < away_until)
-                if error.failure.is_final or failed >= self.entry.attempts:
+                return await self.calls.play(row)
+            except RowFailed as error:
+                is_away = error.failure.kind == FailureClass.SERVER_UNREACHABLE  # and was waited for
+                if error.failure.is_final or is_away or failed >= self.entry.attempts:
                     raise
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-            with suppress(httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError):  # the head may be away as well
-                await self.gym.refresh()
-
-    async def _attempt(self, row: dict[str, Any]) -> Mapping[str, Any]:
-        name = row[AGENT_REF]["name"]
-        try:
-            url = self.gym.agent(name)
-        except LookupError as error:
-            raise _Failed.of(FailureClass.UNKNOWN_AGENT, str(error.args[0])) from None
-        try:
-            answer = await self.http.post(f"{url}/run", json=row)
-        except (httpx.ConnectError, httpx.InvalidURL) as error:
-            raise _Failed.of(FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}") from error
-        except httpx.HTTPError as error:
-            raise _Failed.of(FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}") from error
-        if answer.status_code >= 400:
-            raise _Failed(run_failure(name, answer.status_code, answer.content))
-        return _usable(answer)
+            await asyncio.sleep(pause_s(failed - 1))
+            row = {**row, ATTEMPT_INDEX: failed}
+        raise AssertionError
 
     def _check_weights(self, result: Mapping[str, Any], sampler: Sampler) -> None:
         """Whoever else has answered: to learn from it would be wrong, and nothing else would tell."""
@@ -131,23 +99,13 @@ class GymPlayer(Struct, frozen=True):
             said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
             told = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
             reason = f"model {model!r} has answered, not this run's weights; start the gym with {told}"
-            raise _Failed.of(FailureClass.BAD_ANSWER, reason)
+            raise RowFailed(Failure.of(FailureClass.BAD_ANSWER, reason))
 
 
-def _usable(answer: httpx.Response) -> Mapping[str, Any]:
-    """Raises _Failed where it tells of a failure."""
-    try:
-        found = answer.json()
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise _Failed.of(FailureClass.BAD_ANSWER, f"its answer is no JSON object: {answer.text}")
-    if failure := Failure.told_in(found):
-        raise _Failed(failure)
-    if found.get(NO_PERSIST):
+def _check_kept(result: Mapping[str, Any]) -> None:
+    if result.get(NO_PERSIST):
         reason = f"its agent does not want it kept ({NO_PERSIST})"
-        raise _Failed(Failure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
-    return found
+        raise RowFailed(Failure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
 
 
 def sampling_row(
@@ -180,13 +138,12 @@ def sampling_row(
 async def open_gym_players(config: GrpoConfig, session: Session) -> AsyncIterator[dict[str, GymPlayer]]:
     """By the name of their entry; none where a run has no gym."""
     policy = PolicyAddress(session.url, config.alias, config.model.name)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with (
-        httpx.AsyncClient(timeout=None, limits=limits) as http,  # rollout.timeout_s is around each call
-        open_gyms(config.environments, policy, session.run.path / "logs", http, session.listener.note) as gyms,
-    ):
+    logs, note = session.run.path / "logs", session.listener.note
+    async with HttpClient() as client, open_gyms(config.environments, policy, logs, client, note) as gyms:
         yield {
-            entry.name: GymPlayer(gyms[entry.name], gym_entry(entry), entry.extras, policy, session.tokenizer, http)
+            entry.name: GymPlayer(
+                RowCalls(client, gyms[entry.name], AWAY_S), gym_entry(entry), entry.extras, policy, session.tokenizer
+            )
             for entry in config.environments
             if entry.name in gyms
         }

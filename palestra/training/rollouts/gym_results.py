@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from palestra.chat import ChatTokenizer
-from palestra.environments.gym_calls import GENERATION, Flaw, ModelCall, model_calls
+from palestra.environments.gym.calls import GENERATION, Flaw, ModelCall, model_calls
 from palestra.training.rollouts.sources import ERROR_LENGTH
 from palestra.types import StopReason
 from palestra.types.gym import MASK_SAMPLE

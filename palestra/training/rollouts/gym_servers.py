@@ -10,20 +10,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import httpx
 from msgspec import Struct
 
 from palestra.config.environment_entries import EnvironmentEntry, GymEntry, GymStart, gym_entry
+from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.errors import NoGym, UnknownAgent
+from palestra.net.http_client import HttpClient
 from palestra.training.aliases import api_key
 from palestra.training.own_process import own_process
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.types.gym import is_gym
-from palestra.util.suggest import did_you_mean
 
 READY = "The gym is ready at "
 KEY_VARIABLE = "PALESTRA_POLICY_KEY"
-AGENTS = "responses_api_agents"
-HEAD_S = 10.0
 
 
 class PolicyAddress(Struct, frozen=True):
@@ -40,45 +39,17 @@ class PolicyAddress(Struct, frozen=True):
         return f"{self.url.rstrip('/')}/v1"
 
 
-class Gym:
-    """One that runs, by its head. Its servers may move: `refresh` asks again."""
-
-    def __init__(self, http: httpx.AsyncClient, head: str) -> None:
-        self._http = http
-        self.head = head.rstrip("/")
-        self._agents: dict[str, str] = {}
-
-    async def refresh(self) -> None:
-        """Raises httpx.HTTPError, ValueError."""
-        answer = await self._http.get(f"{self.head}/server_instances", timeout=HEAD_S)
-        found = answer.raise_for_status().json()
-        if not isinstance(found, list):
-            raise ValueError(f"what answers at {self.head} is not the head of a gym")
-        self._agents = {
-            one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}"
-            for one in found
-            if one.get("server_type") == AGENTS
-        }
-
-    def agent(self, name: str) -> str:
-        """Its address. Raises LookupError, with the nearest name."""
-        if name in self._agents:
-            return self._agents[name]
-        hint = did_you_mean(name, sorted(self._agents))
-        raise LookupError(f"the gym at {self.head} has no agent {name!r}; {hint}")
-
-
 @asynccontextmanager
 async def open_gyms(
     entries: Iterable[EnvironmentEntry],
     policy: PolicyAddress,
     logs: Path,
-    http: httpx.AsyncClient,
+    client: HttpClient,
     note: Callable[[str], None],
-) -> AsyncIterator[dict[str, Gym]]:
+) -> AsyncIterator[dict[str, Directory]]:
     """By the entry's name. Raises PolicyError where one cannot be started, TrainingError where none answers."""
     started: dict[GymStart, str] = {}
-    gyms: dict[str, Gym] = {}
+    gyms: dict[str, Directory] = {}
     async with AsyncExitStack() as stack:
         for entry in entries:
             if not is_gym(entry.name):
@@ -87,7 +58,7 @@ async def open_gyms(
             if known.head is None and known.start not in started:
                 log = logs / f"gym-{len(started)}.log"
                 started[known.start] = await stack.enter_async_context(own_gym(known.start, policy, log, note))
-            gyms[entry.name] = await _reached(known, Gym(http, known.head or started[known.start]))
+            gyms[entry.name] = await _reached(known, client, known.head or started[known.start])
         yield gyms
 
 
@@ -103,14 +74,11 @@ async def own_gym(start: GymStart, policy: PolicyAddress, log: Path, note: Calla
         yield head
 
 
-async def _reached(entry: GymEntry, gym: Gym) -> Gym:
+async def _reached(entry: GymEntry, client: HttpClient, head: str) -> Directory:
     try:
-        await gym.refresh()
+        gym = await Directory.of_head(client, head)
         if entry.agent is not None:
             gym.agent(entry.agent)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-        said = str(error) or type(error).__name__
-        raise TrainingError(f"no gym answers at {gym.head} ({said}); to start one: palestra gym run -c FILE") from error
-    except LookupError as error:
-        raise TrainingError(str(error.args[0])) from None
+    except (NoGym, UnknownAgent) as error:
+        raise TrainingError(str(error)) from error
     return gym

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from palestra.gym.http_client import HttpClient
+from palestra.net.http_client import HttpClient
 
 Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
 

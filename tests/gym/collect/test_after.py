@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.comparing import compare
 from palestra.gym.collect.datasets import Split, collate, datasets_of
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.pairing import indexed

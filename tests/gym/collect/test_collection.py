@@ -12,10 +12,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.gym.collect import playing
+from palestra.environments.gym import playing
+from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.gym.collect.aggregating import aggregated, aggregated_here
 from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
@@ -302,7 +303,7 @@ def test_a_server_that_is_away_is_waited_for_and_asked_where_it_is_now(tmp_path:
 
 def test_an_agent_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path, gym: ScriptedGym) -> None:
     run(collected(gym, wanted(tmp_path)))
-    with pytest.raises(CollectError, match="did you mean player"):
+    with pytest.raises(UnknownAgent, match="did you mean player"):
         run(collected(gym, wanted(tmp_path, overwrite=True, expansion=Expansion(agent="plyer"))))
     assert sorted(keys(tmp_path / "out.jsonl")) == ALL, "nothing is overwritten by what cannot begin"
 
@@ -312,7 +313,7 @@ def test_no_gym_at_all_says_how_to_start_one() -> None:
         async with ScriptedGym().serving() as client:
             await Directory.of_head(client, "http://127.0.0.1:1")
 
-    with pytest.raises(CollectError, match="palestra gym run"):
+    with pytest.raises(NoGym, match="palestra gym run"):
         run(nobody())
 
 

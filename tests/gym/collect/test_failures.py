@@ -14,18 +14,18 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from palestra.cli import gym_results
+from palestra.environments.gym.directory import Directory
 from palestra.gym.agents import SimpleAgent
 from palestra.gym.collect.aggregating import aggregated
 from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.failed_attempts import FailedAttempts
 from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.resuming import progress_of
 from palestra.gym.collect.rows import Expansion
-from palestra.gym.http_client import HttpClient
 from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
+from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import FailureClass, plain_words
 from tests.gym.collect.scripted import run
 from tests.gym.models.scripted import VLLM, Endpoint, completion
@@ -100,7 +100,7 @@ async def collected(wanted: Wanted) -> tuple[Standing, list[dict[str, Any]]]:
 def test_every_failure_is_told_by_its_class_and_once_in_rows_metrics_and_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("palestra.gym.collect.playing.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("palestra.environments.gym.playing.BACKOFF_S", (0.01,))
     wanted = write_rows(tmp_path)
     standing, figures = run(collected(wanted))
     assert (standing.done, standing.failed) == (1, len(EXPECTED))

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.collection import Standing, Wanted, collect
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.files import read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.config import GymSources, Ports, load_gym
-from palestra.gym.http_client import HttpClient
 from palestra.gym.supervisor import Supervisor
+from palestra.net.http_client import HttpClient
 from tests.gym.collect.conftest import MCQA, write_rows
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from palestra.cli import gym_new
 from palestra.config.train import GrpoConfig, load_train_config
-from palestra.environments.gym_rows import gym_tasks
+from palestra.environments.gym.rows import gym_tasks
 from palestra.gym.checking import check_folder, own_settings, read_rows
 from palestra.gym.config import GymSources, load_gym
 from palestra.gym.errors import GymConfigError

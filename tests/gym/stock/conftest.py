@@ -15,13 +15,13 @@ import orjson
 import pytest
 from aiohttp import web
 
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.collection import Standing, Wanted, collect
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion
 from palestra.gym.config import GymSources, Ports, load_gym
-from palestra.gym.http_client import HttpClient
 from palestra.gym.supervisor import Supervisor
+from palestra.net.http_client import HttpClient
 from tests.gym.stock.upstream import complete
 
 FOLDERS = Path(__file__).parent / "folders"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from palestra.gym.collect import playing
+from palestra.environments.gym import playing
+from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.aggregating import aggregated
 from palestra.gym.collect.collection import Standing, delivered
-from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.files import read_lines
-from palestra.gym.http_client import HttpClient
+from palestra.net.http_client import HttpClient
 from tests.gym.stock.conftest import StockGym, adding, row_of
 
 

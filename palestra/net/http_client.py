@@ -1,10 +1,10 @@
-"""The HTTP client of a gym: for calls between servers, to model endpoints and to the agents that play rows.
+"""The HTTP client of gyms: for calls between servers, to model endpoints and to the agents that play rows.
 
 Owns: connections and how many, time limits, names for what went wrong. Never touches: retries, what is said.
 
-It is aiohttp, which nothing else of ours imports in a gym. Calls of 2 KB to a uvicorn on the same machine, CPU of the
-client on two busy cores: 0.23 ms with 64 connections where httpx 0.28 takes 3.8 ms, and 0.33 ms with one connection
-where it takes 2.1 ms. A rollout is four to eight such calls and about 6 ms in all. `benchmarks/gym.py` has the whole.
+It is aiohttp, which nothing else of ours imports but the client of vLLM. With many calls in flight httpx takes ten to
+forty times its CPU for each: 9.5 ms beside 0.24 ms with 64 of them (`benchmarks/http_clients.py`, two cores, aarch64).
+A rollout is four to eight such calls and about 6 ms in all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 from msgspec import Struct
 
-from palestra.gym.cookies import cookie_header, cookies_of
-from palestra.gym.wire import NO_HEADERS
+from palestra.net.cookies import cookie_header, cookies_of
 
 if TYPE_CHECKING:
     import aiohttp
 
+NO_HEADERS: Mapping[str, str] = {}
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 15.0  # below the 30 s of the servers: no race for a closing connection
 JSON_TYPE = "application/json"

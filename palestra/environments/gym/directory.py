@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from palestra.gym.collect.errors import NoGym, UnknownAgent
-from palestra.gym.http_client import CallFailed, HttpClient
-from palestra.gym.records import ServerKind
+from palestra.environments.gym.errors import NoGym, UnknownAgent
+from palestra.net.http_client import CallFailed, HttpClient
 from palestra.util.suggest import did_you_mean
 
 LIMIT_S = 30.0
+AGENTS = "responses_api_agents"
 
 
 class Directory:
@@ -22,8 +22,8 @@ class Directory:
 
     def __init__(self, client: HttpClient, head: str, key: str | None = None) -> None:
         self._client = client
-        self._head = head
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.head = head.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.urls: dict[str, str] = {}
         self.kinds: dict[str, str] = {}
 
@@ -41,8 +41,8 @@ class Directory:
             kinds = {one["config_path"]: one["server_type"] for one in found}
         except (CallFailed, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise NoGym(
-                f"no gym answers at {self._head} ({type(error).__name__}): start one with `palestra gym run -c FILE`, "
-                "say where it is with --server, or let this command start it with -c FILE"
+                f"no gym answers at {self.head} ({type(error).__name__}); to start one: palestra gym run -c FILE, "
+                "and commands find it by --server URL, or start one for themselves with -c FILE"
             ) from error
         self.urls, self.kinds = urls, kinds
 
@@ -56,14 +56,14 @@ class Directory:
         return found if isinstance(found, dict) else {}
 
     async def _asked(self, path: str) -> Any:
-        reply = await self._client.get(self._head + path, headers=self._headers, timeout_s=LIMIT_S)
+        reply = await self._client.get(self.head + path, headers=self.headers, timeout_s=LIMIT_S)
         if reply.status >= 400:
             raise CallFailed(f"HTTP {reply.status}")
         return reply.json()
 
     def agent(self, name: str) -> str:
         """Its address. Raises UnknownAgent with the nearest name."""
-        if name in self.urls and self.kinds[name] == ServerKind.AGENT:
+        if name in self.urls and self.kinds[name] == AGENTS:
             return self.urls[name]
-        agents = sorted(each for each, kind in self.kinds.items() if kind == ServerKind.AGENT)
+        agents = sorted(each for each, kind in self.kinds.items() if kind == AGENTS)
         raise UnknownAgent(f"the gym has no agent {name!r}; {did_you_mean(name, agents)}")

@@ -1,0 +1,32 @@
+"""What goes wrong between a gym and its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palestra.types.gym_failures import Failure
+
+
+class GymError(Exception):
+    """Anything that goes wrong with a gym."""
+
+    failure: Failure | None = None
+    """What a rollout that ended with it is recorded as. None: nobody but the one who raised it can tell."""
+
+
+class NoGym(GymError, ConnectionError):
+    """Nothing that answers is a gym's head."""
+
+
+class UnknownAgent(GymError, LookupError):
+    """The gym has no agent of that name."""
+
+
+class RowFailed(Exception):
+    """An attempt to play a row came to nothing."""
+
+    def __init__(self, failure: Failure, answer: dict[str, Any] | None = None) -> None:
+        super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
+        self.failure = failure
+        self.answer = failure.fields() if answer is None else answer
+        """What its agent said, with the failure in it."""

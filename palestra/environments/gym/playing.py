@@ -1,0 +1,84 @@
+"""One row posted to its agent: its answer, or what kind of failure came of it. Collecting and training both do it so.
+
+Owns: the call, waiting for a server that is away, what its answer means. Never touches: how often a row is tried, its
+time limit, what becomes of a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.errors import NoGym, RowFailed, UnknownAgent
+from palestra.net.http_client import CallFailed, HttpClient, HttpReply, NoConnection
+from palestra.types.gym import AGENT_REF, FAILURE_CLASS
+from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run_failure
+
+AWAY_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+class RowCalls:
+    """Stateless but for the connection pool."""
+
+    def __init__(self, client: HttpClient, directory: Directory, away_s: float = AWAY_S) -> None:
+        """`away_s`: how long a server may be away before its rows fail."""
+        self._client, self._directory, self._away_s = client, directory, away_s
+
+    async def play(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Raises RowFailed."""
+        name = row[AGENT_REF]["name"]
+        try:
+            reply = await self._asked(name, orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+        except UnknownAgent as error:
+            raise _failed(FailureClass.UNKNOWN_AGENT, str(error)) from None
+        except NoConnection as error:
+            raise _failed(FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}") from error
+        except CallFailed as error:
+            raise _failed(FailureClass.SERVER_DIED, f"{name}: {error}") from error
+        if reply.status >= 400:
+            raise RowFailed(run_failure(name, reply.status, reply.body))
+        return _usable(reply)
+
+    async def _asked(self, name: str, body: bytes) -> HttpReply:
+        """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
+        until, pauses = time.monotonic() + self._away_s, 0
+        while True:
+            try:
+                return await self._client.post(f"{self._directory.agent(name)}/run", body)
+            except NoConnection:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(pause_s(pauses))
+            pauses += 1
+            with suppress(NoGym):  # the head may be away as well
+                await self._directory.refresh()
+
+
+def pause_s(number: int) -> float:
+    """Before another try: longer each time, and never the same for two."""
+    return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
+
+
+def _usable(reply: HttpReply) -> dict[str, Any]:
+    try:
+        found = reply.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        shown = reply.body[:REASON_CHARS].decode(errors="replace")
+        raise _failed(FailureClass.BAD_ANSWER, f"its answer is no JSON object: {shown}")
+    if failure := Failure.told_in(found):
+        raise RowFailed(failure, found)
+    found.pop(FAILURE_CLASS, None)  # an empty one
+    return found
+
+
+def _failed(kind: FailureClass, reason: str) -> RowFailed:
+    return RowFailed(Failure.of(kind, reason))
