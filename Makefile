@@ -25,7 +25,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -158,6 +158,9 @@ format: .venv/.ready ## put the code into shape
 
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing (ARGS="--at COMMIT" beside)
+	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf .venv .venv-vllm $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -6,11 +6,8 @@ Owns: arguments and printing. Never touches: how a gym runs.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -203,14 +200,14 @@ def status(server: str, key: str | None, as_json: bool) -> None:
 
 
 def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
+    import httpx
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        request = urllib.request.Request(f"{head.rstrip('/')}/server_instances", headers=headers)
-        with urllib.request.urlopen(request, timeout=STATUS_S) as answer:
-            found = json.load(answer)
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        told = f"no gym answers at {head} ({reason}); to start one: palestra gym run -c FILE"
+        answer = httpx.get(f"{head.rstrip('/')}/server_instances", headers=headers, timeout=STATUS_S)
+        found = answer.raise_for_status().json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        told = f"no gym answers at {head} ({error}); to start one: palestra gym run -c FILE"
         raise fail(told, UNREACHABLE) from None
     if not isinstance(found, list):
         raise fail(f"what answers at {head} is not the head of a gym", UNREACHABLE)

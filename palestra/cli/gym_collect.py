@@ -22,10 +22,9 @@ from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, needs_extra, o
 from palestra.cli.run_common import json_option
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from palestra.gym.collect.collection import Standing, Wanted
     from palestra.gym.collect.directory import Directory
+    from palestra.gym.http_client import HttpClient
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
 WRITTEN = click.Path(path_type=Path, dir_okay=False)
@@ -186,31 +185,27 @@ async def _collect(
     from palestra.gym.collect.folding import Captured
     from palestra.gym.collect.playing import RowPlayer
 
-    async with open_gym(**given) as (session, directory):
+    async with open_gym(**given) as (client, directory):
         settings = await directory.settings()
-        player = RowPlayer(session, directory, wanted.patience, Captured.of_gym(settings))
+        player = RowPlayer(client, directory, wanted.patience, Captured.of_gym(settings))
         with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as told:
             standing = await run(wanted, player, settings, told)
         if no_metrics:
             return standing, []
-        figures = await aggregated(delivered(wanted.output), directory, session)
+        figures = await aggregated(delivered(wanted.output), directory, client)
         metrics = FailedAttempts([wanted.output]).beside_agents(figures)
         save_metrics(OutputFiles(wanted.output).metrics, metrics)
         return standing, metrics
 
 
 @asynccontextmanager
-async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, Directory]]:
+async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, Directory]]:
     """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
-    import aiohttp
-
     from palestra.gym.collect.directory import Directory
+    from palestra.gym.http_client import HttpClient
 
-    async with running_gym(**given) as url:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=15)
-        limit = aiohttp.ClientTimeout(total=None)  # each row has its own
-        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
-            yield session, await Directory.of_head(session, url, key)
+    async with running_gym(**given) as url, HttpClient() as client:  # each row has its own time limit
+        yield client, await Directory.of_head(client, url, key)
 
 
 @contextmanager

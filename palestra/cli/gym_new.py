@@ -96,12 +96,11 @@ def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
 def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     """With the interpreter that the server itself would have."""
     from palestra.gym.registry import is_stock
-    from palestra.gym.supervisor.plan import STAND_IN
+    from palestra.gym.stand_in import stock_path
     from palestra.gym.venvs import interpreter_for
 
     interpreter = asyncio.run(interpreter_for(folder, {}, lambda line: click.echo(line, err=True)))
     environment = dict(os.environ)
     if any(is_stock(file) for file in folder.glob("*.py")):
-        path = [str(STAND_IN), str(folder), str(folder.parents[1]), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(one for one in path if one)
+        environment["PYTHONPATH"] = stock_path(folder)
     return [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], environment

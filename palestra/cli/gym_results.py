@@ -89,8 +89,8 @@ async def _reverify(wanted: Regrading, quiet: bool, given: dict[str, Any]) -> Re
     from palestra.gym.collect.reverifying import Grader
     from palestra.gym.collect.reverifying import reverify as run
 
-    async with open_gym(**given) as (session, directory):
-        grader = Grader(session, directory, await directory.settings())
+    async with open_gym(**given) as (client, directory):
+        grader = Grader(client, directory, await directory.settings())
         with nullcontext(lambda _: None) if quiet else progress_shown("graded") as told:
             return await run(wanted, grader, told)
 
@@ -175,8 +175,8 @@ def aggregate(
         from palestra.gym.errors import GymError
 
     async def asked(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        async with open_gym(**given) as (session, directory):
-            return await aggregated(results, directory, session)
+        async with open_gym(**given) as (client, directory):
+            return await aggregated(results, directory, client)
 
     with one_line_errors(GymError, FileNotFoundError):
         paths = [Path(found) for pattern in rollouts for found in sorted(glob.glob(pattern)) or [pattern]]  # noqa: PTH207 - a pattern may be absolute

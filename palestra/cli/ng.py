@@ -5,7 +5,6 @@ Owns: the names, which settings of theirs are which options of ours. Never touch
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import rich_click as click
 
 from palestra.cli.app import main
 from palestra.cli.output import needs_extra, one_line_errors
+from palestra.util.suggest import did_you_mean
 
 OPTIONS = {
     "agent_name": "--agent",
@@ -102,8 +102,7 @@ def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:
         return []
     if key not in OPTIONS:
         known = [*OPTIONS, *FLAGS, PARAMS]
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        hint = did_you_mean(key, known)
         raise click.UsageError(f"{key}: not a setting of a collection; {hint}")
     text = ",".join(f"{name}={count}" for name, count in value.items()) if isinstance(value, dict) else str(value)
     return [OPTIONS[key], text]

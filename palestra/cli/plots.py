@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from palestra.runs.record_files import RunError, replacing
+from palestra.runs.record_files import RunError
+from palestra.util.files import replacing
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader

@@ -73,7 +73,7 @@ def write_csv(stream: IO[bytes], columns: list[str], rows: list[Row]) -> None:
 
 @contextmanager
 def opened(out: Path | None) -> Iterator[IO[bytes]]:
-    from palestra.runs.record_files import replacing
+    from palestra.util.files import replacing
 
     if out is None:
         yield sys.stdout.buffer

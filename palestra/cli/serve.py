@@ -37,7 +37,13 @@ class ServeCommand(click.RichCommand):
 @click.option("--database", metavar="URL", help="sqlite:///… or postgresql://…  [SQLite in the state folder]")
 @click.option("--checkpoints", metavar="DIR", help="Where checkpoints go.  [in the state folder]")
 @click.option("--device", help="cpu, cuda, cuda:1 …, for every model.  [auto: a GPU if there is one]")
-@click.option("--tinkerscript", is_flag=True, help="Also listen at port 10086, where AgentJet's clients look.")
+@click.option(
+    "--agentjet",
+    "--tinkerscript",
+    "agentjet",
+    is_flag=True,
+    help="Also listen at port 10086, where AgentJet's clients look.",
+)
 @click.option(
     "-c", "--config", "files", multiple=True, metavar="FILE", help="YAML or JSON; may repeat, later ones win."
 )
@@ -49,7 +55,7 @@ def serve(
     model: tuple[str, ...],
     name: tuple[str, ...],
     device: str | None,
-    tinkerscript: bool,
+    agentjet: bool,
     files: tuple[str, ...],
     with_parent: bool,
     overrides: tuple[str, ...],
@@ -72,8 +78,8 @@ def serve(
         last = [Override(key, value, f"--{key}") for key, value in flags.items() if value is not None]
         if device is not None:
             last.append(Override("models.*.device", device, "--device"))
-        if tinkerscript:
-            last.append(Override("tinkerscript.enabled", True, "--tinkerscript"))
+        if agentjet:
+            last.append(Override("tinkerscript.enabled", True, "--agentjet"))
         config = load_serve_config(files, [*given, *overrides, *last])
     for one in config.models:
         check_folder(one)

@@ -7,11 +7,12 @@ the syntax tree is walked node by node, and what is not listed here is refused.
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from palestra.util.suggest import nearest
 
 Record = Mapping[str, Any]
 Value = Callable[[Record], Any]
@@ -95,8 +96,8 @@ def _compile(node: ast.AST) -> Value:
 def _field(name: str) -> Value:
     name = "environment" if name == "env" else name
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, FIELDS)
+        hint = f"did you mean {near!r}? " if near else ""
         raise WhereError(f"rollouts have no {name!r}; {hint}There are: {', '.join(FIELDS)}, metrics.NAME")
     return lambda record: record.get(name)
 

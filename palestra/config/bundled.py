@@ -5,8 +5,9 @@ Owns: their names and folders. Never touches: their content.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
+
+from palestra.util.suggest import did_you_mean
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 EPHEBE = "ephebe"
@@ -24,8 +25,7 @@ def find_config_file(given: str) -> Path:
     if file.is_file() or not preset.is_file():
         if not file.exists() and file.suffix not in {".yaml", ".yml", ".json"}:
             names = sorted(one.stem for one in preset.parent.glob("*.yaml"))
-            near = difflib.get_close_matches(given, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"those that ship with us: {', '.join(names)}"
+            hint = did_you_mean(given, names, otherwise="those that ship with us")
             raise FileNotFoundError(f"no config file {given!r}; {hint}")
         return file
     return preset

@@ -5,12 +5,13 @@ Owns: one line for each mistake, with key, source and nearest valid key. Never t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from palestra.util.suggest import nearest
 
 Key = tuple[str | int, ...]
 
@@ -72,7 +73,8 @@ def _nearest(key: Key, model: type[BaseModel]) -> str:
     here = _model_at(model, parents)
     known = list(here.model_fields)
     near = [path for path in _paths(model) if path.rpartition(".")[2] == name]
-    near += [key_text((*parents, match)) for match in difflib.get_close_matches(str(name), known, n=1)]
+    match = nearest(name, known)
+    near += [key_text((*parents, match))] if match else []
     return f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
 
 

@@ -5,7 +5,6 @@ Owns: keys, defaults, bounds of a training run's config. Never touches: environm
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +26,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
+from palestra.util.suggest import did_you_mean
 
 TokenLimit = PositiveInt
 PLATFORM = "platform:"
@@ -304,7 +304,6 @@ def load_train_config(
     merge_layers(layers, files, overrides)
     kind = layers.data.get("kind", "grpo")
     if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(KINDS)}"
+        hint = did_you_mean(kind, KINDS)
         raise ConfigError([f"unknown kind {kind!r} of training run; {hint}"])
     return validate(KINDS[kind], layers)

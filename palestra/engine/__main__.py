@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ import msgspec
 
 from palestra.engine.log import set_up_logging
 from palestra.types.engine import WorkerConfig
+from palestra.util.locks import FileLock, Locked
 
 log = logging.getLogger("palestra.engine")
 
@@ -46,7 +46,7 @@ def main() -> int:
     except Exception:
         log.exception("crashed")
         os._exit(BROKEN)
-    os.close(lock)
+    lock.release()
     return 0
 
 
@@ -69,16 +69,13 @@ def reason_of(error: Exception, device: str) -> str:
     return words or type(error).__name__
 
 
-def lock_folder(state: Path) -> int:
+def lock_folder(state: Path) -> FileLock:
     """One worker a state folder; the lock goes with the process."""
-    state.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(state / "worker.lock", os.O_CREAT | os.O_RDWR, 0o600)
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
+            return FileLock(state / "worker.lock")
+        except Locked:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"another worker uses {state}") from None
             time.sleep(0.1)

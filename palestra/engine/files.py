@@ -6,7 +6,6 @@ Owns: the thread, atomic writing, checksums, file names. Never touches: what is 
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import zlib
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-TEMPORARY = ".partial"
+from palestra.util.files import TEMPORARY, sync
+
 BAD = ".bad"
 CHECKED = "palestra_checked"  # crc32 as 8 hexadecimal digits, then the metadata
 UNCHECKED = "palestra"  # the metadata alone, as files were written before there were checksums
@@ -107,13 +107,13 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> 
     temporary = file.with_name(file.name + TEMPORARY)
     try:
         save_file(dict(tensors), temporary, metadata={CHECKED: f"{_checksum(tensors, metadata)}{metadata}"})
-        _sync(temporary)
+        sync(temporary)
         temporary.rename(file)
     except SafetensorError as e:  # its way to say that the disk is full
         raise OSError(f"{file}: {e}") from None
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(file.parent)
+    sync(file.parent)
 
 
 def read_tensors(file: Path) -> tuple[dict[str, NDArray], str]:
@@ -167,11 +167,3 @@ def set_aside(file: Path) -> None:
 
 def folder_bytes(folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What waits to be claimed: by run and kind, the most urgent first, runs by their shares.
+"""What waits to be claimed of one run: by kind, the most urgent first, environments by their weights.
 
-Owns: order and fairness. Never touches: leases, groups, time.
+Owns: order. Never touches: leases, groups, time.
 """
 
 from __future__ import annotations
@@ -8,30 +8,49 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
-from palestra.types.episodes import EpisodeKind
-
-if TYPE_CHECKING:
-    from palestra.episodes.records import Episode, Run
+from palestra.types.episodes import EpisodeKind, NewGroup
 
 SLACK = 64  # entries of a heap that may be dead before it is worth a look
 OTHERS = ""  # environments without a weight
 
-Entry = tuple[int, int, int, int, "Episode"]
+
+class QueuedGroup(Protocol):
+    @property
+    def spec(self) -> NewGroup: ...
+
+    @property
+    def serial(self) -> int: ...
+
+
+class Queued(Protocol):
+    """What a queue looks at in an episode."""
+
+    is_ready: bool
+
+    @property
+    def group(self) -> QueuedGroup: ...
+
+    @property
+    def index(self) -> int: ...
+
+
+E = TypeVar("E", bound=Queued)
+Entry = tuple[int, int, int, int, E]
 """Priority, group, index, how many were pushed before."""
 
 
-class Lane:
+class Lane(Generic[E]):
     """A heap whose dead entries stay until they come to the top, or are more than half of it."""
 
     def __init__(self) -> None:
         self.size = 0
         """Episodes in it; the heap may have more entries."""
-        self._heap: list[Entry] = []
+        self._heap: list[Entry[E]] = []
         self._pushes = count()
 
-    def push(self, episode: Episode) -> None:
+    def push(self, episode: E) -> None:
         group = episode.group
         # The members of a group stay together, and those that were lost or replace another come before later groups.
         entry = (-group.spec.priority, group.serial, episode.index, next(self._pushes), episode)
@@ -39,7 +58,7 @@ class Lane:
         episode.is_ready = True
         self.size += 1
 
-    def pop(self) -> Episode:
+    def pop(self) -> E:
         while True:
             episode = heapq.heappop(self._heap)[-1]
             if episode.is_ready:
@@ -47,7 +66,7 @@ class Lane:
                 self.size -= 1
                 return episode
 
-    def discard(self, episode: Episode) -> None:
+    def discard(self, episode: E) -> None:
         episode.is_ready = False
         self.size -= 1
         if len(self._heap) > 2 * self.size + SLACK:
@@ -60,22 +79,22 @@ class Lane:
             heapq.heappop(self._heap)
         return self._heap[0][0]
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[E]:
         return list(self._live())
 
-    def _live(self) -> dict[Episode, Entry]:
+    def _live(self) -> dict[E, Entry[E]]:
         """One that left and came back has several entries."""
         return {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
 
 
-class Lanes:
+class Lanes(Generic[E]):
     """Of one kind: a lane for each environment that has a weight, and one for all others. Of those whose first has the
     highest priority, stride scheduling as between runs."""
 
     def __init__(self) -> None:
         self.size = 0
         self._weights: Mapping[str, float] = {}
-        self._others = Lane()
+        self._others = Lane[E]()
         self._lanes = {OTHERS: self._others}
         self._passed: dict[str, float] = {}
         self._clock = 0.0
@@ -83,21 +102,21 @@ class Lanes:
     def weigh(self, weights: Mapping[str, float]) -> None:
         waiting = [episode for lane in self._lanes.values() for episode in lane.episodes()]
         self._weights, self._passed, self._clock = weights, {}, 0.0
-        self._lanes = {name: Lane() for name in (OTHERS, *weights)}
+        self._lanes = {name: Lane[E]() for name in (OTHERS, *weights)}
         self._others = self._lanes[OTHERS]
         for episode in waiting:
             self._lane(episode).push(episode)
 
-    def push(self, episode: Episode) -> None:
+    def push(self, episode: E) -> None:
         lane = self._lane(episode) if self._weights else self._others
         lane.push(episode)
         self.size += 1
 
-    def discard(self, episode: Episode) -> None:
+    def discard(self, episode: E) -> None:
         self._lane(episode).discard(episode)
         self.size -= 1
 
-    def pop(self) -> Episode:
+    def pop(self) -> E:
         self.size -= 1
         if not self._weights:
             return self._others.pop()
@@ -108,13 +127,13 @@ class Lanes:
         self._passed[name] = self._clock + 1.0 / self._weights.get(name, 1.0)
         return self._lanes[name].pop()
 
-    def _lane(self, episode: Episode) -> Lane:
+    def _lane(self, episode: E) -> Lane[E]:
         return self._lanes.get(episode.group.spec.task.environment) or self._others
 
 
-class RunQueue:
+class RunQueue(Generic[E]):
     def __init__(self) -> None:
-        self._train, self._eval = Lanes(), Lanes()
+        self._train, self._eval = Lanes[E](), Lanes[E]()
         self._lanes = {EpisodeKind.TRAIN: self._train, EpisodeKind.EVAL: self._eval}
         self.passed: dict[EpisodeKind | None, float] = {}
         """How far it is in the stride schedule of those who claim this kind, or any."""
@@ -124,47 +143,17 @@ class RunQueue:
         for lanes in self._lanes.values():
             lanes.weigh(weights)
 
-    def push(self, episode: Episode) -> None:
+    def push(self, episode: E) -> None:
         self._lanes[episode.group.spec.kind].push(episode)
 
-    def discard(self, episode: Episode) -> None:
-        self._lanes[episode.kind].discard(episode)
+    def discard(self, episode: E) -> None:
+        self._lanes[episode.group.spec.kind].discard(episode)
 
     def has(self, kind: EpisodeKind | None) -> bool:
         return (self._train.size + self._eval.size if kind is None else self._lanes[kind].size) > 0
 
-    def pop(self, kind: EpisodeKind | None, *, eval_first: bool) -> Episode:
+    def pop(self, kind: EpisodeKind | None, *, eval_first: bool) -> E:
         if kind is not None:
             return self._lanes[kind].pop()
         first, second = (self._eval, self._train) if eval_first else (self._train, self._eval)
         return (first if first.size else second).pop()
-
-
-class Shares:
-    """Stride scheduling: of the runs that have something, the one that is least far goes next, and moves on by 1/share.
-
-    One schedule for each owner and for each kind that is asked for, so that who asks for one kind alone does not move
-    the others' order. A run that was away (idle, paused) does not catch up."""
-
-    def __init__(self) -> None:
-        self._clocks: dict[tuple[str, EpisodeKind | None], float] = {}
-        """How far the last one was that was served."""
-
-    def take(self, rooms: Mapping[Run, int], owner: str, kind: EpisodeKind | None, most: int) -> list[Episode]:
-        """Out of their queues. All runs are the owner's, and each has something. `rooms`: how many at most, of each."""
-        clock = self._clocks.get((owner, kind), 0.0)
-        order = [(max(run.queue.passed.get(kind, 0.0), clock), run.name, run) for run in rooms]
-        heapq.heapify(order)
-        left = dict(rooms)
-        taken: list[Episode] = []
-        while order and len(taken) < most:
-            clock, name, run = order[0]
-            taken.append(run.queue.pop(kind, eval_first=run.settings.eval_first))
-            run.queue.passed[kind] = clock + 1.0 / run.settings.share
-            left[run] -= 1
-            if left[run] and run.queue.has(kind):
-                heapq.heapreplace(order, (run.queue.passed[kind], name, run))
-            else:
-                heapq.heappop(order)
-        self._clocks[owner, kind] = clock
-        return taken

@@ -56,7 +56,7 @@ class Run:
     """Clients, with how many they hold."""
     counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
     queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
-    queue: RunQueue = field(default_factory=RunQueue)
+    queue: RunQueue[Episode] = field(default_factory=RunQueue)
     is_staging: bool = False
     """A registration is under way in parts."""
     staged: deque[StagedGroup] = field(default_factory=deque)

@@ -11,8 +11,8 @@ from palestra.episodes.errors import BoardError
 from palestra.episodes.limits import Limits
 from palestra.episodes.news import News, OpenLease
 from palestra.episodes.outbox import Outbox
-from palestra.episodes.queue import Shares
 from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.shares import Shares
 from palestra.episodes.timers import Timers
 from palestra.episodes.tombstones import Tombstones
 from palestra.types.episodes import MOVES, EpisodeState, Loss

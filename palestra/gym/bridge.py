@@ -19,8 +19,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-import aiohttp
-
 from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachable
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.collect.collection import play_all
@@ -29,6 +27,7 @@ from palestra.gym.collect.playing import Patience, Played, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import Ports, load_gym
 from palestra.gym.errors import GymError, ServerStartError
+from palestra.gym.http_client import HttpClient
 from palestra.gym.records import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.types.gym_failures import FINAL, Failure, FailureClass
@@ -131,11 +130,10 @@ class GymBridge:
             await self._supervisor.ready()
             self._watching = asyncio.create_task(self._supervisor.run(), name="bridge-watch")
             stack.callback(self._watching.cancel)
-            session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout())
-            await stack.enter_async_context(session)
-            directory = await Directory.of_head(session, self._supervisor.head_url)
+            client = await stack.enter_async_context(HttpClient())
+            directory = await Directory.of_head(client, self._supervisor.head_url)
             patience = Patience(attempts=self._settings.attempts, run_limit_s=self._settings.row_timeout_s)
-            self._player = RowPlayer(session, directory, patience)
+            self._player = RowPlayer(client, directory, patience)
             return stack.pop_all()
 
 

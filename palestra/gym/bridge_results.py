@@ -14,6 +14,7 @@ from palestra.environments.gym_calls import Flaw, ModelCall, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
+from palestra.types.gym import ROUTED_EXPERTS
 
 Message = dict[str, Any]
 MASK_REASON = "mask_reason"
@@ -138,7 +139,7 @@ def _check_reward(reward: Any) -> None:
 
 
 def _drop_ids(item: dict[str, Any]) -> None:
-    for field in (*TOKEN_FIELDS, "routed_experts"):
+    for field in (*TOKEN_FIELDS, ROUTED_EXPERTS):
         item.pop(field, None)
 
 

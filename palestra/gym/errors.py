@@ -29,6 +29,10 @@ class ServerStartError(GymError):
     """A server did not become healthy. The message has its last words."""
 
 
+class WrongServerSettings(ServerStartError, ValueError):
+    """It never will with what the config says of it."""
+
+
 class UnreachableServer(GymError):
     """A peer gave no answer, within its time and its retries. The rollout failed, and may be tried again."""
 

@@ -1,19 +1,23 @@
-"""A gym server over HTTP: a small ASGI application.
+"""A gym server over HTTP: one Starlette endpoint for all paths.
 
 Owns: bodies and their limits, cookies as headers, health routes, `/openapi.json`. Never touches: sessions and
-exceptions (`door.py`), what a path means. Whoever starts it opens and closes the server: lifespan messages do nothing.
+exceptions (`door.py`), what a path means: servers say that themselves, as most of their calls come from within the
+process and never pass here. Whoever starts it opens and closes the server.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from http.cookies import SimpleCookie
 from typing import Any
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import request_response
+from starlette.types import Receive, Scope, Send
 
 from palestra import __version__
+from palestra.gym.cookies import cookie_pair, cookies_of
 from palestra.gym.door import Door
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.base import GymServer
@@ -23,19 +27,13 @@ from palestra.net.bodies import BodyReader
 
 log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-RawHeaders = Iterable[tuple[bytes, bytes]]
-
 HEALTH = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 MAX_BODY_BYTES = 256 << 20  # a long rollout carries all its token ids, three lists of them for each turn
 MAX_BYTES_IN_ALL = 1 << 30  # of bodies that are on their way: whoever reaches the port may send some
-SERVER_HEADER = b"x-gym-server"
+SERVER_HEADER = "x-gym-server"
 """Whose answer it is: what a supervisor looks at before it believes that a port is healthy."""
-SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax".encode()
-PLAIN_COOKIE = b"; path=/; samesite=lax"
-UNSAFE = frozenset(' ",;\\\t\r\n')  # a value with these has to be quoted
+SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax"
+PLAIN_COOKIE = "; path=/; samesite=lax"
 
 
 class Front:
@@ -45,28 +43,26 @@ class Front:
         self.server = server
         self.door = Door(server, secret)
         self._bodies = BodyReader(max_bytes=max_body_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=BadCall)
-        self._name = (SERVER_HEADER, server.name.encode())
+        self._app = request_response(self._respond)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            answer = await self._answer(scope, headers, receive)
-            await self._send(send, answer, is_head=scope["method"] == "HEAD")
-        elif scope["type"] == "lifespan":
-            await _live(receive, send)
+        await self._app(scope, receive, send)
 
-    async def _answer(self, scope: Scope, headers: dict[str, str], receive: Receive) -> Answer:
-        path, method = scope["path"], scope["method"]
-        if method in ("GET", "HEAD"):
+    async def _respond(self, request: Request) -> Response:
+        return self._response(await self._answer(request))
+
+    async def _answer(self, request: Request) -> Answer:
+        path = request.scope["path"]
+        if request.method in ("GET", "HEAD"):
             return await self._looked(path)
-        if method != "POST" or path in HEALTH:  # these have no body to read
+        if request.method != "POST" or path in HEALTH:  # these have no body to read
             return Answer(status=405, body={"detail": "Method Not Allowed"})
         try:
-            body = _parsed(await self._bodies.read(scope, receive))
+            body = _parsed(await self._bodies.read(request.scope, request.receive))
         except BadCall as error:
             return Answer(status=error.status, body={"detail": error.detail})
-        cookies = cookies_of(headers["cookie"]) if "cookie" in headers else NO_COOKIES
-        return await self.door.answer(Call(path=path, body=body, cookies=cookies, headers=headers))
+        cookies = cookies_of(request.headers["cookie"]) if "cookie" in request.headers else NO_COOKIES
+        return await self.door.answer(Call(path=path, body=body, cookies=cookies, headers=request.headers))
 
     async def _looked(self, path: str) -> Answer:
         if path in HEALTH:
@@ -84,25 +80,19 @@ class Front:
             return Answer(status=status, body={"detail": words})
         return found
 
-    async def _send(self, send: Send, answer: Answer, *, is_head: bool) -> None:
+    def _response(self, answer: Answer) -> Response:
         try:
             body = answer.raw()
         except TypeError as error:  # orjson's: a server answered with what is no JSON
             log.error("%s gave an answer that is no JSON", self.server.name, exc_info=error)
             answer = Answer(status=500, body=repr(error), cookies=answer.cookies)
             body = answer.raw()
-        headers = [
-            (b"content-type", answer.content_type.encode("latin-1")),
-            (b"content-length", b"%d" % len(body)),
-            self._name,
-            *((b"set-cookie", self._cookie(name, value)) for name, value in answer.cookies.items()),
-        ]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if is_head else body})
-
-    def _cookie(self, name: str, value: str) -> bytes:
-        tail = SESSION_COOKIE if name == self.door.signer.name else PLAIN_COOKIE
-        return cookie_pair(name, value).encode("latin-1", "replace") + tail
+        headers = {"content-type": answer.content_type, SERVER_HEADER: self.server.name}
+        response = Response(body, answer.status, headers)
+        for name, value in answer.cookies.items():
+            tail = SESSION_COOKIE if name == self.door.signer.name else PLAIN_COOKIE
+            response.raw_headers.append((b"set-cookie", (cookie_pair(name, value) + tail).encode("latin-1", "replace")))
+        return response
 
 
 def _parsed(body: bytes) -> Any:
@@ -112,24 +102,6 @@ def _parsed(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadCall(400, f"the body is not JSON: {error}") from None
-
-
-def cookie_pair(name: str, value: str) -> str:
-    if UNSAFE.isdisjoint(value) and value.isascii():
-        return f"{name}={value}"
-    return SimpleCookie({name: value})[name].OutputString()
-
-
-def cookies_of(header: str) -> Mapping[str, str]:
-    """Of a `Cookie` header."""
-    if '"' in header:
-        return {name: morsel.value for name, morsel in SimpleCookie(header).items()}
-    found: dict[str, str] = {}
-    for part in header.split(";"):
-        name, equals, value = part.partition("=")
-        if equals:
-            found[name.strip()] = value.strip()
-    return found
 
 
 def openapi(server: GymServer) -> dict[str, Any]:
@@ -144,11 +116,3 @@ def openapi(server: GymServer) -> dict[str, Any]:
         for path, schema in server.routes().items()
     }
     return {"openapi": "3.1.0", "info": {"title": server.name, "version": __version__}, "paths": paths}
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

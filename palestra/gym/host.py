@@ -23,7 +23,7 @@ from palestra.gym.peers import GymPeers
 from palestra.gym.records import ServerInstance
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
-from palestra.gym.start import BAD_SETTINGS, Start, read_start
+from palestra.gym.start import BAD_CODE, BAD_SETTINGS, Start, read_start
 from palestra.net.serving import HttpServer
 
 KEEP_ALIVE_S = 30  # NeMo Gym's
@@ -33,11 +33,12 @@ FILES = 65535
 
 
 class CannotServe(GymError):
-    """A server of ours cannot be made or opened. Trying again would not help where `is_final`."""
+    """A server of ours cannot be made or opened."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(f"{name}: {error}")
-        self.is_final = isinstance(error, GymError | ValueError | TypeError | ImportError | SyntaxError)
+        is_final = isinstance(error, ValueError | TypeError | ImportError | SyntaxError)
+        self.exit_code = BAD_SETTINGS if isinstance(error, GymError) else BAD_CODE if is_final else 1
 
 
 def main() -> int:
@@ -56,7 +57,7 @@ def main() -> int:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         logging.error("cannot serve %s", error)
-        return BAD_SETTINGS if error.is_final else 1
+        return error.exit_code
     return 0
 
 

@@ -12,31 +12,25 @@ import asyncio
 import difflib
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
-from palestra.gym.front import cookie_pair, cookies_of
+from palestra.gym.http_client import CallFailed, HttpClient, NoConnection
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
 from palestra.types.gym_failures import FailureClass
 
-if TYPE_CHECKING:
-    import aiohttp
-
 TIMEOUT_S = 3600.0  # for one answer, where the caller says nothing; `peer_timeout_s`
 RECONNECT_S = 60.0  # how long a server may be away, being started again; `peer_reconnect_s`
-CONNECT_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 2.0
 REPEATS = 2  # of what broke on its way, where that may be said again
-KEEP_ALIVE_S = 15.0  # below the 30 s of the servers: no race for a closing connection
 CONNECTIONS, CONNECTIONS_PER_HOST = 102_400, 1_024  # NeMo Gym's defaults
 
 REPEATABLE = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/reset", "/close", "/close_session"})
 """Said twice they do what they do once. A tool may not: its call is not sent again once it may have begun."""
-JSON_HEADER = "application/json"
 
 
 class GymPeers:
@@ -45,7 +39,12 @@ class GymPeers:
     def __init__(self, config: GymConfig, local: Iterable[GymServer] = ()) -> None:
         self._config = config
         self._doors: dict[str, Door] = {}
-        self._client: aiohttp.ClientSession | None = None
+        self._client = HttpClient(
+            max_connections=int(config.settings.get("global_aiohttp_connector_limit", CONNECTIONS)),
+            max_connections_per_host=int(
+                config.settings.get("global_aiohttp_connector_limit_per_host", CONNECTIONS_PER_HOST)
+            ),
+        )
         self._timeout_s = float(config.settings.get("peer_timeout_s", TIMEOUT_S))
         self._reconnect_s = float(config.settings.get("peer_reconnect_s", RECONNECT_S))
         for server in local:
@@ -68,9 +67,7 @@ class GymPeers:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._client.close()
 
     async def post(
         self,
@@ -107,66 +104,39 @@ class GymPeers:
     async def _post_far(
         self, peer: ServerInstance, path: str, body: Any, cookies: Mapping[str, str] | None, limit_s: float
     ) -> Answer:
-        headers = {"Content-Type": JSON_HEADER}
-        if cookies:
-            headers["Cookie"] = "; ".join(cookie_pair(name, value) for name, value in cookies.items())
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                return await self._persist(peer, path, encoded(body), headers, _may_repeat(peer, path, body))
+                return await self._persist(peer, path, encoded(body), cookies, _may_repeat(peer, path, body))
         except TimeoutError:
             if limit.expired():
                 raise _too_late(peer.name, path, limit_s) from None
             raise
 
     async def _persist(
-        self, peer: ServerInstance, path: str, data: bytes, headers: dict[str, str], may_repeat: bool
+        self, peer: ServerInstance, path: str, data: bytes, cookies: Mapping[str, str] | None, may_repeat: bool
     ) -> Answer:
         """A server that is being started again refuses connections for a while: nothing has begun, so it is asked
         again. A connection that breaks later may have begun something."""
-        import aiohttp
-
         now = asyncio.get_running_loop().time
         give_up_at, wait_s, repeats = now() + self._reconnect_s, FIRST_WAIT_S, 0
         while True:
             try:
-                return await self._send(peer.url + path, data, headers)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                reply = await self._client.post(peer.url + path, data, cookies=cookies)
+                return Answer(
+                    status=reply.status, body=reply.body, cookies=reply.cookies, content_type=reply.content_type
+                )
+            except NoConnection as error:
                 if now() + wait_s > give_up_at:
                     raise UnreachableServer(peer.name, f"no connection for {self._reconnect_s:g} s: {error}") from error
-            except aiohttp.ClientError as error:
+            except CallFailed as error:
                 if not may_repeat or repeats == REPEATS:
-                    reason = f"{path} broke on its way: {error!r}"
+                    reason = f"{path} broke on its way: {error}"
                     raise UnreachableServer(peer.name, reason, FailureClass.SERVER_DIED) from error
                 repeats += 1
                 give_up_at = now() + self._reconnect_s
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-    async def _send(self, url: str, data: bytes, headers: dict[str, str]) -> Answer:
-        async with self._opened().post(url, data=data, headers=headers, allow_redirects=False) as response:
-            body = await response.read()
-            cookies: dict[str, str] = {}
-            for header in response.headers.getall("Set-Cookie", ()):
-                cookies |= cookies_of(header.partition(";")[0])
-            kind = response.headers.get("Content-Type", JSON_HEADER)
-            return Answer(status=response.status, body=body, cookies=cookies, content_type=kind)
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._client is None:
-            import aiohttp
-
-            connector = aiohttp.TCPConnector(
-                limit=int(self.settings.get("global_aiohttp_connector_limit", CONNECTIONS)),
-                limit_per_host=int(self.settings.get("global_aiohttp_connector_limit_per_host", CONNECTIONS_PER_HOST)),
-                keepalive_timeout=KEEP_ALIVE_S,
-            )
-            self._client = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-            )
-        return self._client
 
 
 def _may_repeat(peer: ServerInstance, path: str, body: Any) -> bool:

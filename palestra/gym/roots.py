@@ -13,9 +13,6 @@ from pathlib import Path
 SHIPPED = Path(__file__).parent / "shipped"
 """Our own servers, in folders of NeMo Gym's shape: `<kind>/<implementation>/{app.py,configs,data}`."""
 
-STAND_IN = Path(__file__).parent / "nemo-gym-stand-in"
-"""What `import nemo_gym` finds in a stock server's process."""
-
 EXTRA_ROOTS = "NEMO_GYM_EXTRA_ROOTS"
 
 

@@ -1,20 +1,34 @@
-"""Which names of NeMo Gym's a server imports, and whether the stand-in has them.
+"""The stand-in for NeMo Gym: where it is, which names it has, and which of them a server lacks.
 
-Owns: the stand-in's names, read from its code; what a server lacks. Never touches: running either.
+Owns: the path of a stock server's process, the stand-in's names as read from its code. Never touches: running either.
+
+The stand-in is a distribution of its own. A clone has it below `integrations`, our wheel beside `palestra`; both under
+a name that nobody imports, so that `import nemo_gym` finds a NeMo Gym that is installed everywhere but in the
+processes of stock servers.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from palestra.gym.code_imports import STOCK_PACKAGE, CodeImport, imports_of, parsed
-from palestra.gym.roots import STAND_IN
 
+_ROOT = Path(__file__).parents[2]
+_PLACES = (_ROOT / "palestra_nemo_gym", _ROOT / "integrations/palestra_nemo_gym")
+STAND_IN = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
+"""What `import nemo_gym` finds in a stock server's process."""
 _LAZY = "_PUBLIC"
 """In a module whose `__getattr__` imports on demand: `{module: names}`."""
+
+
+def stock_path(folder: Path) -> str:
+    """A stock server's `PYTHONPATH`: the stand-in, its folder and the root of that, then whatever was set."""
+    path = [str(STAND_IN), str(folder), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(one for one in path if one)
 
 
 def missing_names(entrypoint: Path) -> list[CodeImport]:

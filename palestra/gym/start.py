@@ -17,8 +17,8 @@ from msgspec import Struct
 from palestra.gym.records import GymConfig
 
 LENGTH_BYTES = 8
-BAD_SETTINGS = 78
-"""The exit code of a process that would fail again however often it is started (EX_CONFIG)."""
+BAD_SETTINGS, BAD_CODE = 78, 70
+"""Exit codes of a process that would fail again however often it is started (EX_CONFIG, EX_SOFTWARE)."""
 
 
 class Start(Struct, frozen=True, kw_only=True):

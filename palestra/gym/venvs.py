@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.roots import STAND_IN
+from palestra.gym.stand_in import STAND_IN
 
 MARK = ".palestra-complete"
 INSTALL_S = 3600.0

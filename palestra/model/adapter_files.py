@@ -6,10 +6,7 @@ A folder appears whole or not at all. Owns: the formats. Never touches: checkpoi
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from palestra.model.adapters import Adapter, AdapterPool, Layout
 from palestra.model.errors import AdapterError
 from palestra.model.weights import WeightFiles
 from palestra.types import LoraConfig
+from palestra.util.files import whole_folder
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, OPTIMIZER = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
@@ -61,7 +59,7 @@ def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", 
         "target_modules": modules,
         "inference_mode": True,
     }
-    with whole_folder(folder) as temporary:
+    with whole_folder(_new(folder)) as temporary:
         (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         if optimizer:
@@ -151,7 +149,7 @@ def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> Non
     """The base model with the adapter folded in, as a plain Hugging Face folder in the base's dtype."""
     base, matrices = Path(base), adapter_matrices(adapter)
     config = json.loads((base / "config.json").read_text())
-    with whole_folder(folder) as temporary, WeightFiles(base) as files:
+    with whole_folder(_new(folder)) as temporary, WeightFiles(base) as files:
         untied = bool(config.get("tie_word_embeddings")) and "lm_head.lora_A.weight" in matrices
         names = [n for n in files if not (untied and n == "lm_head.weight")]  # some tied folders hold a copy
         if untied:  # from here on the two differ
@@ -174,32 +172,11 @@ def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: fl
     return (weight.float() + scale * (b.cpu() @ a.cpu())).to(weight.dtype)
 
 
-@contextmanager
-def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """A temporary folder that takes the name at the end, after everything in it is on disk."""
+def _new(folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists():
         raise AdapterError(f"{folder}: exists already; choose another name or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            _sync(path)
-        temporary.rename(folder)
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return folder
 
 
 def _modules(raw: dict[str, Any], file: Path) -> set[str]:

@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from palestra.model import kernels
-from palestra.model.spec import ModelSpec
-
 PADDING_AREA = 128 * 128  # score cells a group may waste: about what launching one more group costs
 
 
@@ -25,17 +22,6 @@ class Attention(Protocol):
     """What the decoder calls in each layer. q: [tokens, heads, dim], k and v: [tokens, kv heads, dim]."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
-
-
-def packed_attention(
-    lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
-) -> Attention:
-    """Attention within each of several sequences that stand end to end."""
-    if kernels.can_run(device, dtype):
-        from palestra.model.tiled_attention import TiledPackedAttention
-
-        return TiledPackedAttention(lengths, spec, device)
-    return PackedAttention(lengths, spec.windows, device)
 
 
 @dataclass(frozen=True, slots=True)

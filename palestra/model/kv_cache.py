@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from palestra.model import kernels
-from palestra.model.attention import Attention, PackedAttention
+from palestra.model.attention import PackedAttention
 from palestra.model.scheduler import Chunk, Sequence, StepPlan
 from palestra.model.spec import ModelSpec
 
@@ -101,15 +100,6 @@ class _Block:
     """Cache rows of each row's own pages, [kv heads * groups * members * pages]."""
     own_bias: Tensor
     """[groups * members, 1, own positions]: -inf where nothing may be seen."""
-
-
-def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
-    """Attention for one step of the scheduler's plan, by what the cache is on."""
-    if kernels.can_run(cache.device, cache.dtype):
-        from palestra.model.tiled_attention import TiledPagedAttention
-
-        return TiledPagedAttention.of(cache, plan)
-    return PagedAttention(cache, plan)
 
 
 class PagedAttention:

@@ -7,7 +7,6 @@ exponential. Gradients come from autograd over these few lines. Never touches: m
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from palestra.model.errors import DataError
 from palestra.types import LossName
+from palestra.util.suggest import nearest
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]
@@ -52,8 +52,8 @@ class Loss:
 def loss_named(name: str) -> Loss:
     found = LOSSES.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, LOSSES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, LOSSES)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise DataError(f"unknown loss {name!r}{hint} (known: {', '.join(LOSSES)})")
     return found
 

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from palestra.model import kernels
 from palestra.model.adapters import UNEMBED, Adapter, AdapterPool
+from palestra.model.attention_backends import paged_attention
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.grammars import CompiledGrammar, Grammars
 from palestra.model.head import chunk_rows, logits_of
-from palestra.model.kv_cache import KVCache, paged_attention
+from palestra.model.kv_cache import KVCache
 from palestra.model.lora import LoraPlan, merge_runs
 from palestra.model.pages import PagePool
 from palestra.model.prompt_scores import PromptScores

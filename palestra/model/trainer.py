@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model.adapters import Adapter, AdapterPool, Stack
-from palestra.model.attention import packed_attention
+from palestra.model.attention_backends import packed_attention
 from palestra.model.decoder import Decoder
 from palestra.model.errors import AdapterError
 from palestra.model.head import LossRun, run_head

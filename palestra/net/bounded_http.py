@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol, with bounds on what somebody may hold whom nobody has let in yet.
 
 Owns: how large a request's head is and how long it takes, how much is read of a body that nobody reads, how many
-connections wait. Never touches: routes, keys, what a body may be. Imports nothing of ours: servers that were written
-for NeMo Gym load this file in environments without Palestra.
+connections wait, how long an answer lies unread. Never touches: routes, keys, what a body may be. Imports nothing of
+ours: servers that were written for NeMo Gym load this file in environments without Palestra.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class HttpBounds:
     """How much is read of a body after its request was answered: clients that look at the answer only at the end of
     their body should get to see it, so it is more than the longest body that most routes take. Then the connection is
     closed."""
+    unread_answer_s: float = 120.0
+    """How long a client may take nothing of an answer that lies ready for it. Then the connection is cut."""
     max_waiting: int = 16_384
     """Connections without a request under way, and at most half of the files that the process may open. Beyond it those
     that have waited longest are closed."""
@@ -55,6 +57,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._is_refused = False
         self._is_too_large = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread_answer: asyncio.TimerHandle | None = None
+        """Set while an answer lies ready that the client does not take."""
 
     # Connections
 
@@ -66,6 +70,8 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting.remove(self)
         self._end_deadline()
+        if self._unread_answer is not None:
+            self._unread_answer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -87,8 +93,13 @@ class BoundedHttp(HttpToolsProtocol):
         if self._is_in_head:
             self._set_deadline()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread_answer()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._watch_unread_answer()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._waiting.add(self, self._held_bytes)
             if self.cycle.more_body:
@@ -152,6 +163,20 @@ class BoundedHttp(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _watch_unread_answer(self) -> None:
+        if self._unread_answer is None:
+            self._look_at_unread_answer(None)
+
+    def _look_at_unread_answer(self, before: int | None) -> None:
+        """To close a connection is not enough: that waits until all was taken."""
+        self._unread_answer = None
+        left = self.transport.get_write_buffer_size()
+        if before is not None and left >= before:
+            self.transport.abort()
+        elif left:
+            wait_s = self._bounds.unread_answer_s
+            self._unread_answer = self.loop.call_later(wait_s, self._look_at_unread_answer, left)
 
     def _time_is_over(self) -> None:
         self._deadline = None
@@ -217,7 +242,7 @@ class WaitingConnections:
 
     def _close(self, connection: BoundedHttp) -> None:
         self.remove(connection)
-        connection.transport.close()
+        connection.transport.abort()
 
 
 def bounded_http(bounds: HttpBounds) -> Any:

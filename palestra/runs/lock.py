@@ -5,7 +5,6 @@ Owns: the lock file, telling whether its holder lives. Never touches: the other 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 import psutil
 
 from palestra.runs.record_files import RunError
+from palestra.util.locks import FileLock, Locked
 
 
 class Holder(msgspec.Struct):
@@ -42,27 +42,20 @@ class RunLocked(RunError):
 
 
 class RunLock:
-    """Held until closed, or until the process ends in whatever way: the kernel lets go, and the next may have it."""
+    """Held until closed, or until the process ends in whatever way: then the next may have it."""
 
     def __init__(self, file: Path) -> None:
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
+            self._lock = FileLock(file, note=msgspec.json.encode(Holder.me()) + b"\n", mode=0o644)
+        except Locked:
             holder = read_holder(file)
             who = f"process {holder.pid} on {holder.host}" if holder else "another process"
             raise RunLocked(
                 f"{file.parent} is being written by {who}; wait for it, stop it, or choose another --name"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, msgspec.json.encode(Holder.me()) + b"\n", 0)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._lock.release(forget=True)
 
 
 def read_holder(file: Path) -> Holder | None:

@@ -5,7 +5,6 @@ Owns: the layout of a run folder, finding runs by name, which rows still count a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from palestra.runs.lock import read_holder
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
+from palestra.util.suggest import nearest
 
 Row = dict[str, Any]
 
@@ -168,6 +168,6 @@ def find_run(which: str, root: Path) -> RunReader:
         if (path / "config.json").is_file():
             return RunReader(path)
     names = [run.name for run in list_runs(root)]
-    near = difflib.get_close_matches(which, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(which, names)
+    hint = f" (did you mean {near!r}?)" if near else ""
     raise RunNotFound(f"no run {which!r} in {root}{hint}; to see all: palestra run list --runs {root}")

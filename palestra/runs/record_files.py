@@ -1,6 +1,6 @@
 """Files that a kill at any moment leaves readable.
 
-Owns: whole files by rename, appended JSON lines, compressed record files. Never touches: what the records mean.
+Owns: JSON files, appended JSON lines, compressed record files. Never touches: what the records mean.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
+
+from palestra.util.files import replacing
 
 COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's rollouts take milliseconds
 
@@ -23,22 +24,6 @@ class RunError(Exception):
 
 class BadRunName(RunError, ValueError):
     """A new run cannot be called that."""
-
-
-@contextmanager
-def replacing(file: Path) -> Iterator[IO[bytes]]:
-    """What is written appears under the name all at once, when it is safely on the disk."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    _sync_folder(file.parent)
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -153,11 +138,3 @@ def _ends_whole(file: Path) -> bool:
     with file.open("rb") as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read(1) == b"\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

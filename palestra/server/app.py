@@ -25,7 +25,7 @@ from palestra.server.core.lookup import Lookup
 from palestra.server.core.metrics import CONTENT_TYPE
 from palestra.server.core.samplers import Samplers
 from palestra.server.core.wire_errors import WireError
-from palestra.server.episodes import looking_routes, player_routes, wire
+from palestra.server.episodes import looking_routes, player_routes
 from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Doorkeeper
 from palestra.server.http.logs import RequestLog
@@ -44,6 +44,7 @@ from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
+from palestra.types import episode_wire
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
 
 log = structlog.get_logger()
@@ -100,7 +101,7 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
         app.include_router(anthropic_routes.router, prefix=prefix, include_in_schema=number == 0)
     for number, prefix in enumerate(("", *openai_routes.PREFIXES)):
         app.include_router(openai_routes.tokens, prefix=prefix, include_in_schema=number == 0)
-    describe(app, wire.BODIES, wire.ANSWERS)
+    describe(app, episode_wire.BODIES, episode_wire.ANSWERS)
     describe(app, (), (*PLAYING_RECORDS, *ENGINE_BODIES, *ENGINE_ANSWERS))
     add_pages(app)
     app.add_api_route("/healthz", _healthz, tags=["operations"])

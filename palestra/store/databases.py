@@ -5,10 +5,8 @@ Owns: URLs, connection settings, the lock. Never touches: tables, transactions.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy.exc import ArgumentError
 
 from palestra.store.errors import StoreError, StoreLocked
+from palestra.util.locks import FileLock, Locked
 
 READERS = 4  # reads are short; more only compete for the interpreter
 BUSY_MS = 10_000  # the CLI writes beside a server, a few milliseconds at a time
@@ -55,7 +54,7 @@ class SqliteDatabase(Database):
         if not url.database or url.database == ":memory:":
             raise StoreError("an SQLite database needs a file, e.g. sqlite:////var/lib/palestra/palestra.db")
         self.file = Path(url.database)
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             # For the owner alone: it holds the server's secret. SQLite gives its side files the same mode.
@@ -88,22 +87,15 @@ class SqliteDatabase(Database):
     def lock(self, conn: Connection) -> None:
         if self._lock is not None:
             return
-        file = os.open(f"{self.file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        with ExitStack() as failed:
-            failed.callback(os.close, file)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as e:
-                pid = os.pread(file, 20, 0).decode(errors="replace").strip()
-                raise self._locked(f" (process {pid})" if pid else "") from e
-            os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-            failed.pop_all()
-        self._lock = file
+        try:
+            self._lock = FileLock(Path(f"{self.file}.lock"), note=f"{os.getpid()}\n".encode())
+        except Locked as e:
+            pid = e.note.decode(errors="replace").strip()
+            raise self._locked(f" (process {pid})" if pid else "") from e
 
     def release(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def is_in_transaction(self, conn: Connection) -> bool:

@@ -18,6 +18,7 @@ from palestra.store import journal_files as files
 from palestra.store.errors import JournalError
 from palestra.store.failing import Failing
 from palestra.store.groups import GroupQueue
+from palestra.util.files import sync
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class Journal:
         try:
             for number in free:
                 self._path(number).unlink(missing_ok=True)
-            files.sync_folder(self.folder)
+            sync(self.folder)
         except OSError as e:  # it is found at the next start and goes then
             log.error("cannot delete from the journal: %s", e)
 

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from palestra.store.errors import JournalError
+from palestra.util.files import sync
 
 HEADER = struct.pack("<8sI", b"PALESTRA", 1)
 PREFIX_BYTES = 8
@@ -70,7 +71,7 @@ def mend_last(file: Path) -> int:
         header = stream.read(len(HEADER))
     if not header.strip(b"\0") or (len(header) < len(HEADER) and HEADER.startswith(header)):
         file.unlink()  # it was being created: the header is durable before any record
-        sync_folder(file.parent)
+        sync(file.parent)
         return size
     try:
         for _ in scan(file):
@@ -98,7 +99,7 @@ class SegmentWriter:
         try:
             _write_all(self._fd, [HEADER])
             os.fsync(self._fd)
-            sync_folder(folder)
+            sync(folder)
         except BaseException:
             os.close(self._fd)
             raise
@@ -155,12 +156,3 @@ def read_record(file: Path, offset: int, size: int) -> bytes:
     if len(payload) != size or prefix_of(payload) != record[:PREFIX_BYTES]:
         raise TornRecord(file, offset)
     return payload
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the creation or removal of a file in it durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from palestra.episodes.client.transport import CONNECT_S
+from palestra.episodes.client.exchange import CONNECT_S
 
 TIMEOUT_S = 10.0  # a step waits for it
 LOCAL_KEY = "tml-local"

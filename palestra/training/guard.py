@@ -58,7 +58,7 @@ def check_server(url: str) -> None:
     come. Raises PolicyError (ServerUnreachable where nobody answers), or ValueError where it is no address."""
     try:
         with EpisodeClient(url) as client:
-            client.calls.do(api.health(REACH_S), retry_s=REACH_S)
+            client.do(api.health(REACH_S), retry_s=REACH_S)
     except EpisodeApiError as error:
         if error.status not in (401, 403):
             raise PolicyError(f"{url} answers, but not as a server of the Tinker API: {error}") from None

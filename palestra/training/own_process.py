@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
@@ -14,10 +15,11 @@ from pathlib import Path
 
 from palestra.training.guard import guarded
 from palestra.training.policy import PolicyError
+from palestra.util import processes
+from palestra.util.log_files import last_error
 
 STOP_S = 20.0
 NOTE_EVERY_S = 5
-ERROR_LINES = 12  # of its last words
 
 
 @asynccontextmanager
@@ -35,13 +37,12 @@ async def own_process(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         began_at = out.tell()
-        process = await asyncio.create_subprocess_exec(
+        process = await processes.spawn(
             *command,
-            stdin=asyncio.subprocess.PIPE,  # closes when we end, however we end: --with-parent
-            stdout=asyncio.subprocess.PIPE,
+            stdin=processes.PIPE,  # closes when we end, however we end: --with-parent
+            stdout=processes.PIPE,
             stderr=out,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-            start_new_session=True,  # ctrl-c is the run's, which says goodbye to it
         )
     try:
         with _noting(f"{name} is starting", note):
@@ -51,7 +52,7 @@ async def own_process(
         with guarded(_until_ended(process, name, log)):
             yield address
     finally:
-        await _stop(process)
+        await processes.stop(process, STOP_S)
 
 
 @contextmanager
@@ -68,38 +69,17 @@ def _noting(what: str, note: Callable[[str], None]) -> Iterator[None]:
         telling.cancel()
 
 
-async def _until_ended(process: asyncio.subprocess.Process, name: str, log: Path) -> str:
+async def _until_ended(process: Process, name: str, log: Path) -> str:
     code = await process.wait()
     return f"{name} ended with code {code}; its last words are in {log}"
 
 
-async def _wait_ready(process: asyncio.subprocess.Process, ready: str, name: str, log: Path, began_at: int) -> str:
+async def _wait_ready(process: Process, ready: str, name: str, log: Path, began_at: int) -> str:
     assert process.stdout is not None
     async for line in process.stdout:
         text = line.decode(errors="replace")
         if ready in text:
             return text.strip()
     await process.wait()
-    reason = _last_error(log, began_at) or f"exit code {process.returncode}; see {log}"
+    reason = last_error(log, began_at) or f"exit code {process.returncode}; see {log}"
     raise PolicyError(f"{name} did not start: {reason}")
-
-
-def _last_error(log: Path, began_at: int) -> str | None:
-    with log.open("rb") as file:
-        file.seek(began_at)
-        lines = file.read().decode(errors="replace").splitlines()
-    places = [place for place, line in enumerate(lines) if line.startswith("error:")]
-    if not places:
-        return None
-    return "\n".join(lines[places[-1] :][:ERROR_LINES]).removeprefix("error: ")
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

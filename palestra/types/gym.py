@@ -29,6 +29,8 @@ MASK_SAMPLE = "mask_sample"
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """On the last output item of each model call: all three or none."""
+ROUTED_EXPERTS = "routed_experts"
+"""Beside them, where an engine tells which experts it used."""
 
 
 def overruled(agent: str | None, rows: Sequence[str]) -> str | None:

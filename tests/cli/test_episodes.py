@@ -228,7 +228,7 @@ def test_the_client_needs_the_core_install_only():
     """What `dependencies` in pyproject.toml names; nothing of the extras."""
     script = (
         "import sys\nimport palestra.episodes as e\n[getattr(e, name) for name in e.__all__]\n"
-        "extras = {'httpx', 'aiohttp', 'tinker', 'torch', 'numpy', 'sqlalchemy', 'fastapi', 'openai', 'structlog'}\n"
+        "extras = {'aiohttp', 'tinker', 'torch', 'numpy', 'sqlalchemy', 'fastapi', 'openai', 'structlog'}\n"
         "print('loaded:', sorted(extras & sys.modules.keys()))"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

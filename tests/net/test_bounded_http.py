@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from palestra.net.bounded_http import HttpBounds
@@ -189,6 +190,54 @@ def test_a_short_body_that_nobody_reads_costs_nobody_the_connection(port: int) -
         assert ask(line, POST + b"content-length: 5000000\r\n\r\n") == 200
         line.sendall(b"x" * 5 * MB)
         assert ask(line) == 200
+
+
+def ask_for_much(line: socket.socket, size: int) -> None:
+    """An answer that the system's own buffers do not take."""
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    line.sendall(head % size + b"x" * size)
+
+
+def is_held(line: socket.socket) -> bool:
+    """By the server, which is in this process."""
+    ours = line.getsockname()
+    return any(one.raddr == ours for one in psutil.Process().net_connections("tcp"))
+
+
+def test_who_takes_nothing_of_an_answer_is_cut_off() -> None:
+    with serving(HttpBounds(unread_answer_s=0.2)) as port, connected(port) as line:
+        ask_for_much(line, 20 * MB)
+        deadline = time.monotonic() + TIMEOUT_S
+        while is_held(line):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_who_takes_nothing_is_cut_off_where_too_many_wait() -> None:
+    with serving(HttpBounds(max_waiting=2)) as port, ExitStack() as lines:
+        line = lines.enter_context(connected(port))
+        ask_for_much(line, 20 * MB)
+        for _ in range(100):
+            assert ask(lines.enter_context(connected(port))) == 200
+            if not is_held(line):
+                return
+    pytest.fail("it is held though others have come")
+
+
+@pytest.mark.slow
+def test_an_answer_may_be_taken_slowly() -> None:
+    size = 40 * MB
+    with serving(HttpBounds(unread_answer_s=2)) as port, connected(port) as line:
+        line.sendall(POST.replace(b"/healthz", b"/echo") + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+        heard, end = 0, time.monotonic() + 6
+        while time.monotonic() < end:
+            heard += len(line.recv(1 << 18))
+            time.sleep(0.05)
+        assert heard < size
+        while heard < size and (data := line.recv(1 << 20)):
+            heard += len(data)
+        assert heard > size
 
 
 def test_heads_that_are_not_whole_are_bounded_in_all_and_the_oldest_go_first() -> None:

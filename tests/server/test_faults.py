@@ -23,7 +23,7 @@ import tinker
 from safetensors.numpy import load_file
 from tinker import types
 
-from palestra.server.core.log_files import MAX_LOG_BYTES
+from palestra.util.log_files import MAX_LOG_BYTES
 from tests.server.conftest import WORKER
 
 STEPS = 8

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from palestra.server.core.log_files import last_error
+from palestra.util.log_files import last_error
 
 END_S = 100.0
 

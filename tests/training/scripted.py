@@ -16,7 +16,8 @@ from palestra.chat import ChatTokenizer
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import BaseTextEnv, EnvironmentSet
 from palestra.model.random_tokenizer import write_tokenizer
-from palestra.training.rollouts.player import RolloutSettings, Table
+from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.player import Table
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import GroupRequest, Task
 

@@ -202,7 +202,7 @@ GOOD = {"messages": TALK}
         (
             [{"messages": [{"role": "asistant", "content": "Hi"}]}],
             conversation_of,
-            "line 1: messages[0]: unknown role 'asistant'; did you mean 'assistant'?",
+            "line 1: messages[0]: unknown role 'asistant'; did you mean assistant?",
         ),
         ([{"messages": [{"content": "Hi"}]}], conversation_of, "messages[0]: unknown role None; there are: system"),
         ([{"messages": [{"role": "user"}]}], conversation_of, "messages[0]: content should be text"),

@@ -25,7 +25,7 @@ from palestra.episodes import EpisodeClient, NewGroup, RunSettings, Task, play
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_player import EnvironmentPlayer
-from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.play import RolloutSettings
 from tests.training.test_resume import servers_of
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 

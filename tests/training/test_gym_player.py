@@ -14,7 +14,7 @@ from aiohttp import web
 from palestra.config.environment_entries import GymEntry
 from palestra.training.rollouts.gym_player import GymPlayer
 from palestra.training.rollouts.gym_servers import Gym, PolicyAddress
-from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.play import RolloutSettings
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
 from tests.gym.collect.scripted import ScriptedGym
 from tests.training.scripted import ScriptedSampler, chat_tokenizer

@@ -70,7 +70,7 @@ def test_a_run_learns_from_solutions_before_its_first_step(run_training, tmp_pat
     [
         ({"data": ["platform:kyes"]}, "kyes"),
         ({"data": ["no-such.jsonl"]}, "no-such.jsonl"),
-        ({"data": ["bad.jsonl"]}, "bad.jsonl, line 2: .*unknown role 'asistant'; did you mean 'assistant'"),
+        ({"data": ["bad.jsonl"]}, "bad.jsonl, line 2: .*unknown role 'asistant'; did you mean assistant"),
         ({"environments": [{"name": "arithmetic"}]}, "in the words of the environment fleet_task"),
     ],
 )

@@ -17,7 +17,8 @@ from palestra.environments import EnvironmentSet
 from palestra.training.policy import Sampler, SamplingError
 from palestra.training.rollouts.batched import BatchedRollouts, split_batches
 from palestra.training.rollouts.local import LocalRollouts, open_source
-from palestra.training.rollouts.player import RolloutSettings, Table
+from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.player import Table
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.training.records import make_config

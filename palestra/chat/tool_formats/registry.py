@@ -6,7 +6,6 @@ Owns: the names. Never touches: how a format works.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from importlib import import_module
 
 from palestra.chat.errors import ChatError
@@ -14,6 +13,7 @@ from palestra.chat.tool_formats.hermes import Hermes
 from palestra.chat.tool_formats.llama3_json import PYTHON_TAG, Llama3Json
 from palestra.chat.tool_formats.mistral import MARKER, Mistral
 from palestra.chat.tool_formats.protocol import ToolFormat
+from palestra.util.suggest import nearest
 
 HERMES, LLAMA3_JSON, MISTRAL = Hermes(), Llama3Json(), Mistral()
 LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
@@ -37,10 +37,10 @@ def tool_format(name: str) -> ToolFormat:
         return TOOL_FORMATS[name]
     if ":" in name:
         return _imported(name)
-    near = get_close_matches(name, TOOL_FORMATS, n=1)
+    near = nearest(name, TOOL_FORMATS)
     raise ChatError(
         f"unknown tool format {name!r}\n"
-        + (f"  did you mean: {near[0]}?\n" if near else "")
+        + (f"  did you mean: {near}?\n" if near else "")
         + f"  there are: {', '.join(sorted(TOOL_FORMATS))}; name one of your own as module:attribute"
     )
 

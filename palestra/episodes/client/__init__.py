@@ -1,21 +1,22 @@
-"""Playing episodes of a server from anywhere: needs nothing but the standard library and msgspec."""
+"""Playing episodes of a server from anywhere: needs nothing but the core install."""
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
-from palestra.episodes.client.async_episode import AsyncEpisode
+from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_listening import AsyncListener, AsyncPushed
 from palestra.episodes.client.async_run import AsyncRun
 from palestra.episodes.client.client import EpisodeClient
-from palestra.episodes.client.episode import Episode, OnError
+from palestra.episodes.client.episode import Episode
 from palestra.episodes.client.errors import (
     ClientClosed,
     EpisodeApiError,
     EpisodeClientError,
     InvalidResult,
+    ListenError,
     NoEpisode,
     NotThere,
     ServerSilent,
 )
-from palestra.episodes.client.listening import Listener, ListenError, Pushed
+from palestra.episodes.client.listening import Listener, Pushed
 from palestra.episodes.client.playing import play, play_async
 from palestra.episodes.client.pool import PlayCounts, PoolOptions
 from palestra.episodes.client.run import Run

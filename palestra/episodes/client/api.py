@@ -1,35 +1,28 @@
 """The episode API call by call, as values: what to send where, and what comes back.
 
-Owns: paths, bodies, the shapes of answers. Never touches: sending; the sync and the async client do, in their ways.
+Owns: paths, bodies, time limits. Never touches: sending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
-from msgspec import Struct
 
+from palestra.types import episode_wire as w
 from palestra.types.episodes import (
-    Beat,
     ClaimRequest,
-    Ended,
     EndRequest,
     EpisodeInfo,
-    EpisodeKind,
     EpisodeState,
-    Lease,
     LeaseRef,
     NewGroup,
-    PlayedGroup,
-    Registered,
     RunInfo,
     RunSettings,
 )
-from palestra.types.readiness import make_ready
 from palestra.types.timelines import EpisodeTimeline
 
 T = TypeVar("T")
@@ -46,146 +39,93 @@ class Call(Generic[T]):
     method: str
     path: str
     answer: type[T]
-    body: Any = None
+    body: object = None
     query: Mapping[str, object] = field(default_factory=dict)
     timeout_s: float = TIMEOUT_S
 
 
-class Health(Struct, frozen=True, kw_only=True):
-    status: str
-
-
-class Claimed(Struct, frozen=True, kw_only=True):
-    leases: list[Lease]
-    retry_after_s: float | None = None
-
-
-class Beats(Struct, frozen=True, kw_only=True):
-    beats: list[Beat]
-
-
-class EndedAll(Struct, frozen=True, kw_only=True):
-    ended: list[Ended]
-
-
-class RegisteredGroups(Struct, frozen=True, kw_only=True):
-    groups: list[Registered]
-
-
-class PlayedGroups(Struct, frozen=True, kw_only=True):
-    groups: list[PlayedGroup]
-    cursor: int
-
-
-class RunList(Struct, frozen=True, kw_only=True):
-    runs: list[RunInfo]
-
-
-class EpisodeList(Struct, frozen=True, kw_only=True):
-    episodes: list[EpisodeInfo]
-    total: int
-
-
-class CancelCount(Struct, frozen=True, kw_only=True):
-    cancelled: int
-
-
-class DeleteCount(Struct, frozen=True, kw_only=True):
-    deleted: int
-
-
-class RequeueCount(Struct, frozen=True, kw_only=True):
-    requeued: int
-
-
-make_ready(__name__)
-
-
-def health(timeout_s: float) -> Call[Health]:
+def health(timeout_s: float) -> Call[dict[str, str]]:
     """Any server of the Tinker API has it."""
-    return Call("GET", "/api/v1/healthz", Health, timeout_s=timeout_s)
+    return Call("GET", "/api/v1/healthz", dict[str, str], timeout_s=timeout_s)
 
 
 # For players
 
 
-def claim(request: ClaimRequest) -> Call[Claimed]:
-    return Call("POST", f"{ROOT}/claim", Claimed, request, timeout_s=request.wait_s + TIMEOUT_S)
+def claim(request: ClaimRequest) -> Call[w.Claimed]:
+    return Call("POST", f"{ROOT}/claim", w.Claimed, request, timeout_s=request.wait_s + TIMEOUT_S)
 
 
-def heartbeat(client_id: str, leases: Sequence[LeaseRef], timeout_s: float = TIMEOUT_S) -> Call[Beats]:
-    return Call(
-        "POST", f"{ROOT}/heartbeat", Beats, {"client_id": client_id, "leases": list(leases)}, timeout_s=timeout_s
-    )
+def heartbeat(client_id: str, leases: Sequence[LeaseRef], timeout_s: float = TIMEOUT_S) -> Call[w.Beats]:
+    body = w.Heartbeat(client_id=client_id, leases=list(leases))
+    return Call("POST", f"{ROOT}/heartbeat", w.Beats, body, timeout_s=timeout_s)
 
 
-def end(client_id: str, ends: Sequence[EndRequest]) -> Call[EndedAll]:
-    return Call("POST", f"{ROOT}/end", EndedAll, {"client_id": client_id, "ends": list(ends)})
+def end(client_id: str, ends: Sequence[EndRequest]) -> Call[w.EndedEpisodes]:
+    return Call("POST", f"{ROOT}/end", w.EndedEpisodes, w.Ends(client_id=client_id, ends=list(ends)))
 
 
-def release(client_id: str, leases: Sequence[LeaseRef], reason: str) -> Call[Beats]:
-    body = {"client_id": client_id, "leases": list(leases), "reason": reason}
-    return Call("POST", f"{ROOT}/release", Beats, body)
+def release(client_id: str, leases: Sequence[LeaseRef], reason: str) -> Call[w.Beats]:
+    body = w.Release(client_id=client_id, leases=list(leases), reason=reason)
+    return Call("POST", f"{ROOT}/release", w.Beats, body)
 
 
 # For trainers
 
 
 def put_run(run: str, settings: RunSettings | None, model: str | None) -> Call[RunInfo]:
-    given = {"settings": settings, "model": model}
-    return Call("PUT", _run(run), RunInfo, {name: value for name, value in given.items() if value is not None})
+    return Call("PUT", _run(run), RunInfo, w.PutRun(settings=settings, model=model))
 
 
-def delete_run(run: str) -> Call[DeleteCount]:
-    return Call("DELETE", _run(run), DeleteCount)
+def delete_run(run: str) -> Call[w.Deleted]:
+    return Call("DELETE", _run(run), w.Deleted)
 
 
 def get_run(run: str) -> Call[RunInfo]:
     return Call("GET", _run(run), RunInfo)
 
 
-def get_runs() -> Call[RunList]:
-    return Call("GET", f"{ROOT}/runs", RunList)
+def get_runs() -> Call[w.Runs]:
+    return Call("GET", f"{ROOT}/runs", w.Runs)
 
 
-def register(run: str, groups: Sequence[NewGroup]) -> Call[RegisteredGroups]:
-    return Call("POST", f"{_run(run)}/groups", RegisteredGroups, {"groups": list(groups)})
+def register(run: str, groups: Sequence[NewGroup]) -> Call[w.RegisteredGroups]:
+    return Call("POST", f"{_run(run)}/groups", w.RegisteredGroups, w.NewGroups(groups=list(groups)))
 
 
 def played_groups(
     run: str, after: int, *, limit: int, wait_s: float, version: int | None, tokens: bool
-) -> Call[PlayedGroups]:
+) -> Call[w.PlayedGroups]:
     asked = {"after": after, "limit": limit, "wait_s": wait_s, "tokens": str(tokens).lower()}
     query = asked if version is None else {**asked, "version": version}
-    return Call("GET", f"{_run(run)}/groups", PlayedGroups, query=query, timeout_s=wait_s + TIMEOUT_S)
+    return Call("GET", f"{_run(run)}/groups", w.PlayedGroups, query=query, timeout_s=wait_s + TIMEOUT_S)
 
 
 def commit(run: str, cursor: int) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/commit", RunInfo, {"cursor": cursor})
+    return Call("POST", f"{_run(run)}/commit", RunInfo, w.Commit(cursor=cursor))
 
 
 def publish(run: str, version: int, model: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/weights", RunInfo, {"version": version, "model": model})
+    return Call("POST", f"{_run(run)}/weights", RunInfo, w.Weights(version=version, model=model))
 
 
 def pause(run: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/pause", RunInfo, {})
+    return Call("POST", f"{_run(run)}/pause", RunInfo, w.Empty())
 
 
 def resume(run: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/resume", RunInfo, {})
+    return Call("POST", f"{_run(run)}/resume", RunInfo, w.Empty())
 
 
 def cancel(
     run: str, episode_ids: Sequence[str] | None, group_ids: Sequence[str] | None, reason: str
-) -> Call[CancelCount]:
-    named = {"episode_ids": episode_ids, "group_ids": group_ids}
-    body = {"run": run, "reason": reason} | {name: list(ids) for name, ids in named.items() if ids is not None}
-    return Call("POST", f"{ROOT}/cancel", CancelCount, body)
+) -> Call[w.Cancelled]:
+    body = w.Cancel(run=run, episode_ids=list(episode_ids or ()), group_ids=list(group_ids or ()), reason=reason)
+    return Call("POST", f"{ROOT}/cancel", w.Cancelled, body)
 
 
-def requeue(episode_ids: Sequence[str]) -> Call[RequeueCount]:
-    return Call("POST", f"{ROOT}/requeue", RequeueCount, {"episode_ids": list(episode_ids)})
+def requeue(episode_ids: Sequence[str]) -> Call[w.Requeued]:
+    return Call("POST", f"{ROOT}/requeue", w.Requeued, w.Requeue(episode_ids=list(episode_ids)))
 
 
 def get_episode(episode_id: str) -> Call[EpisodeInfo]:
@@ -197,7 +137,7 @@ def get_timeline(episode_id: str) -> Call[EpisodeTimeline]:
 
 
 class Which(TypedDict, total=False):
-    """Of the episodes that are listed."""
+    """Which episodes are listed."""
 
     reward_min: float | None
     """That much, or more."""
@@ -215,9 +155,9 @@ def list_episodes(
     limit: int = 100,
     offset: int = 0,
     **which: Unpack[Which],
-) -> Call[EpisodeList]:
+) -> Call[w.EpisodePage]:
     query = {**_meant(run, state, which), "limit": limit, "offset": offset}
-    return Call("GET", f"{ROOT}/episodes", EpisodeList, query=query)
+    return Call("GET", f"{ROOT}/episodes", w.EpisodePage, query=query)
 
 
 def export_episodes(
@@ -232,27 +172,6 @@ def export_episodes(
 def _meant(run: str | None, state: EpisodeState | str | None, which: Which) -> dict[str, object]:
     named = {"run": run, "state": None if state is None else str(EpisodeState(state)), **which}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def claim_request(
-    client_id: str,
-    claim_id: str,
-    *,
-    run: str | None,
-    kind: EpisodeKind | str | None,
-    max_n: int,
-    lease_s: float | None,
-    wait_s: float,
-) -> ClaimRequest:
-    return ClaimRequest(
-        client_id=client_id,
-        claim_id=claim_id,
-        run=run,
-        kind=None if kind is None else EpisodeKind(kind),
-        max_n=max_n,
-        wait_s=wait_s,
-        lease_s=lease_s,
-    )
 
 
 def batches(items: Sequence[T]) -> Iterator[list[T]]:

@@ -1,29 +1,31 @@
-"""The same for event loops.
+"""A server's episodes: claim, play, end; and the trainer's side.
 
-Only single exchanges are in threads, of executors of this client's own; waiting and repeating is the loop's, so
-whatever is awaited can be cancelled at once. A second HTTP client, on asyncio streams, would be another set of faults.
-
-Owns: the threads. Never touches: what the sync client has: leases, heartbeat, identity.
+Owns: claiming, what a client can be asked for. Never touches: HTTP, leases once they are held.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import SupportsFloat, TypeVar, Unpack
 
 from palestra.episodes.client import api
-from palestra.episodes.client.async_episode import AsyncEpisode
+from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_run import AsyncRun
-from palestra.episodes.client.calls import RETRY_S
-from palestra.episodes.client.client import ClaimPace, EpisodeClient, as_result, new_id, too_late
-from palestra.episodes.client.episode import GOODBYE_S, OnError
-from palestra.episodes.client.errors import EpisodeApiError, NoEpisode
-from palestra.episodes.client.heartbeat import Held
+from palestra.episodes.client.calls import RETRY_S, Calls
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, NoEpisode
+from palestra.episodes.client.heartbeat import HeldLease
+from palestra.episodes.client.leases import GOODBYE_S, Leases, new_id
+from palestra.episodes.client.loop_thread import SHARED, outcome
+from palestra.episodes.client.results import as_result
+from palestra.types.episode_wire import Claimed, EpisodePage
 from palestra.types.episodes import (
+    ClaimRequest,
     Ended,
     EpisodeInfo,
     EpisodeKind,
@@ -34,15 +36,20 @@ from palestra.types.episodes import (
 )
 from palestra.types.timelines import EpisodeTimeline
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-POLL_S = 5.0  # a thread that waits cannot be interrupted, and the interpreter ends after it
-POLL_THREADS, CALL_THREADS = 64, 16
-"""Apart, so that results never stand in line behind claims that wait."""
+POLL_S = 20.0
+"""How long one request waits for an episode; then it is asked again."""
+LEAST_PAUSE_S = 0.2
+"""Between two claims, where the server does not let them wait."""
+HANG_UP_S = 0.5
+"""A client that is closed waits so long for answers to claims that were cancelled: who hangs up has claimed nothing."""
 
 
 class AsyncEpisodeClient:
-    """For one event loop at a time; otherwise as EpisodeClient, with `await` and `async with`."""
+    """For coroutines of any event loop. `key` is the server's (None: TINKER_API_KEY); `retry_s` is how long a server
+    that does not answer is waited for."""
 
     def __init__(
         self,
@@ -54,38 +61,21 @@ class AsyncEpisodeClient:
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ):
-        self._share(EpisodeClient(url, key, client_id=client_id, retry_s=retry_s, tls=tls, proxy=proxy))
-
-    @classmethod
-    def beside(cls, sync: EpisodeClient) -> AsyncEpisodeClient:
-        """The same client, for its async players: same identity, same leases."""
-        beside = cls.__new__(cls)
-        beside._share(sync)
-        return beside
-
-    def _share(self, sync: EpisodeClient) -> None:
-        self.sync = sync
-        self._polls = ThreadPoolExecutor(POLL_THREADS, thread_name_prefix="episode-poll")
-        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="episode-call")
+        self.calls = Calls(url, key, retry_s, tls=tls, proxy=proxy)
+        self.leases = Leases(self.calls, client_id)
+        self._refusing: set[Future[None]] = set()
+        """Claims whose answers nobody waits for any more."""
 
     @property
     def url(self) -> str:
-        return self.sync.url
+        return self.calls.url
 
     @property
     def client_id(self) -> str:
-        return self.sync.client_id
+        return self.leases.client_id
 
-    async def do(
-        self,
-        call: api.Call[T],
-        *,
-        retry_s: float | None = None,
-        waits: bool = False,
-        orphan: Callable[[T], None] | None = None,
-    ) -> T:
-        threads = self._polls if waits else self._calls
-        return await self.sync.calls.do_async(call, threads, retry_s=retry_s, orphan=orphan)
+    async def do(self, call: api.Call[T], *, retry_s: float | None = None) -> T:
+        return await self.calls.do(call, retry_s=retry_s)
 
     # Playing
 
@@ -99,12 +89,10 @@ class AsyncEpisodeClient:
         lease_s: float | None = None,
         on_error: OnError | str = OnError.END,
     ) -> AsyncIterator[AsyncEpisode]:
-        """As EpisodeClient.episode; a task that is cancelled releases it."""
+        """One to play; waits for it, at most `wait_s`. Left by an exception it ends as failed or is released, as
+        `on_error` says; left without `end`, or by a task that is cancelled, it is released."""
         on_error = OnError(on_error)
-        found = await self.claim(1, run=run, kind=kind, wait_s=wait_s, lease_s=lease_s)
-        if not found:
-            raise NoEpisode(f"no episode within {wait_s:g} s" + (f" in run {run!r}" if run else ""))
-        episode = found[0]
+        episode = await self.claim_one(run, kind, wait_s=wait_s, lease_s=lease_s)
         try:
             yield episode
         except BaseException as error:
@@ -112,6 +100,19 @@ class AsyncEpisodeClient:
             raise
         else:
             await episode.leave()
+
+    async def claim_one(
+        self,
+        run: str | None = None,
+        kind: EpisodeKind | str | None = None,
+        *,
+        wait_s: float | None = None,
+        lease_s: float | None = None,
+    ) -> AsyncEpisode:
+        found = await self.claim(1, run=run, kind=kind, wait_s=wait_s, lease_s=lease_s)
+        if not found:
+            raise NoEpisode(f"no episode within {wait_s:g} s" + (f" in run {run!r}" if run else ""))
+        return found[0]
 
     async def claim(
         self,
@@ -122,41 +123,62 @@ class AsyncEpisodeClient:
         wait_s: float | None = None,
         lease_s: float | None = None,
     ) -> list[AsyncEpisode]:
-        """As EpisodeClient.claim. Cancelled, it gives back what the request under way still brings."""
-        pace = ClaimPace(wait_s, POLL_S)
+        """At least one, `max_n` at most, as soon as there is any; empty if there was none for `wait_s`. They are kept
+        by heartbeats until they are ended or released: to be looked after by the caller. Cancelled, it gives back what
+        the request under way still brings."""
+        pace = ClaimPace(wait_s)
         while True:
-            request = api.claim_request(
-                self.client_id, new_id(), run=run, kind=kind, max_n=max_n, lease_s=lease_s, wait_s=pace.begin()
+            request = ClaimRequest(
+                client_id=self.client_id,
+                claim_id=new_id(),
+                run=run,
+                kind=None if kind is None else EpisodeKind(kind),
+                max_n=max_n,
+                wait_s=pace.begin(),
+                lease_s=lease_s,
             )
-            try:
-                told = await self.do(api.claim(request), waits=True, orphan=self._refuse)
-            except EpisodeApiError as error:
-                told = too_late(error)
+            told = await self._claim(request)
             if told.leases:
-                return [AsyncEpisode(held, self) for held in self.sync.hold(told.leases)]
+                return [AsyncEpisode(held, self.leases) for held in self.leases.hold(told.leases)]
             if (pause_s := pace.pause(told)) is None:
                 return []
-            await asyncio.sleep(pause_s)
+            await self.calls.pause(pause_s)
 
     async def end_many(self, ends: Iterable[tuple[AsyncEpisode, EpisodeResult | SupportsFloat]]) -> list[Ended]:
-        """As EpisodeClient.end_many."""
-        pairs = [(episode, as_result(result)) for episode, result in ends]
-        told: list[Ended] = []
-        for batch in api.batches([episode.end_request(result) for episode, result in pairs]):
-            told += (await self.do(api.end(self.client_id, batch))).ended
-        self.sync.settle_all([episode for episode, _ in pairs], told)
-        return told
+        """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
+        return await self.leases.end_many([(episode.held, as_result(result)) for episode, result in ends])
 
-    def _refuse(self, claimed: api.Claimed) -> None:
+    async def _claim(self, request: ClaimRequest) -> Claimed:
+        asking = SHARED.start(self.do(api.claim(request)))
+        try:
+            return await outcome(asking)
+        except asyncio.CancelledError:
+            refusing = SHARED.start(self._refuse(asking))
+            self._refusing.add(refusing)
+            refusing.add_done_callback(self._refusing.discard)
+            raise
+        except EpisodeApiError as error:
+            if error.status != 409:
+                raise
+            return Claimed(
+                leases=[], retry_after_s=0.0
+            )  # they ran out before they were told of: nothing is left but to claim anew
+
+    async def _refuse(self, asking: Future[Claimed]) -> None:
         """Whoever wanted these has been cancelled."""
-        for batch in api.batches([Held.of(lease).ref for lease in claimed.leases]):
-            self.sync.calls.do(api.release(self.client_id, batch, "the claim was cancelled"), retry_s=GOODBYE_S)
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                claimed = await asyncio.wrap_future(asking)
+            held = [HeldLease.of(lease) for lease in claimed.leases]
+            await self.leases.release(held, "the claim was cancelled", retry_s=GOODBYE_S)
+        except (EpisodeClientError, TimeoutError) as error:
+            log.info("a claim was cancelled: %s", error or "nothing came of it")
 
     # Training and looking on
 
     async def run(self, name: str, settings: RunSettings | None = None, *, model: str | None = None) -> AsyncRun:
         """Makes it, or changes what is given of one that exists."""
-        return AsyncRun(self.do, await self.do(api.put_run(name, settings, model)))
+        return AsyncRun(self.calls, await self.do(api.put_run(name, settings, model)))
 
     async def runs(self) -> list[RunInfo]:
         return (await self.do(api.get_runs())).runs
@@ -165,6 +187,7 @@ class AsyncEpisodeClient:
         return await self.do(api.get_run(name))
 
     async def delete_run(self, name: str) -> int:
+        """With everything of it; how many episodes went."""
         return (await self.do(api.delete_run(name))).deleted
 
     async def episodes(
@@ -175,7 +198,7 @@ class AsyncEpisodeClient:
         limit: int = 100,
         offset: int = 0,
         **which: Unpack[api.Which],
-    ) -> api.EpisodeList:
+    ) -> EpisodePage:
         """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
         return await self.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
 
@@ -186,7 +209,19 @@ class AsyncEpisodeClient:
         """With the model calls and tools of its attempts. Secrets are blacked out."""
         return await self.do(api.get_timeline(episode_id))
 
+    def export(
+        self,
+        run: str | None = None,
+        state: EpisodeState | str | None = None,
+        *,
+        limit: int | None = None,
+        **which: Unpack[api.Which],
+    ) -> AsyncGenerator[EpisodeTimeline, None]:
+        """Timelines of those that `episodes` lists, all of them unless there is a limit, as they come."""
+        return self.calls.lines(api.export_episodes(run, state, limit, which))
+
     async def requeue(self, episode_ids: Sequence[str]) -> int:
+        """Parked ones get a fresh start."""
         return (await self.do(api.requeue(episode_ids))).requeued
 
     async def cancel(
@@ -202,18 +237,40 @@ class AsyncEpisodeClient:
     # Closing
 
     async def close(self) -> None:
-        """Leases that are still open are given back, those of claims under way too."""
-        await asyncio.to_thread(self._polls.shutdown)
-        await asyncio.to_thread(self.sync.close)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Of its threads; the sync client goes on."""
-        self._polls.shutdown()
-        self._calls.shutdown()
+        """Leases that are still open are given back, those of claims that were cancelled too."""
+        if refusing := [asyncio.wrap_future(one) for one in self._refusing.copy()]:
+            _, waiting = await asyncio.wait(refusing, timeout=HANG_UP_S)
+            for one in waiting:
+                one.cancel()
+        await self.leases.close()
+        await self.calls.close()
 
     async def __aenter__(self) -> AsyncEpisodeClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class ClaimPace:
+    """How long each request of a claim waits, and what is between them."""
+
+    def __init__(self, wait_s: float | None):
+        self._deadline = None if wait_s is None else time.monotonic() + wait_s
+        self._begun, self._asked_s = 0.0, 0.0
+
+    def begin(self) -> float:
+        self._begun = time.monotonic()
+        left_s = POLL_S if self._deadline is None else self._deadline - self._begun
+        self._asked_s = min(max(left_s, 0.0), POLL_S)
+        return self._asked_s
+
+    def pause(self, told: Claimed) -> float | None:
+        """None: the time is up."""
+        now = time.monotonic()
+        if self._deadline is not None and now >= self._deadline:
+            return None
+        if now - self._begun > self._asked_s / 2:
+            return 0.0  # it did wait: the next request stands in line for this one
+        pause_s = min(max(told.retry_after_s, LEAST_PAUSE_S), POLL_S)
+        return pause_s if self._deadline is None else min(pause_s, self._deadline - now)

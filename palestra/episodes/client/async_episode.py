@@ -1,41 +1,141 @@
-"""An episode in the hands of a coroutine.
+"""An episode in the hands of a player, and how it is given back.
 
-Owns: end, release and check with `await`. Never touches: claiming.
+Owns: what a player sees of a lease; end, failure, release. Never touches: claiming.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard, Unpack
 
-from palestra.episodes.client import api
-from palestra.episodes.client.episode import (
-    GOODBYE_S,
-    MODEL_RETRIES,
-    EpisodeView,
-    OnError,
-    ends_as_failed,
-    leave_reason,
-)
-from palestra.episodes.client.errors import EpisodeClientError
-from palestra.episodes.client.heartbeat import Held
-from palestra.episodes.client.results import check_result, error_of, result_of
-from palestra.types.episodes import Ended, EpisodeError, EpisodeResult
+from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
+from palestra.episodes.client.heartbeat import HeldLease
+from palestra.episodes.client.leases import GOODBYE_S, Leases
+from palestra.episodes.client.results import ResultParts, error_of, result_of
+from palestra.types.episodes import Ended, EpisodeKind, EpisodeResult
+from palestra.types.rollouts import Task
 
 if TYPE_CHECKING:
     import openai
 
-    from palestra.episodes.client.async_client import AsyncEpisodeClient
-
 log = logging.getLogger(__name__)
+
+FORGOTTEN = "left without end()"
+MODEL_RETRIES = 8
+"""Of model calls: about 40 s with the SDK's back-off, for a server that is restarted."""
+
+
+class OnError(StrEnum):
+    """What becomes of an episode whose player raises."""
+
+    END = "end"
+    """It ends as failed, with the error as its result: the fault is the task's or the policy's."""
+    RELEASE = "release"
+    """Somebody else may try it: the fault is this machine's."""
+
+
+class EpisodeView:
+    """What a lease says, whoever holds it."""
+
+    def __init__(self, held: HeldLease):
+        self.held = held
+
+    @property
+    def id(self) -> str:
+        return self.held.lease.episode_id
+
+    @property
+    def attempt(self) -> int:
+        return self.held.lease.attempt
+
+    @property
+    def run(self) -> str:
+        return self.held.lease.run
+
+    @property
+    def kind(self) -> EpisodeKind:
+        return self.held.lease.kind
+
+    @property
+    def group_id(self) -> str:
+        return self.held.lease.group_id
+
+    @property
+    def index(self) -> int:
+        return self.held.lease.index
+
+    @property
+    def task(self) -> Task:
+        return self.held.lease.task
+
+    @property
+    def seed(self) -> int:
+        return self.held.lease.seed
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return self.held.lease.tags
+
+    @property
+    def version(self) -> int:
+        """Of the weights, when it was claimed."""
+        return self.held.lease.version
+
+    @property
+    def deadline(self) -> float | None:
+        return self.held.lease.deadline
+
+    @property
+    def base_url(self) -> str:
+        return self.held.lease.base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.held.lease.api_key
+
+    @property
+    def model(self) -> str:
+        return self.held.lease.model
+
+    @property
+    def traceparent(self) -> str:
+        """W3C's, of this attempt: spans of the player's own that name it as their parent join its trace."""
+        return self.held.lease.traceparent
+
+    @property
+    def can_continue(self) -> bool:
+        """As the last heartbeat said. When it turns false, no result will be taken any more."""
+        return self.held.can_continue and not self.held.is_over
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot go on."""
+        return self.held.reason
+
+    @property
+    def is_over(self) -> bool:
+        """Ended or given back by this player."""
+        return self.held.is_over
+
+    @property
+    def result(self) -> EpisodeResult | None:
+        """As it was sent last."""
+        return self.held.result
+
+    @property
+    def ended(self) -> Ended | None:
+        """What the server made of it."""
+        return self.held.ended
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt} of run {self.run}>"
 
 
 class AsyncEpisode(EpisodeView):
-    def __init__(self, held: Held, client: AsyncEpisodeClient):
+    def __init__(self, held: HeldLease, leases: Leases):
         super().__init__(held)
-        self._client = client
+        self._leases = leases
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
         """A client whose calls are this attempt's; options are the SDK's."""
@@ -44,58 +144,47 @@ class AsyncEpisode(EpisodeView):
         options.setdefault("max_retries", MODEL_RETRIES)
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    async def end(
-        self,
-        reward: SupportsFloat | None = None,
-        *,
-        step_rewards: Iterable[SupportsFloat] = (),
-        agent_rewards: Mapping[str, SupportsFloat] | None = None,
-        is_success: bool | None = None,
-        metrics: Mapping[str, SupportsFloat] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        error: EpisodeError | BaseException | None = None,
-    ) -> Ended:
-        """As Episode.end."""
-        return await self.end_with(
-            result_of(
-                reward,
-                step_rewards=step_rewards,
-                agent_rewards=agent_rewards,
-                is_success=is_success,
-                metrics=metrics,
-                metadata=metadata,
-                error=error,
-            )
-        )
+    async def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> Ended:
+        """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
+        cannot be right raises InvalidResult."""
+        return await self.end_with(result_of(reward, **parts))
 
     async def end_with(self, result: EpisodeResult) -> Ended:
-        call = api.end(self._client.client_id, [self.end_request(check_result(result))])
-        ended = (await self._client.do(call)).ended[0]
-        return self._client.sync.settle(self, ended)
+        return await self._leases.end(self.held, result)
 
-    async def release(self, reason: str = "released", *, retry_s: float | None = None) -> None:
-        if self.is_over:
-            return
-        self.held.reason = reason
-        self._client.sync.forget(self)
-        await self._client.do(api.release(self._client.client_id, [self.held.ref], reason), retry_s=retry_s)
+    async def release(self, reason: str = "released") -> None:
+        """Gives it back unplayed: another player gets it."""
+        await self._leases.release([self.held], reason)
 
     async def check(self) -> bool:
-        asked_at = time.monotonic()
-        told = await self._client.do(api.heartbeat(self._client.client_id, [self.held.ref]))
-        self._client.sync.heartbeat.take_in(told.beats, asked_at)
+        """Asks the server now, instead of waiting for the next heartbeat."""
+        await self._leases.check(self.held)
         return self.can_continue
 
     async def leave(self, error: BaseException | None = None, on_error: OnError = OnError.END) -> None:
-        """As Episode.leave."""
+        """However it was played, it is not left open. What goes wrong here is logged: the player's error counts."""
         try:
             if not self.can_continue:
                 return
             if ends_as_failed(error, on_error):
                 await self.end_with(EpisodeResult(error=error_of(error)))
             else:
-                await self.release(leave_reason(error), retry_s=None if error is None else GOODBYE_S)
+                retry_s = None if error is None else GOODBYE_S
+                await self._leases.release([self.held], leave_reason(error), retry_s=retry_s)
         except EpisodeClientError as problem:
             log.warning("episode %s: %s", self.id, problem)
         finally:
-            self._client.sync.forget(self)
+            self._leases.forget(self.held)
+
+
+def ends_as_failed(error: BaseException | None, on_error: OnError) -> TypeGuard[Exception]:
+    """Not what stops a program, and not our own trouble with the server: those say nothing about the episode."""
+    is_ours = isinstance(error, EpisodeClientError) and not isinstance(error, InvalidResult)
+    return isinstance(error, Exception) and not is_ours and on_error is OnError.END
+
+
+def leave_reason(error: BaseException | None) -> str:
+    if error is None:
+        return FORGOTTEN
+    told = error_of(error)
+    return f"{told.type}: {told.message[:200]}" if told.message else told.type

@@ -1,23 +1,111 @@
-"""The same for event loops: played groups pushed to a trainer that is a coroutine.
+"""Played groups pushed to their trainer over ZeroMQ, each committed at the server when it is acknowledged.
 
-Owns: as `listening`, with `await`. Never touches: the trainer's checkpoint, HTTP.
+Owns: the socket, what was acknowledged before. Never touches: the trainer's checkpoint, HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Protocol
 
-from palestra.episodes.client.errors import EpisodeClientError
-from palestra.episodes.client.listening import NOT_TOLD, Ear, Inbox, ListenError, log
-from palestra.types.episodes import PlayedGroup
+import msgspec
+
+from palestra.episodes.client.errors import EpisodeClientError, ListenError
+from palestra.types.episodes import PlayedGroup, PushedGroup, RunInfo
+
+if TYPE_CHECKING:
+    import zmq.asyncio
+
+log = logging.getLogger(__name__)
+
+
+class ListenedRun(Protocol):
+    """What a listener needs of its run."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def check_cursor(self, after: int | None) -> None: ...
+
+    async def push_to(self, address: str, instead_of: str | None = None) -> None: ...
+
+    async def commit(self, cursor: int) -> RunInfo: ...
+
+
+class Inbox:
+    """What came, and what is answered to it: for threads and event loops alike."""
+
+    def __init__(self, run: str, after: int | None):
+        self._run, self._after = run, after or 0
+        self.acked: int | None = None
+        self._open: int | None = None
+        """The number of a group that waits for its acknowledgement."""
+
+    def check_acked(self) -> None:
+        if self._open is not None:
+            raise ListenError(
+                f"group {self._open} was not acknowledged: once it is safe call ack(), then take the next"
+            )
+
+    def take(self, payload: bytes) -> PlayedGroup | str:
+        """A group that is new; else the answer to what came."""
+        try:
+            told = msgspec.json.decode(payload, type=PushedGroup)
+        except msgspec.DecodeError as error:
+            return f"refused: this is no group: {error}"
+        if told.run != self._run:
+            return f"refused: this is the trainer of run {self._run}"
+        if told.group.number <= self._after:
+            return f"ack {told.group.number}"  # the last answer was lost on its way
+        self._open = told.group.number
+        return told.group
+
+    def ack(self, number: int) -> str | None:
+        """The answer; None: nobody waits for it any more."""
+        if self._open != number:
+            return None
+        self._open, self._after, self.acked = None, number, number
+        return f"ack {number}"
+
+
+class Ear:
+    """A socket that is listened on."""
+
+    def __init__(self, address: str):
+        try:
+            import zmq
+            import zmq.asyncio
+        except ImportError:
+            raise ListenError(
+                "listening needs pyzmq: pip install pyzmq, or read the groups with Run.groups()"
+            ) from None
+        self._context = zmq.asyncio.Context()
+        self.socket: zmq.asyncio.Socket = self._context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 1000)  # the last answer may be on its way
+        self.socket.setsockopt(zmq.IPV6, int("[" in address))
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self._end()
+            raise ListenError(f"{address} cannot be listened on: {error}") from None
+        self.address: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def close(self) -> None:
+        """Up to a second, while the last answer is on its way."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self.socket.close()
+        self._context.term()
 
 
 class AsyncPushed:
-    """As `Pushed`."""
+    """A group, to be made safe and then acknowledged: it comes again otherwise."""
 
-    def __init__(self, group: PlayedGroup, ack: Callable[[], Awaitable[None]]):
-        self.group, self._ack = group, ack
+    def __init__(self, group: PlayedGroup, listener: AsyncListener):
+        self.group, self._listener = group, listener
 
     @property
     def number(self) -> int:
@@ -25,66 +113,50 @@ class AsyncPushed:
 
     async def ack(self) -> None:
         """It is safe here: the server may forget it."""
-        await self._ack()
+        await self._listener.ack(self.number)
 
 
 class AsyncListener:
     """`AsyncRun.listen` makes it. For one task; cancelled, it leaves no group acknowledged that was not."""
 
-    def __init__(
-        self,
-        check: Callable[[], Awaitable[None]],
-        push_to: Callable[[str, str | None], Awaitable[None]],
-        commit: Callable[[int], Awaitable[object]],
-        run: str,
-        address: str,
-        *,
-        after: int | None,
-        wait_s: float | None,
-        told: str | None,
-    ):
-        """`check`: before anything is bound. `push_to`: as of `Listener`."""
-        self._check, self._push_to, self._commit = check, push_to, commit
-        self.address, self._told = address, told
-        self._wait_ms = None if wait_s is None else wait_s * 1000
-        self._inbox = Inbox(run, after)
+    def __init__(self, run: ListenedRun, address: str, *, after: int | None, wait_s: float | None, told: str | None):
+        self._run, self.address, self._after, self._told = run, address, after, told
+        self._wait_ms = -1 if wait_s is None else round(wait_s * 1000)
+        self._inbox = Inbox(run.name, after)
         self._ear: Ear | None = None
 
     async def __aenter__(self) -> AsyncListener:
-        await self._check()
-        self._ear = Ear(self.address, is_async=True)
+        await self._run.check_cursor(self._after)
+        self._ear = Ear(self.address)
         self.address = self._ear.address
         try:
             self._told = self._told or self.address
-            await self._push_to(self._told, None)
+            await self._run.push_to(self._told)
         except BaseException:
-            await self._close()
+            await self._ear.close()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._close()
+        await self._open_ear.close()
         try:
             if self._inbox.acked is not None:
-                await self._commit(self._inbox.acked)  # the last answer may be lost with the socket
-            await self._push_to("", self._told)
+                await self._run.commit(self._inbox.acked)  # the last answer may be lost with the socket
+            await self._run.push_to("", self._told)
         except EpisodeClientError as error:
-            log.warning(NOT_TOLD, error)
+            log.warning("the server was not told that nobody listens any more: %s", error)
 
-    async def __aiter__(self) -> AsyncIterator[AsyncPushed]:
+    async def __aiter__(self) -> AsyncGenerator[AsyncPushed, None]:
         while (payload := await self._receive()) is not None:
             taken = self._inbox.take(payload)
             if isinstance(taken, str):
                 await self._open_ear.socket.send_string(taken)
             else:
-                yield self._pushed(taken)
+                yield AsyncPushed(taken, self)
 
-    def _pushed(self, group: PlayedGroup) -> AsyncPushed:
-        async def ack() -> None:
-            if (answer := self._inbox.ack(group.number)) is not None:
-                await self._open_ear.socket.send_string(answer)
-
-        return AsyncPushed(group, ack)
+    async def ack(self, number: int) -> None:
+        if (answer := self._inbox.ack(number)) is not None:
+            await self._open_ear.socket.send_string(answer)
 
     async def _receive(self) -> bytes | None:
         """None: nothing came for so long."""
@@ -92,11 +164,8 @@ class AsyncListener:
         socket = self._open_ear.socket
         return await socket.recv() if await socket.poll(self._wait_ms) else None
 
-    async def _close(self) -> None:
-        await asyncio.to_thread(self._open_ear.close)
-
     @property
     def _open_ear(self) -> Ear:
         if self._ear is None:
-            raise ListenError("nobody listens yet: async with run.listen(…) as groups")
+            raise ListenError("nobody listens yet: `with` or `async with run.listen(…) as groups`")
         return self._ear

@@ -1,34 +1,55 @@
-"""A run from the side of a trainer that is a coroutine.
+"""A run from its trainer's side: what is to be played, what was played, which weights play it.
 
-Owns: as `run`, with `await`. Never touches: the trainer's checkpoint.
+Owns: batches of registrations, reading on from a cursor. Never touches: the trainer's checkpoint, where the cursor is.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol, TypeVar, Unpack
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Unpack
 
 from msgspec.structs import replace
 
 from palestra.episodes.client import api
 from palestra.episodes.client.async_listening import AsyncListener
-from palestra.episodes.client.run import AT_ONCE, ReadPace, check_cursor
+from palestra.episodes.client.calls import Calls
+from palestra.episodes.client.errors import ListenError
+from palestra.types.episode_wire import EpisodePage, PlayedGroups
 from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
 
-T = TypeVar("T")
+POLL_S = 20.0
+AT_ONCE = 16
+"""Groups of one answer."""
 
-POLL_S = 5.0  # as of claims: a thread that waits cannot be interrupted
 
+class ReadPace:
+    """Where a reader of played groups is, and how long it waits for the next."""
 
-class Do(Protocol):
-    async def __call__(self, call: api.Call[T], *, waits: bool = False) -> T: ...
+    def __init__(self, after: int, wait_s: float | None):
+        self.cursor, self._wait_s = after, wait_s
+        self._since = time.monotonic()
+
+    def next_wait(self) -> float:
+        if self._wait_s is None:
+            return POLL_S
+        return min(max(self._since + self._wait_s - time.monotonic(), 0.0), POLL_S)
+
+    def goes_on(self, told: PlayedGroups) -> bool:
+        """False: nothing came for `wait_s`."""
+        now = time.monotonic()
+        if told.groups or told.cursor > self.cursor:
+            self.cursor, self._since = max(told.cursor, self.cursor), now
+            return True
+        return self._wait_s is None or now < self._since + self._wait_s
 
 
 class AsyncRun:
-    """`AsyncEpisodeClient.run` makes it. The methods are explained at `Run`."""
+    """`AsyncEpisodeClient.run` makes it. Every call may be repeated without harm."""
 
-    def __init__(self, do: Do, info: RunInfo):
-        self._do, self.info = do, info
+    def __init__(self, calls: Calls, info: RunInfo):
+        self._calls, self.info = calls, info
+        """As of the last call that told it."""
 
     @property
     def name(self) -> str:
@@ -38,9 +59,10 @@ class AsyncRun:
         return await self._note(api.get_run(self.name))
 
     async def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
+        """Those that are registered already stay as they are. Waits while the queue is full."""
         told: list[Registered] = []
         for batch in api.batches(list(groups)):
-            told += (await self._do(api.register(self.name, batch))).groups
+            told += (await self._calls.do(api.register(self.name, batch))).groups
         return told
 
     async def groups(
@@ -50,13 +72,16 @@ class AsyncRun:
         wait_s: float | None = None,
         version: int | None = None,
         tokens: bool = True,
-    ) -> AsyncIterator[PlayedGroup]:
-        pace = ReadPace(self.info.committed if after is None else after, wait_s, POLL_S)
+    ) -> AsyncGenerator[PlayedGroup, None]:
+        """Whole groups in the order they were delivered, dropped ones too, from the first after the cursor `after`
+        (None: the committed one). Ends when none came for `wait_s`; a group's `number` is the cursor to commit.
+        `version`: of the weights to be trained; what is staler than the run allows is dropped."""
+        pace = ReadPace(self.info.committed if after is None else after, wait_s)
         while True:
             call = api.played_groups(
                 self.name, pace.cursor, limit=AT_ONCE, wait_s=pace.next_wait(), version=version, tokens=tokens
             )
-            told = await self._do(call, waits=True)
+            told = await self._calls.do(call)
             for group in told.groups:
                 yield group
             if not pace.goes_on(told):
@@ -65,29 +90,39 @@ class AsyncRun:
     def listen(
         self, address: str, *, after: int | None = None, wait_s: float | None = None, told: str | None = None
     ) -> AsyncListener:
-        """As `Run.listen`:
+        """The same pushed to `address` over ZeroMQ, each committed by its acknowledgement:
 
-        async with run.listen("tcp://127.0.0.1:5555") as groups:
-            async for pushed in groups:
-                save(pushed.group)
-                await pushed.ack()
-        """
+            async with run.listen("tcp://127.0.0.1:5555") as groups:
+                async for pushed in groups:
+                    save(pushed.group)
+                    await pushed.ack()
 
-        async def check() -> None:
-            if after:
-                check_cursor(after, await self.refresh())
+        Groups up to `after`, the last one that is safe here, are acknowledged unseen (None: none are). Ends when none
+        came for `wait_s`. `told`: how the server reaches it, where that is another address."""
+        return AsyncListener(self, address, after=after, wait_s=wait_s, told=told)
 
-        return AsyncListener(
-            check, self._push_to, self.commit, self.name, address, after=after, wait_s=wait_s, told=told
-        )
+    async def check_cursor(self, after: int | None) -> None:
+        """That it can be this run's."""
+        if after and after > (info := await self.refresh()).delivered:
+            detail = f"after={after}: the newest group of run {info.run!r} is {info.delivered}"
+            raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
+
+    async def push_to(self, address: str, instead_of: str | None = None) -> None:
+        """Tells the server where to push groups, or nowhere any more, unless it was told otherwise meanwhile."""
+        settings = (await self.refresh()).settings
+        if instead_of in (None, settings.push_to):
+            await self._note(api.put_run(self.name, replace(settings, push_to=address), None))
 
     async def commit(self, cursor: int) -> RunInfo:
+        """What is up to it is forgotten: call it once a checkpoint holds it."""
         return await self._note(api.commit(self.name, cursor))
 
     async def publish(self, version: int, model: str) -> RunInfo:
+        """Newer weights: model calls of this run's episodes are answered by them from now on."""
         return await self._note(api.publish(self.name, version, model))
 
     async def pause(self) -> RunInfo:
+        """No claims, no model calls, and no lease ages."""
         return await self._note(api.pause(self.name))
 
     async def resume(self) -> RunInfo:
@@ -100,13 +135,15 @@ class AsyncRun:
         group_ids: Sequence[str] | None = None,
         reason: str = "cancelled",
     ) -> int:
-        return (await self._do(api.cancel(self.name, episode_ids, group_ids, reason))).cancelled
+        return (await self._calls.do(api.cancel(self.name, episode_ids, group_ids, reason))).cancelled
 
     async def delete(self) -> int:
-        return (await self._do(api.delete_run(self.name))).deleted
+        """With everything of it, read or not; how many episodes went. Who plays one is told `cancelled`, and the name
+        can be used anew."""
+        return (await self._calls.do(api.delete_run(self.name))).deleted
 
     async def requeue(self, episode_ids: Sequence[str]) -> int:
-        return (await self._do(api.requeue(episode_ids))).requeued
+        return (await self._calls.do(api.requeue(episode_ids))).requeued
 
     async def episodes(
         self,
@@ -115,14 +152,9 @@ class AsyncRun:
         limit: int = 100,
         offset: int = 0,
         **which: Unpack[api.Which],
-    ) -> api.EpisodeList:
-        return await self._do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
-
-    async def _push_to(self, address: str, instead_of: str | None) -> None:
-        settings = (await self.refresh()).settings
-        if instead_of in (None, settings.push_to):
-            await self._note(api.put_run(self.name, replace(settings, push_to=address), None))
+    ) -> EpisodePage:
+        return await self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
 
     async def _note(self, call: api.Call[RunInfo]) -> RunInfo:
-        self.info = await self._do(call)
+        self.info = await self._calls.do(call)
         return self.info

@@ -1,29 +1,30 @@
 """Calls that are repeated until they are answered: every one of this API may be sent twice.
 
-Owns: JSON, the key, back-off, what a refusal says. Never touches: sockets, leases.
+Owns: back-off, reading answers, what a refusal says. Never touches: sockets, leases.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
+import httpx
 import msgspec
 
+from palestra.episodes.client import api
 from palestra.episodes.client.api import Call
-from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, EpisodeClientError, NotThere, ServerSilent
-from palestra.episodes.client.transport import BROKEN, HttpAnswer, Request, Transport, lines, whole
+from palestra.episodes.client.errors import ClientClosed, EpisodeApiError, NotThere, ServerSilent
+from palestra.episodes.client.exchange import Broken, Exchange, lines
+from palestra.episodes.client.loop_thread import SHARED, shared
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,160 +45,141 @@ class Waiting:
 
 
 class Calls:
-    """One server's. `do` is for threads, `do_async` for event loops: there only the exchange itself is in a thread, so
-    that whoever waits can be cancelled at any time."""
+    """One server's, for coroutines of any event loop; `key` is the server's (None: TINKER_API_KEY)."""
 
-    def __init__(self, transport: Transport, key: str | None, retry_s: float = RETRY_S):
-        self.transport, self.retry_s = transport, retry_s
-        self._headers = {"Accept": "application/json", "User-Agent": "palestra-episodes"}
-        if key:
-            self._headers["X-API-Key"] = key
-        self.closed = threading.Event()
-        self._away = threading.Event()
-        """Some call waits for the server. It is told once, not by each of many threads."""
-
-    def do(self, call: Call[T], *, retry_s: float | None = None) -> T:
-        """`retry_s`: for calls that are worth less patience than others; 0: none."""
-        patience, request = self._begin(call, retry_s)
-        while True:
-            self._check_open()
-            got = self._try(request)
-            if isinstance(got, HttpAnswer):
-                return self._read(got, call)
-            self.closed.wait(patience.next_delay(got))
-
-    def reach(self) -> None:
-        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
-        patience = Patience(self.transport.url, self._away, min(REACH_S, self.retry_s))
-        while True:
-            self._check_open()
-            try:
-                with self._trusted():
-                    return self.transport.connect()
-            except ServerSilent:
-                raise
-            except BROKEN as error:
-                self.closed.wait(patience.next_delay(Waiting(str(error) or type(error).__name__)))
-
-    def lines(self, call: Call[T]) -> Iterator[T]:
-        """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
-        self._check_open()
-        _, request = self._begin(call, 0)
-        try:
-            with self.transport.stream(request, self._headers) as answer:
-                if answer.status >= 300:
-                    self._read(whole(answer), call)
-                for line in lines(answer):
-                    yield self._record(line, answer.status, call)
-        except BROKEN as error:
-            raise ServerSilent(f"{self.transport.url} broke off: {error or type(error).__name__}") from error
-
-    async def do_async(
+    def __init__(
         self,
-        call: Call[T],
-        threads: Executor,
+        url: str,
+        key: str | None = None,
+        retry_s: float = RETRY_S,
         *,
-        retry_s: float | None = None,
-        orphan: Callable[[T], None] | None = None,
-    ) -> T:
-        """`orphan` gets, in a thread, an answer that comes after the caller was cancelled."""
-        patience, request = self._begin(call, retry_s)
+        tls: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+    ):
+        self.retry_s = retry_s
+        self._exchange = Exchange(url, key or os.environ.get("TINKER_API_KEY"), tls=tls, proxy=proxy)
+        self.is_away = False
+        """Some call waits for the server. It is told once, not by each of many."""
+        self._is_closed = False
+        self._running = 0
+        self._pausing: set[asyncio.Future[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return self._exchange.url
+
+    @shared
+    async def do(self, call: Call[T], *, retry_s: float | None = None) -> T:
+        """`retry_s`: for calls that are worth less patience than others; 0: none."""
+        patience = Patience(self, self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         while True:
-            self._check_open()
-            work = threads.submit(self._try, request)
-            try:
-                got = await asyncio.wrap_future(work)
-            except asyncio.CancelledError:
-                if orphan is not None:
-                    self._hand_over(work, call, orphan)
-                raise
-            if isinstance(got, HttpAnswer):
+            async with self._call_under_way():
+                got = await self._try(call)
+            if isinstance(got, httpx.Response):
                 return self._read(got, call)
-            await asyncio.sleep(patience.next_delay(got))
+            await self.pause(patience.next_delay(got))
 
-    def _hand_over(self, work: Future[HttpAnswer | Waiting], call: Call[T], orphan: Callable[[T], None]) -> None:
-        loop_thread = threading.get_ident()
+    def lines(self, call: Call[T]) -> AsyncGenerator[T, None]:
+        """Of an answer that comes line by line. It is not repeated: what was told already may be done with."""
+        return SHARED.follow(self._lines(call))
 
-        def take() -> None:
-            got = work.result()
-            if isinstance(got, HttpAnswer) and got.status < 300:
-                with suppress(EpisodeClientError):
-                    orphan(self._read(got, call))
+    async def _lines(self, call: Call[T]) -> AsyncGenerator[T, None]:
+        async with self._call_under_way():
+            try:
+                async with self._exchange.stream(call) as answer:
+                    if answer.status_code >= 300:
+                        await answer.aread()
+                        raise self._refusal(answer, call)
+                    async with aclosing(lines(answer)) as told:
+                        async for line in told:
+                            yield self._record(line, answer.status_code, call)
+            except Broken as error:
+                raise ServerSilent(f"{self.url} broke off: {error.reason}") from error
 
-        def done(_: object) -> None:
-            if work.cancelled():
-                return
-            if threading.get_ident() == loop_thread:  # it was done already, and this loop has other work
-                threading.Thread(target=take, name="episode-orphan").start()
-            else:
-                take()
+    @shared
+    async def reach(self) -> None:
+        """Before the first call of something that would otherwise wait for very long: is anybody there at all?"""
+        patience = Patience(self, min(REACH_S, self.retry_s))
+        while True:
+            async with self._call_under_way():
+                try:
+                    await self._exchange.send(api.health(REACH_S))
+                    return
+                except Broken as error:
+                    if error.is_reached:
+                        return
+                    waiting = Waiting(error.reason)
+            await self.pause(patience.next_delay(waiting))
 
-        work.add_done_callback(done)
-
-    def _begin(self, call: Call[Any], retry_s: float | None) -> tuple[Patience, Request]:
-        patience = Patience(
-            self.transport.url, self._away, self.retry_s if retry_s is None else min(retry_s, self.retry_s)
-        )
-        body = None if call.body is None else msgspec.json.encode(call.body)
-        target = f"{call.path}?{urlencode(call.query)}" if call.query else call.path
-        return patience, Request(call.method, target, body, call.timeout_s)
-
-    def _try(self, request: Request) -> HttpAnswer | Waiting:
-        headers = self._headers if request.body is None else {**self._headers, "Content-Type": "application/json"}
+    @shared
+    async def pause(self, seconds: float) -> None:
+        """Not for a client that is closed, before or meanwhile."""
+        woken = asyncio.get_running_loop().create_future()
+        self._pausing.add(woken)
         try:
-            with self._trusted():
-                got = self.transport.exchange(request, headers)
-        except ServerSilent:
-            raise
-        except BROKEN as error:
-            return Waiting(str(error) or type(error).__name__)
-        if got.status not in COME_BACK:
-            self._away.clear()
-            return got
-        return Waiting(f"{got.status} {_words(got)}", _retry_after_s(got))
+            await asyncio.wait([woken], timeout=0.0 if self._is_closed else seconds)
+        finally:
+            self._pausing.discard(woken)
 
-    @contextmanager
-    def _trusted(self) -> Iterator[None]:
-        """Around what may open a connection: to try again does not change a certificate."""
+    @shared
+    async def close(self) -> None:
+        """Calls under way still end; those that wait for the server do not."""
+        self._is_closed = True
+        for woken in self._pausing:
+            woken.cancel()
+        if not self._running:
+            await self._exchange.close()
+
+    async def _try(self, call: Call[Any]) -> httpx.Response | Waiting:
+        try:
+            got = await self._exchange.send(call)
+        except Broken as error:
+            return Waiting(error.reason)
+        if got.status_code in COME_BACK:
+            return Waiting(f"{got.status_code} {_words(got)}", _retry_after_s(got))
+        self.is_away = False
+        return got
+
+    @asynccontextmanager
+    async def _call_under_way(self) -> AsyncIterator[None]:
+        if self._is_closed:
+            raise ClientClosed("this client is closed")
+        self._running += 1
         try:
             yield
-        except ssl.SSLCertVerificationError as error:
-            hint = "tls=ssl.create_default_context(cafile=…) trusts another certificate"
-            raise ServerSilent(f"{self.transport.url} is not trusted: {error.verify_message}; {hint}") from error
+        finally:
+            self._running -= 1
+            if self._is_closed and not self._running:
+                await self._exchange.close()
 
-    def _read(self, got: HttpAnswer, call: Call[T]) -> T:
-        what = f"{call.method} {call.path}"
-        if got.status >= 300:
-            raise self._refusal(got, what)
-        return self._record(got.body, got.status, call)
+    def _read(self, got: httpx.Response, call: Call[T]) -> T:
+        if got.status_code >= 300:
+            raise self._refusal(got, call)
+        return self._record(got.content, got.status_code, call)
 
     def _record(self, text: bytes, status: int, call: Call[T]) -> T:
         try:
             return msgspec.json.decode(text, type=call.answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            hint = f"not what this client understands ({error}); is {self.transport.url} a Palestra server?"
+            hint = f"not what this client understands ({error}); is {self.url} a Palestra server?"
             raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
-    def _refusal(self, got: HttpAnswer, what: str) -> EpisodeApiError:
-        url, words = self.transport.url, _words(got)
-        if got.status < 400:
-            words = f"{url} points to {got.headers.get('location', 'elsewhere')}: use that URL"
-        elif got.status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason):
-            words = f"{url} has no such route; is it a Palestra server, and not older than this client?"
-        elif got.status == 404:
-            return NotThere(got.status, words, what)
-        return EpisodeApiError(got.status, words, what)
-
-    def _check_open(self) -> None:
-        if self.closed.is_set():
-            raise ClientClosed("this client is closed")
+    def _refusal(self, got: httpx.Response, call: Call[Any]) -> EpisodeApiError:
+        status, words, what = got.status_code, _words(got), f"{call.method} {call.path}"
+        if status < 400:
+            words = f"{self.url} points to {got.headers.get('location', 'elsewhere')}: use that URL"
+        elif status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason_phrase):
+            words = f"{self.url} has no such route; is it a Palestra server, and not older than this client?"
+        elif status == 404:
+            return NotThere(status, words, what)
+        return EpisodeApiError(status, words, what)
 
 
 class Patience:
     """With one call: how long to wait before the next try, and when to stop."""
 
-    def __init__(self, url: str, away: threading.Event, retry_s: float):
-        self._url, self._away, self._retry_s = url, away, retry_s
+    def __init__(self, calls: Calls, retry_s: float):
+        self._calls, self._retry_s = calls, retry_s
         self._begin, self._tries = time.monotonic(), 0
 
     def next_delay(self, waiting: Waiting) -> float:
@@ -206,29 +188,29 @@ class Patience:
         delay_s = max(waiting.retry_after_s, delay_s) * random.uniform(1.0, 1.5)  # or all come back in one moment
         if spent_s + delay_s > self._retry_s:
             tried = f", tried for {spent_s:.0f} s" if self._tries else ""
-            raise ServerSilent(f"{self._url} does not answer{tried}: {waiting.reason}")
-        if not self._away.is_set():
-            self._away.set()
-            log.warning("%s: %s; trying again, for up to %.0f s", self._url, waiting.reason, self._retry_s)
+            raise ServerSilent(f"{self._calls.url} does not answer{tried}: {waiting.reason}")
+        if not self._calls.is_away:
+            self._calls.is_away = True
+            log.warning("%s: %s; trying again, for up to %.0f s", self._calls.url, waiting.reason, self._retry_s)
         self._tries += 1
         return delay_s
 
 
-def _words(got: HttpAnswer) -> str:
+def _words(got: httpx.Response) -> str:
     """The server's own, or a proxy's."""
     try:
-        told = msgspec.json.decode(got.body)
-    except msgspec.DecodeError:
+        told = msgspec.json.decode(got.content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         told = None
     if isinstance(told, dict):
         error = told.get("error")
         said = told.get("detail") or (error.get("message") if isinstance(error, dict) else error)
         if said:
             return said if isinstance(said, str) else msgspec.json.encode(said).decode()
-    return got.reason or "no reason given"
+    return got.reason_phrase or "no reason given"
 
 
-def _retry_after_s(got: HttpAnswer) -> float:
+def _retry_after_s(got: httpx.Response) -> float:
     told = got.headers.get("retry-after", "")
     try:
         seconds = float(told)
@@ -238,7 +220,6 @@ def _retry_after_s(got: HttpAnswer) -> float:
 
 
 def _until(date: str) -> float:
-    try:
+    with suppress(ValueError):
         return parsedate_to_datetime(date).timestamp() - time.time()
-    except ValueError:
-        return 0.0
+    return 0.0

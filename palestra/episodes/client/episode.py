@@ -1,151 +1,25 @@
-"""An episode in the hands of a player, and how it is given back.
+"""An episode in the hands of a thread.
 
-Owns: what a player sees of a lease; end, failure, release. Never touches: claiming.
+Owns: nothing: `async_episode` has it all. Never touches: claiming.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsFloat, Unpack
 
-from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
-from palestra.episodes.client.heartbeat import Held
-from palestra.episodes.client.results import error_of, result_of
-from palestra.types.episodes import Ended, EndRequest, EndStatus, EpisodeError, EpisodeKind, EpisodeResult
-from palestra.types.rollouts import Task
+from palestra.episodes.client.async_episode import MODEL_RETRIES, AsyncEpisode, EpisodeView
+from palestra.episodes.client.facade import Facade, waits
+from palestra.episodes.client.results import ResultParts, result_of
+from palestra.types.episodes import Ended
 
 if TYPE_CHECKING:
     import openai
 
-log = logging.getLogger(__name__)
 
-FORGOTTEN = "left without end()"
-GOODBYE_S = 5.0  # a server that is gone finds out by itself
-MODEL_RETRIES = 8
-"""Of model calls: about 40 s with the SDK's back-off, for a server that is restarted."""
-
-
-class OnError(StrEnum):
-    """What becomes of an episode whose player raises."""
-
-    END = "end"
-    """It ends as failed, with the error as its result: the fault is the task's or the policy's."""
-    RELEASE = "release"
-    """Somebody else may try it: the fault is this machine's."""
-
-
-class EpisodeView:
-    """What a lease says, whoever holds it."""
-
-    def __init__(self, held: Held):
-        self.held = held
-        self.result: EpisodeResult | None = None
-        """As it was sent last."""
-        self.ended: Ended | None = None
-        """What the server made of it."""
-
-    @property
-    def id(self) -> str:
-        return self.held.lease.episode_id
-
-    @property
-    def attempt(self) -> int:
-        return self.held.lease.attempt
-
-    @property
-    def run(self) -> str:
-        return self.held.lease.run
-
-    @property
-    def kind(self) -> EpisodeKind:
-        return self.held.lease.kind
-
-    @property
-    def group_id(self) -> str:
-        return self.held.lease.group_id
-
-    @property
-    def index(self) -> int:
-        return self.held.lease.index
-
-    @property
-    def task(self) -> Task:
-        return self.held.lease.task
-
-    @property
-    def seed(self) -> int:
-        return self.held.lease.seed
-
-    @property
-    def tags(self) -> dict[str, str]:
-        return self.held.lease.tags
-
-    @property
-    def version(self) -> int:
-        """Of the weights, when it was claimed."""
-        return self.held.lease.version
-
-    @property
-    def deadline(self) -> float | None:
-        return self.held.lease.deadline
-
-    @property
-    def base_url(self) -> str:
-        return self.held.lease.base_url
-
-    @property
-    def api_key(self) -> str:
-        return self.held.lease.api_key
-
-    @property
-    def model(self) -> str:
-        return self.held.lease.model
-
-    @property
-    def traceparent(self) -> str:
-        """W3C's, of this attempt: spans of the player's own that name it as their parent join its trace."""
-        return self.held.lease.traceparent
-
-    @property
-    def can_continue(self) -> bool:
-        """As the last heartbeat said. When it turns false, no result will be taken any more."""
-        return self.held.can_continue and not self.held.is_over
-
-    @property
-    def reason(self) -> str:
-        """Why it cannot go on."""
-        return self.held.reason
-
-    @property
-    def is_over(self) -> bool:
-        """Ended or given back by this player."""
-        return self.held.is_over
-
-    def end_request(self, result: EpisodeResult) -> EndRequest:
-        if self.held.is_over and self.ended is None:
-            raise InvalidResult(f"episode {self.id} was given back: it cannot be ended any more")
-        self.result, self.held.is_ending = result, True
-        return EndRequest(episode_id=self.id, attempt=self.attempt, result=result)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} attempt {self.attempt} of run {self.run}>"
-
-
-class Holder(Protocol):
-    """What an episode needs of its client."""
-
-    def end_one(self, episode: Episode, result: EpisodeResult) -> Ended: ...
-    def give_back(self, episode: Episode, reason: str, *, retry_s: float | None = None) -> None: ...
-    def ask(self, episode: Episode) -> None: ...
-    def forget(self, episode: EpisodeView) -> None: ...
-
-
-class Episode(EpisodeView):
-    def __init__(self, held: Held, holder: Holder):
-        super().__init__(held)
-        self._holder = holder
+class Episode(EpisodeView, Facade[AsyncEpisode]):
+    def __init__(self, inner: AsyncEpisode):
+        EpisodeView.__init__(self, inner.held)
+        Facade.__init__(self, inner)
 
     def openai(self, **options: Any) -> openai.OpenAI:
         """A client whose calls are this attempt's; options are the SDK's."""
@@ -154,79 +28,12 @@ class Episode(EpisodeView):
         options.setdefault("max_retries", MODEL_RETRIES)
         return OpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    def end(
-        self,
-        reward: SupportsFloat | None = None,
-        *,
-        step_rewards: Iterable[SupportsFloat] = (),
-        agent_rewards: Mapping[str, SupportsFloat] | None = None,
-        is_success: bool | None = None,
-        metrics: Mapping[str, SupportsFloat] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        error: EpisodeError | BaseException | None = None,
-    ) -> Ended:
+    def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> Ended:
         """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
         cannot be right raises InvalidResult."""
-        return self.end_with(
-            result_of(
-                reward,
-                step_rewards=step_rewards,
-                agent_rewards=agent_rewards,
-                is_success=is_success,
-                metrics=metrics,
-                metadata=metadata,
-                error=error,
-            )
-        )
+        return self.end_with(result_of(reward, **parts))  # read here: a reward may be a tensor
 
-    def end_with(self, result: EpisodeResult) -> Ended:
-        return self._holder.end_one(self, result)
-
-    def release(self, reason: str = "released") -> None:
-        """Gives it back unplayed: another player gets it."""
-        self._holder.give_back(self, reason)
-
-    def check(self) -> bool:
-        """Asks the server now, instead of waiting for the next heartbeat."""
-        self._holder.ask(self)
-        return self.can_continue
-
-    def leave(self, error: BaseException | None = None, on_error: OnError = OnError.END) -> None:
-        """However it was played, it is not left open. What goes wrong here is logged: the player's error counts."""
-        try:
-            if not self.can_continue:
-                return
-            if ends_as_failed(error, on_error):
-                self.end_with(EpisodeResult(error=error_of(error)))
-            else:
-                self._holder.give_back(self, leave_reason(error), retry_s=None if error is None else GOODBYE_S)
-        except EpisodeClientError as problem:
-            log.warning("episode %s: %s", self.id, problem)
-        finally:
-            self._holder.forget(self)
-
-
-def ends_as_failed(error: BaseException | None, on_error: OnError) -> TypeGuard[Exception]:
-    """Not what stops a program, and not our own trouble with the server: those say nothing about the episode."""
-    is_ours = isinstance(error, EpisodeClientError) and not isinstance(error, InvalidResult)
-    return isinstance(error, Exception) and not is_ours and on_error is OnError.END
-
-
-def leave_reason(error: BaseException | None) -> str:
-    if error is None:
-        return FORGOTTEN
-    told = error_of(error)
-    return f"{told.type}: {told.message[:200]}" if told.message else told.type
-
-
-def settle(episode: EpisodeView, ended: Ended) -> Ended:
-    """Notes what the server made of a result. Too late is told and logged; what is the player's mistake is raised."""
-    if ended.status is EndStatus.INVALID:  # it may be ended again, better
-        raise InvalidResult(f"episode {episode.id}: {ended.detail or ended.status}")
-    episode.ended, episode.held.is_over = ended, True
-    if ended.status is EndStatus.CONFLICT:
-        raise InvalidResult(f"episode {episode.id} has ended with another result: {ended.detail}")
-    if not ended.is_kept:
-        episode.held.lose(f"{ended.status}: {ended.detail}" if ended.detail else str(ended.status))
-        log.warning("episode %s, attempt %d: the result does not count: %s", episode.id, episode.attempt, ended.status)
-    return ended
+    end_with = waits(AsyncEpisode.end_with)
+    release = waits(AsyncEpisode.release)
+    check = waits(AsyncEpisode.check)
+    leave = waits(AsyncEpisode.leave)

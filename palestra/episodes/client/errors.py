@@ -38,3 +38,7 @@ class InvalidResult(EpisodeClientError, ValueError):
 
 class ClientClosed(EpisodeClientError):
     """`close()` was called."""
+
+
+class ListenError(EpisodeClientError):
+    """There is nothing to listen on, or a group was passed over."""

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from palestra.episodes.client.api import BATCH
-from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
-from palestra.types.episodes import Beat, Lease, LeaseRef
+from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, InvalidResult
+from palestra.episodes.client.results import check_result
+from palestra.types.episodes import Beat, Ended, EndRequest, EndStatus, EpisodeResult, Lease, LeaseRef
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ AGAIN_S = 1.0  # after a beat that was not answered
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLease:
     """A lease, and what the server said about it last."""
 
     lease: Lease
@@ -32,11 +33,13 @@ class Held:
     reason: str = ""
     is_over: bool = False
     """Ended or released by this client."""
-    is_ending: bool = False
-    """A result is on its way, and the answer to it tells: a beat that comes between finds the attempt ended."""
+    result: EpisodeResult | None = None
+    """As it was sent last. Its answer tells: a beat that comes between finds the attempt ended."""
+    ended: Ended | None = None
+    """What the server made of it."""
 
     @classmethod
-    def of(cls, lease: Lease) -> Held:
+    def of(cls, lease: Lease) -> HeldLease:
         return cls(lease, time.monotonic() + lease.lease_s / BEATS)
 
     @property
@@ -45,6 +48,26 @@ class Held:
 
     def lose(self, reason: str) -> None:
         self.can_continue, self.reason = False, reason
+
+    def end_request(self, result: EpisodeResult) -> EndRequest:
+        if self.is_over and self.ended is None:
+            raise InvalidResult(f"episode {self.lease.episode_id} was given back: it cannot be ended any more")
+        self.result = check_result(result)
+        return EndRequest(episode_id=self.lease.episode_id, attempt=self.lease.attempt, result=result)
+
+    def settle(self, ended: Ended) -> Ended:
+        """Notes what the server made of a result. Too late is told and logged; what is the player's mistake is
+        raised."""
+        name = self.lease.episode_id
+        if ended.status is EndStatus.INVALID:  # it may be ended again, better
+            raise InvalidResult(f"episode {name}: {ended.detail or ended.status}")
+        self.ended, self.is_over = ended, True
+        if ended.status is EndStatus.CONFLICT:
+            raise InvalidResult(f"episode {name} has ended with another result: {ended.detail}")
+        if not ended.is_kept:
+            self.lose(f"{ended.status}: {ended.detail}" if ended.detail else str(ended.status))
+            log.warning("episode %s, attempt %d: the result does not count: %s", name, self.lease.attempt, ended.status)
+        return ended
 
 
 Send = Callable[[Sequence[LeaseRef], float], list[Beat]]
@@ -57,10 +80,10 @@ class Heartbeat:
     def __init__(self, send: Send):
         self._send = send
         self._changed = threading.Condition()  # protects all below
-        self._held: dict[LeaseRef, Held] = {}
+        self._held: dict[LeaseRef, HeldLease] = {}
         self._thread: threading.Thread | None = None
 
-    def add(self, leases: Sequence[Held]) -> None:
+    def add(self, leases: Sequence[HeldLease]) -> None:
         with self._changed:
             self._held.update({held.ref: held for held in leases})
             if self._thread is None and self._held:
@@ -68,13 +91,13 @@ class Heartbeat:
                 self._thread.start()
             self._changed.notify()
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldLease) -> None:
         with self._changed:
             if self._held.get(held.ref) is held:
                 del self._held[held.ref]
             self._changed.notify()
 
-    def clear(self) -> list[Held]:
+    def clear(self) -> list[HeldLease]:
         """The thread ends; returns what it held."""
         with self._changed:
             held, self._held = list(self._held.values()), {}
@@ -96,7 +119,7 @@ class Heartbeat:
         while batch := self._next_batch():
             self._beat(batch)
 
-    def _next_batch(self) -> list[Held]:
+    def _next_batch(self) -> list[HeldLease]:
         """Waits until one is due, and takes those along that soon will be. Empty: there is no lease left."""
         with self._changed:
             while self._held:
@@ -109,7 +132,7 @@ class Heartbeat:
             self._thread = None
             return []
 
-    def _beat(self, batch: Sequence[Held]) -> None:
+    def _beat(self, batch: Sequence[HeldLease]) -> None:
         now = time.monotonic()
         shortest_s = min(held.lease.lease_s for held in batch) / BEATS
         for held in batch:  # unless the answer says otherwise
@@ -132,8 +155,8 @@ class Heartbeat:
             return
         self.take_in(beats, now)
 
-    def _lose(self, held: Held, reason: str) -> None:
+    def _lose(self, held: HeldLease, reason: str) -> None:
         if self._held.pop(held.ref, None) is held and not held.is_over:
             held.lose(reason or "lease_lost")
-            level = logging.DEBUG if held.is_ending else logging.WARNING
+            level = logging.DEBUG if held.result is not None else logging.WARNING
             log.log(level, "episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)

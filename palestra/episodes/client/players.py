@@ -1,25 +1,25 @@
-"""How one episode is played by a user's function, and what came of it.
+"""How one episode is played by a user's function.
 
-Owns: threads or tasks for players, outcomes. Never touches: how many are played, and until when.
+Owns: threads for players that are no coroutines, what becomes of what they return or raise. Never touches: how many are
+played, and until when.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import wait
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol, SupportsFloat
+from concurrent.futures import Future
+from typing import Any, SupportsFloat
 
-from palestra.episodes.client.async_client import AsyncEpisodeClient
-from palestra.episodes.client.async_episode import AsyncEpisode
-from palestra.episodes.client.client import EpisodeClient, as_result
-from palestra.episodes.client.episode import GOODBYE_S, Episode, EpisodeView, OnError
-from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
-from palestra.types.episodes import EpisodeResult, LeaseRef
+from palestra.episodes.client.async_episode import AsyncEpisode, EpisodeView, OnError
+from palestra.episodes.client.episode import Episode
+from palestra.episodes.client.errors import InvalidResult
+from palestra.episodes.client.loop_thread import outcome
+from palestra.episodes.client.results import as_result
+from palestra.types.episodes import EpisodeResult
 
 log = logging.getLogger(__name__)
 
@@ -28,144 +28,42 @@ Result = EpisodeResult | SupportsFloat | None
 Player = Callable[[Episode], Result]
 AsyncPlayer = Callable[[AsyncEpisode], Awaitable[Result]]
 
-STOPPED = "the pool was stopped"
+
+async def play_one(episode: AsyncEpisode, player: AsyncPlayer, on_error: OnError) -> None:
+    try:
+        result = await player(episode)
+        if (final := _final_result(episode, result)) is not None:
+            await episode.end_with(final)
+        await episode.leave()
+    except (asyncio.CancelledError, GeneratorExit) as error:
+        await episode.leave(error, on_error)
+        raise
+    except BaseException as error:  # it would end the loop, and with it the other players
+        _log_failure(episode, error)
+        await episode.leave(error, on_error)
 
 
-class Outcome(StrEnum):
-    ENDED = "ended"
-    FAILED = "failed"
-    RELEASED = "released"
-    LOST = "lost"
+def is_async(player: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(player) or inspect.iscoroutinefunction(type(player).__call__)
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    ref: LeaseRef
-    outcome: Outcome
-    reward: float | None
+def in_threads(player: Player) -> AsyncPlayer:
+    """A thread for each episode, which does not keep the program from ending, or the pool."""
 
-    @classmethod
-    def of(cls, episode: EpisodeView) -> Played:
-        if episode.ended is not None and episode.ended.is_kept and episode.result is not None:
-            outcome = Outcome.ENDED if episode.result.error is None else Outcome.FAILED
-            return cls(episode.held.ref, outcome, episode.result.reward)
-        return cls(episode.held.ref, Outcome.LOST if not episode.held.can_continue else Outcome.RELEASED, None)
+    async def play(episode: AsyncEpisode) -> Result:
+        played: Future[Result] = Future()
+        name = f"play-{episode.id}"
+        threading.Thread(target=_run, args=(played, player, Episode(episode)), name=name, daemon=True).start()
+        return await outcome(played)
+
+    return play
 
 
-Tell = Callable[[Played], None]
-
-
-class Players(Protocol):
-    def start(self, episode: Episode, tell: Tell) -> None: ...
-
-    def stop(self, episodes: list[Episode]) -> None:
-        """They are given back, whatever their players do."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ThreadPlayers:
-    """A thread each, which does not keep the program from ending."""
-
-    def __init__(self, client: EpisodeClient, player: Player, on_error: OnError):
-        self._client, self._player, self._on_error = client, player, on_error
-
-    def start(self, episode: Episode, tell: Tell) -> None:
-        thread = threading.Thread(target=self._play, args=(episode, tell), name=f"play-{episode.id}", daemon=True)
-        thread.start()
-
-    def _play(self, episode: Episode, tell: Tell) -> None:
-        try:
-            result = self._player(episode)
-            if (final := _final_result(episode, result)) is not None:
-                episode.end_with(final)
-            episode.leave()
-        except BaseException as error:
-            _log_failure(episode, error)
-            episode.leave(error, self._on_error)
-        finally:
-            tell(Played.of(episode))
-
-    def stop(self, episodes: list[Episode]) -> None:
-        try:
-            self._client.release_many(episodes, STOPPED, retry_s=GOODBYE_S)
-        except EpisodeClientError as error:
-            log.warning("%d episodes were not given back: %s", len(episodes), error)
-
-    def close(self) -> None:
-        pass
-
-
-class AsyncPlayers:
-    """A task each."""
-
-    def __init__(
-        self, client: AsyncEpisodeClient, player: AsyncPlayer, on_error: OnError, loop: asyncio.AbstractEventLoop
-    ):
-        self._client, self._player, self._on_error, self._loop = client, player, on_error, loop
-        self._tasks: dict[LeaseRef, asyncio.Task[None]] = {}
-        """Touched by the loop's thread only."""
-
-    def start(self, episode: Episode, tell: Tell) -> None:
-        self._loop.call_soon_threadsafe(self._begin, AsyncEpisode(episode.held, self._client), tell)
-
-    def _begin(self, episode: AsyncEpisode, tell: Tell) -> None:
-        ref = episode.held.ref
-        self._tasks[ref] = task = self._loop.create_task(self._play(episode, tell), name=f"play-{episode.id}")
-        task.add_done_callback(lambda _: self._tasks.pop(ref, None))
-
-    async def _play(self, episode: AsyncEpisode, tell: Tell) -> None:
-        try:
-            result = await self._player(episode)
-            if (final := _final_result(episode, result)) is not None:
-                await episode.end_with(final)
-            await episode.leave()
-        except BaseException as error:
-            _log_failure(episode, error)
-            await episode.leave(error, self._on_error)
-            if isinstance(error, asyncio.CancelledError | GeneratorExit):
-                raise  # anything else would end the loop, and with it the other players
-        finally:
-            tell(Played.of(episode))
-
-    def stop(self, episodes: list[Episode]) -> None:
-        async def cancel() -> None:
-            tasks = [task for episode in episodes if (task := self._tasks.get(episode.held.ref))]
-            for task in tasks:
-                task.cancel(STOPPED)
-            if tasks:
-                await asyncio.wait(tasks, timeout=GOODBYE_S)
-
-        wait([asyncio.run_coroutine_threadsafe(cancel(), self._loop)], 2 * GOODBYE_S)
-
-    def close(self) -> None:
-        pass
-
-
-class OwnLoopPlayers(AsyncPlayers):
-    """On an event loop in a thread of its own, for callers without one."""
-
-    def __init__(self, client: EpisodeClient, player: AsyncPlayer, on_error: OnError):
-        super().__init__(AsyncEpisodeClient.beside(client), player, on_error, asyncio.new_event_loop())
-        self._thread = threading.Thread(target=self._loop.run_forever, name="episode-players", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        async def end() -> None:
-            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
-            await self._loop.shutdown_asyncgens()
-
-        ended = asyncio.run_coroutine_threadsafe(end(), self._loop)
-        wait([ended], GOODBYE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(GOODBYE_S)
-        if not self._thread.is_alive():
-            self._loop.close()
-        self._client.let_go()
+def _run(played: Future[Result], player: Player, episode: Episode) -> None:
+    try:
+        played.set_result(player(episode))
+    except BaseException as error:
+        played.set_exception(error)
 
 
 def _final_result(episode: EpisodeView, result: Result) -> EpisodeResult | None:

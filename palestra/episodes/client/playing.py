@@ -1,12 +1,11 @@
 """`play`: a function of the user's plays what a server has.
 
-Owns: threads or an event loop for it, signals. Never touches: the order of things; the pool has it.
+Owns: an event loop for it, signals. Never touches: the order of things; the pool has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,16 +13,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
+from palestra.episodes.client.async_episode import OnError
 from palestra.episodes.client.client import EpisodeClient
-from palestra.episodes.client.episode import OnError
-from palestra.episodes.client.players import (
-    AsyncPlayer,
-    AsyncPlayers,
-    OwnLoopPlayers,
-    Player,
-    Players,
-    ThreadPlayers,
-)
+from palestra.episodes.client.loop_thread import LoopThread
+from palestra.episodes.client.players import AsyncPlayer, Player, in_threads, is_async
 from palestra.episodes.client.pool import PlayCounts, Pool, PoolOptions
 
 
@@ -41,26 +34,23 @@ def play(
     the pool's own. One that raises does not end the pool. SIGINT and SIGTERM drain it: nothing new is claimed, what is
     played is finished, after `drain_s` or a second signal it is given back.
     """
-    chosen, wanted = PoolOptions(**options), OnError(on_error)
-    if _is_async(player):
-        players: Players = OwnLoopPlayers(client, cast(AsyncPlayer, player), wanted)
-    else:
-        players = ThreadPlayers(client, cast(Player, player), wanted)
-    pool = Pool(client, players, chosen)
+    chosen = cast(AsyncPlayer, player) if is_async(player) else in_threads(cast(Player, player))
+    pool = Pool(client.inner, chosen, OnError(on_error), PoolOptions(**options))
+    thread = LoopThread("episode-players")
+    loop = thread.loop
     try:
-        with _signals_stop(pool, handle_signals):
-            return pool.run()
+        with _signals(lambda name: loop.call_soon_threadsafe(pool.stop, name), handle_signals):
+            return thread.wait(pool.run())
     finally:
-        players.close()
+        thread.close()
 
 
 async def play_async(
     client: AsyncEpisodeClient, player: AsyncPlayer, *, on_error: OnError | str = OnError.END, **options: Any
 ) -> PlayCounts:
     """The same on the caller's event loop. Cancelled, it drains; signals are the caller's."""
-    players = AsyncPlayers(client, player, OnError(on_error), asyncio.get_running_loop())
-    pool = Pool(client.sync, players, PoolOptions(**options))
-    work = asyncio.ensure_future(asyncio.to_thread(pool.run))
+    pool = Pool(client, player, OnError(on_error), PoolOptions(**options))
+    work = asyncio.create_task(pool.run())
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -69,18 +59,14 @@ async def play_async(
         raise
 
 
-def _is_async(player: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(player) or inspect.iscoroutinefunction(type(player).__call__)
-
-
 @contextmanager
-def _signals_stop(pool: Pool, wanted: bool) -> Iterator[None]:
+def _signals(stop: Callable[[str], object], wanted: bool) -> Iterator[None]:
     """Only the main thread of a program gets signals."""
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda got, _: pool.stop(signal.Signals(got).name)) for number in numbers]
+    before = [signal.signal(number, lambda got, _: stop(signal.Signals(got).name)) for number in numbers]
     try:
         yield
     finally:

@@ -1,23 +1,24 @@
 """Many episodes at a time, until told to stop.
 
-One thread claims for all, so that an idle pool costs one request that waits; the thread that runs the pool hears of
-everything through a mailbox. Owns: how many are played at once, drain, counts. Never touches: what a player does.
+One task claims for all, so that an idle pool costs one request that waits. Owns: how many are played at once, drain,
+counts. Never touches: what a player does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-import queue
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from palestra.episodes.client.client import EpisodeClient
-from palestra.episodes.client.episode import GOODBYE_S, Episode
+from palestra.episodes.client.async_client import AsyncEpisodeClient
+from palestra.episodes.client.async_episode import AsyncEpisode, EpisodeView, OnError
 from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError
-from palestra.episodes.client.players import STOPPED, Played, Players
+from palestra.episodes.client.leases import GOODBYE_S
+from palestra.episodes.client.players import AsyncPlayer, play_one
 from palestra.types.episodes import EpisodeKind, LeaseRef
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ DRAIN_S = 60.0
 REPORT_S = 10.0
 TICK_S = 0.25
 MAX_CLAIM = 256  # of the server
+STOPPED = "the pool was stopped"
 
 
 @dataclass(slots=True)
@@ -58,9 +60,15 @@ class PlayCounts:
     def reward_mean(self) -> float | None:
         return self.reward_sum / self.ended if self.ended else None
 
-    def add(self, played: Played) -> None:
-        setattr(self, played.outcome, getattr(self, played.outcome) + 1)
-        self.reward_sum += played.reward or 0.0
+    def add(self, episode: EpisodeView) -> None:
+        """One that is over."""
+        if episode.result is not None and episode.ended is not None and episode.ended.is_kept:
+            self.ended += episode.result.error is None
+            self.failed += episode.result.error is not None
+            self.reward_sum += episode.result.reward or 0.0
+        else:
+            self.released += episode.held.can_continue
+            self.lost += not episode.held.can_continue
 
     def __str__(self) -> str:
         mean = "" if self.reward_mean is None else f" (mean reward {self.reward_mean:.3f})"
@@ -81,7 +89,7 @@ class PoolOptions:
     run_wait_s: float = RUN_WAIT_S
     """How long to wait for a run that nobody has made yet."""
     claim_s: float = CLAIM_S
-    """How long a claim waits at the server; a stop waits for it."""
+    """How long a claim waits at the server."""
     drain_s: float = DRAIN_S
     """What is played when the pool is stopped may go on for so long; then it is given back."""
     on_progress: Callable[[PlayCounts], None] | None = None
@@ -94,55 +102,45 @@ class PoolOptions:
             EpisodeKind(self.kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    episodes: list[Episode]
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimFailed:
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    reason: str
-
-
 class Pool:
-    def __init__(self, client: EpisodeClient, players: Players, options: PoolOptions):
-        self._client, self._players, self._options = client, players, options
-        self._mail: queue.SimpleQueue[Claimed | ClaimFailed | Stop | Played] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        """Of `_is_done`: a claim that comes after the end is given back by its own thread."""
-        self._is_done = False
+    """On one event loop, once."""
+
+    def __init__(self, client: AsyncEpisodeClient, player: AsyncPlayer, on_error: OnError, options: PoolOptions):
+        self._client, self._player, self._on_error, self._options = client, player, on_error, options
         self._counts = PlayCounts()
-        self._playing: dict[LeaseRef, Episode] = {}
-        self._is_claiming = False
+        self._playing: dict[LeaseRef, asyncio.Task[None]] = {}
+        self._claiming: asyncio.Task[list[AsyncEpisode]] | None = None
+        self._changed = asyncio.Event()
+        """Something was claimed, or played, or the pool is to stop."""
         self._next_claim_at = 0.0
         self._run_missing_since: float | None = None
-        self._stopped_at: float | None = None
+        self._is_stopped = False
         self._drain_until = math.inf
         self._failure: Exception | None = None
         self._busy_at = self._reported_at = time.monotonic()
 
     def stop(self, reason: str) -> None:
-        """From any thread, or a signal handler: this queue may be interrupted by itself. Twice: at once."""
-        self._mail.put(Stop(reason))
+        """On the pool's event loop. What is played has `drain_s`; told twice, it is given back at once."""
+        is_second = self._drain_until < math.inf
+        self._begin_stop(reason)
+        self._drain_until = time.monotonic() + (0.0 if is_second else self._options.drain_s)
+        self._changed.set()
 
-    def run(self) -> PlayCounts:
-        """In one thread, once. A server that is not there is not waited for; one that goes away later is."""
-        self._client.calls.reach()
+    async def run(self) -> PlayCounts:
+        """A server that is not there is not waited for; one that goes away later is."""
+        await self._client.calls.reach()
         try:
             while not self._is_over():
                 self._claim_if_room()
-                self._take_in()
+                await self._wait_for_change()
+                await self._take_claim()
                 if time.monotonic() >= self._drain_until:
-                    self._give_up()
+                    await self._give_up()
                 self._report(every_s=REPORT_S)
         finally:
-            self._give_up()
-            self._close_mailbox()
+            self._begin_stop("interrupted")
+            await self._take_claim()
+            await self._give_up()
         self._report(every_s=0.0)
         if self._failure is not None:
             raise self._failure
@@ -156,56 +154,39 @@ class Pool:
             self._begin_stop("idle")
         if self._counts.claimed == self._options.max_episodes:
             self._begin_stop("max_episodes")
-        if self._stopped_at is None or self._playing:
-            return False
-        return not self._is_claiming or now - self._stopped_at > 2 * self._options.claim_s
+        return self._is_stopped and not self._playing and self._claiming is None
 
     def _claim_if_room(self) -> None:
         chosen = self._options
         room = min(chosen.concurrency - len(self._playing), MAX_CLAIM)
         if chosen.max_episodes is not None:
             room = min(room, chosen.max_episodes - self._counts.claimed)
-        can_claim = not self._is_claiming and time.monotonic() >= self._next_claim_at
-        if room > 0 and can_claim and self._stopped_at is None:
-            self._is_claiming = True
-            threading.Thread(target=self._claim, args=(room,), name="episode-claim", daemon=True).start()
-
-    def _claim(self, room: int) -> None:
-        chosen = self._options
-        wait_s = chosen.claim_s if chosen.idle_s is None else min(chosen.claim_s, chosen.idle_s)
-        try:
-            mail = Claimed(
-                self._client.claim(room, run=chosen.run, kind=chosen.kind, wait_s=wait_s, lease_s=chosen.lease_s)
-            )
-        except Exception as error:
-            mail = ClaimFailed(error)
-        with self._lock:
-            if not self._is_done:
-                self._mail.put(mail)
-                return
-        if isinstance(mail, Claimed):
-            self._give_back(mail.episodes)
-
-    def _take_in(self) -> None:
-        try:
-            mail = self._mail.get(timeout=TICK_S)
-        except queue.Empty:
+        can_claim = self._claiming is None and time.monotonic() >= self._next_claim_at
+        if room <= 0 or not can_claim or self._is_stopped:
             return
-        match mail:
-            case Claimed(episodes):
-                self._is_claiming, self._run_missing_since = False, None
-                self._begin(episodes)
-            case ClaimFailed(error):
-                self._is_claiming = False
-                if not self._waits_for_run(error):
-                    self._fail(error)
-            case Played():
-                if self._playing.pop(mail.ref, None) is not None:
-                    self._counts.add(mail)
-            case Stop(reason):
-                is_second = self._drain_until < math.inf
-                self._begin_stop(reason)
-                self._drain_until = time.monotonic() + (0.0 if is_second else self._options.drain_s)
+        wait_s = chosen.claim_s if chosen.idle_s is None else min(chosen.claim_s, chosen.idle_s)
+        claim = self._client.claim(room, run=chosen.run, kind=chosen.kind, wait_s=wait_s, lease_s=chosen.lease_s)
+        self._claiming = asyncio.create_task(claim, name="claim")
+        self._claiming.add_done_callback(lambda _: self._changed.set())
+
+    async def _wait_for_change(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TICK_S):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _take_claim(self) -> None:
+        if self._claiming is None or not self._claiming.done():
+            return
+        claim, self._claiming = self._claiming, None
+        if claim.cancelled():
+            return
+        if isinstance(error := claim.exception(), Exception):
+            if not self._waits_for_run(error):
+                self._fail(error)
+            return
+        self._run_missing_since = None
+        await self._begin(claim.result())
 
     def _waits_for_run(self, error: Exception) -> bool:
         """Players may be there before their trainer."""
@@ -227,45 +208,43 @@ class Pool:
             log.error("nothing more is claimed: %s", error)
         self._begin_stop("claims fail")
 
-    def _begin(self, episodes: list[Episode]) -> None:
+    async def _begin(self, episodes: list[AsyncEpisode]) -> None:
         self._counts.claimed += len(episodes)
-        if self._stopped_at is not None:
-            self._give_back(episodes)
-            self._counts.released += len(episodes)
+        if not self._is_stopped:
+            for episode in episodes:
+                task = asyncio.create_task(self._play(episode), name=f"play-{episode.id}")
+                self._playing[episode.held.ref] = task
             return
-        for episode in episodes:
-            self._playing[episode.held.ref] = episode
-            self._players.start(episode, self._mail.put)
-
-    def _begin_stop(self, reason: str) -> None:
-        if self._stopped_at is None:
-            self._stopped_at, self._counts.reason = time.monotonic(), reason
-            log.info("stopping (%s): %d episodes are played to their end", reason, len(self._playing))
-
-    def _give_up(self) -> None:
-        """What is still played is given back."""
-        if not self._playing:
-            return
-        self._begin_stop("interrupted")
-        self._players.stop(list(self._playing.values()))
-        while not self._mail.empty():
-            self._take_in()
-        self._counts.released += len(self._playing)
-        self._playing.clear()
-
-    def _close_mailbox(self) -> None:
-        with self._lock:
-            self._is_done = True
-        while not self._mail.empty():
-            mail = self._mail.get()
-            if isinstance(mail, Claimed):
-                self._give_back(mail.episodes)
-
-    def _give_back(self, episodes: list[Episode]) -> None:
         try:
-            self._client.release_many(episodes, STOPPED, retry_s=GOODBYE_S)
+            held = [episode.held for episode in episodes]
+            await self._client.leases.release(held, STOPPED, retry_s=GOODBYE_S)
         except EpisodeClientError as error:
             log.warning("%d episodes were not given back: %s", len(episodes), error)
+        self._counts.released += len(episodes)
+
+    async def _play(self, episode: AsyncEpisode) -> None:
+        try:
+            await play_one(episode, self._player, self._on_error)
+        finally:
+            if self._playing.pop(episode.held.ref, None) is not None:
+                self._counts.add(episode)
+            self._changed.set()
+
+    def _begin_stop(self, reason: str) -> None:
+        if not self._is_stopped:
+            self._is_stopped, self._counts.reason = True, reason
+            log.info("stopping (%s): %d episodes are played to their end", reason, len(self._playing))
+        if self._claiming is not None:
+            self._claiming.cancel()  # gives back what still comes
+
+    async def _give_up(self) -> None:
+        """What is still played is given back."""
+        if tasks := list(self._playing.values()):
+            for task in tasks:
+                task.cancel(STOPPED)
+            await asyncio.wait(tasks, timeout=GOODBYE_S)
+            self._counts.released += len(self._playing)
+            self._playing.clear()
 
     def _report(self, *, every_s: float) -> None:
         now = time.monotonic()

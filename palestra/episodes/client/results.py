@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypedDict, Unpack
 
 from palestra.episodes.client.errors import InvalidResult
 from palestra.types.episodes import EpisodeError, EpisodeResult
@@ -15,27 +15,36 @@ from palestra.types.episodes import EpisodeError, EpisodeResult
 MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold a whole prompt
 
 
-def result_of(
-    reward: SupportsFloat | None = None,
-    *,
-    step_rewards: Iterable[SupportsFloat] = (),
-    agent_rewards: Mapping[str, SupportsFloat] | None = None,
-    is_success: bool | None = None,
-    metrics: Mapping[str, SupportsFloat] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    error: EpisodeError | BaseException | None = None,
-) -> EpisodeResult:
+class ResultParts(TypedDict, total=False):
+    """What a result may say besides its reward."""
+
+    step_rewards: Iterable[SupportsFloat]
+    agent_rewards: Mapping[str, SupportsFloat] | None
+    is_success: bool | None
+    metrics: Mapping[str, SupportsFloat] | None
+    metadata: Mapping[str, Any] | None
+    error: EpisodeError | BaseException | None
+
+
+def result_of(reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> EpisodeResult:
+    is_success, error = parts.get("is_success"), parts.get("error")
     return check_result(
         EpisodeResult(
             reward=None if reward is None else _number(reward, "reward"),
-            step_rewards=[_number(value, f"step_rewards[{i}]") for i, value in enumerate(step_rewards)],
-            agent_rewards={name: _number(value, f"agent_rewards[{name!r}]") for name, value in _items(agent_rewards)},
+            step_rewards=[
+                _number(value, f"step_rewards[{i}]") for i, value in enumerate(parts.get("step_rewards", ()))
+            ],
+            agent_rewards=_numbers(parts.get("agent_rewards"), "agent_rewards"),
             is_success=None if is_success is None else bool(is_success),
-            metrics={name: _number(value, f"metrics[{name!r}]") for name, value in _items(metrics)},
-            metadata=dict(metadata or {}),
+            metrics=_numbers(parts.get("metrics"), "metrics"),
+            metadata=dict(parts.get("metadata") or {}),
             error=error_of(error) if isinstance(error, BaseException) else error,
         )
     )
+
+
+def as_result(result: EpisodeResult | SupportsFloat) -> EpisodeResult:
+    return check_result(result) if isinstance(result, EpisodeResult) else result_of(result)
 
 
 def check_result(result: EpisodeResult) -> EpisodeResult:
@@ -64,5 +73,5 @@ def _number(value: SupportsFloat, name: str) -> float:
         raise InvalidResult(f"{name} is {value!r:.100}: it has to be a finite number") from None
 
 
-def _items(given: Mapping[str, SupportsFloat] | None) -> Iterable[tuple[str, SupportsFloat]]:
-    return () if given is None else given.items()
+def _numbers(given: Mapping[str, SupportsFloat] | None, what: str) -> dict[str, float]:
+    return {name: _number(value, f"{what}[{name!r}]") for name, value in (given or {}).items()}

@@ -1,101 +1,39 @@
-"""A run from its trainer's side: what is to be played, what was played, which weights play it.
+"""A run from the side of a trainer that is a thread.
 
-Owns: batches of registrations, reading on from a cursor. Never touches: the trainer's checkpoint, where the cursor is.
+Owns: nothing: `async_run` has it all. Never touches: the trainer's checkpoint.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Unpack
+from collections.abc import Iterable
 
-from msgspec.structs import replace
-
-from palestra.episodes.client import api
-from palestra.episodes.client.calls import Calls
-from palestra.episodes.client.listening import Listener, ListenError
-from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
-
-POLL_S = 20.0
-AT_ONCE = 16
-"""Groups of one answer."""
+from palestra.episodes.client.async_run import AsyncRun
+from palestra.episodes.client.facade import Facade, iterates, waits
+from palestra.episodes.client.listening import Listener
+from palestra.episodes.client.loop_thread import SHARED
+from palestra.types.episodes import NewGroup, Registered, RunInfo
 
 
-class ReadPace:
-    """Where a reader of played groups is, and how long it waits for the next."""
-
-    def __init__(self, after: int, wait_s: float | None, poll_s: float):
-        self.cursor = after
-        self._wait_s, self._poll_s = wait_s, poll_s
-        self._since = time.monotonic()
-
-    def next_wait(self) -> float:
-        if self._wait_s is None:
-            return self._poll_s
-        return min(max(self._since + self._wait_s - time.monotonic(), 0.0), self._poll_s)
-
-    def goes_on(self, told: api.PlayedGroups) -> bool:
-        """False: nothing came for `wait_s`."""
-        now = time.monotonic()
-        if told.groups or told.cursor > self.cursor:
-            self.cursor, self._since = max(told.cursor, self.cursor), now
-            return True
-        return self._wait_s is None or now < self._since + self._wait_s
-
-
-def check_cursor(after: int, info: RunInfo) -> None:
-    if after > info.delivered:
-        detail = f"after={after}: the newest group of run {info.run!r} is {info.delivered}"
-        raise ListenError(f"{detail}; is it the cursor of another run, or of another server?")
-
-
-class Run:
+class Run(Facade[AsyncRun]):
     """`EpisodeClient.run` makes it. Every call may be repeated without harm."""
 
-    def __init__(self, calls: Calls, info: RunInfo):
-        self._calls, self.info = calls, info
+    @property
+    def info(self) -> RunInfo:
         """As of the last call that told it."""
+        return self.inner.info
 
     @property
     def name(self) -> str:
-        return self.info.run
-
-    def refresh(self) -> RunInfo:
-        return self._note(api.get_run(self.name))
+        return self.inner.name
 
     def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
         """Those that are registered already stay as they are. Waits while the queue is full."""
-        told: list[Registered] = []
-        for batch in api.batches(list(groups)):
-            told += self._calls.do(api.register(self.name, batch)).groups
-        return told
-
-    def groups(
-        self,
-        after: int | None = None,
-        *,
-        wait_s: float | None = None,
-        version: int | None = None,
-        tokens: bool = True,
-    ) -> Iterator[PlayedGroup]:
-        """Whole groups in the order they were delivered, dropped ones too, from the first after the cursor `after`
-        (None: the committed one). Ends when none came for `wait_s`; a group's `number` is the cursor to commit.
-        `version`: of the weights to be trained; what is staler than the run allows is dropped."""
-        pace = ReadPace(self.info.committed if after is None else after, wait_s, POLL_S)
-        while True:
-            told = self._calls.do(
-                api.played_groups(
-                    self.name, pace.cursor, limit=AT_ONCE, wait_s=pace.next_wait(), version=version, tokens=tokens
-                )
-            )
-            yield from told.groups
-            if not pace.goes_on(told):
-                return
+        return SHARED.wait(self.inner.register(list(groups)))  # a generator is the caller's code
 
     def listen(
         self, address: str, *, after: int | None = None, wait_s: float | None = None, told: str | None = None
     ) -> Listener:
-        """The same pushed to `address` over ZeroMQ, each committed by its acknowledgement:
+        """The same as `groups`, pushed to `address` over ZeroMQ, each committed by its acknowledgement:
 
             with run.listen("tcp://127.0.0.1:5555") as groups:
                 for pushed in groups:
@@ -104,57 +42,16 @@ class Run:
 
         Groups up to `after`, the last one that is safe here, are acknowledged unseen (None: none are). Ends when none
         came for `wait_s`. `told`: how the server reaches it, where that is another address."""
-        if after:
-            check_cursor(after, self.refresh())
-        return Listener(self._push_to, self.commit, self.name, address, after=after, wait_s=wait_s, told=told)
+        SHARED.wait(self.inner.check_cursor(after))
+        return Listener(self.inner.listen(address, after=after, wait_s=wait_s, told=told))
 
-    def commit(self, cursor: int) -> RunInfo:
-        """What is up to it is forgotten: call it once a checkpoint holds it."""
-        return self._note(api.commit(self.name, cursor))
-
-    def publish(self, version: int, model: str) -> RunInfo:
-        """Newer weights: model calls of this run's episodes are answered by them from now on."""
-        return self._note(api.publish(self.name, version, model))
-
-    def pause(self) -> RunInfo:
-        """No claims, no model calls, and no lease ages."""
-        return self._note(api.pause(self.name))
-
-    def resume(self) -> RunInfo:
-        return self._note(api.resume(self.name))
-
-    def cancel(
-        self,
-        *,
-        episode_ids: Sequence[str] | None = None,
-        group_ids: Sequence[str] | None = None,
-        reason: str = "cancelled",
-    ) -> int:
-        return self._calls.do(api.cancel(self.name, episode_ids, group_ids, reason)).cancelled
-
-    def delete(self) -> int:
-        """With everything of it, read or not; how many episodes went. Who plays one is told `cancelled`, and the name
-        can be used anew."""
-        return self._calls.do(api.delete_run(self.name)).deleted
-
-    def requeue(self, episode_ids: Sequence[str]) -> int:
-        return self._calls.do(api.requeue(episode_ids)).requeued
-
-    def episodes(
-        self,
-        state: EpisodeState | str | None = None,
-        *,
-        limit: int = 100,
-        offset: int = 0,
-        **which: Unpack[api.Which],
-    ) -> api.EpisodeList:
-        return self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
-
-    def _push_to(self, address: str, instead_of: str | None) -> None:
-        settings = self.refresh().settings
-        if instead_of in (None, settings.push_to):
-            self._note(api.put_run(self.name, replace(settings, push_to=address), None))
-
-    def _note(self, call: api.Call[RunInfo]) -> RunInfo:
-        self.info = self._calls.do(call)
-        return self.info
+    refresh = waits(AsyncRun.refresh)
+    groups = iterates(AsyncRun.groups)
+    commit = waits(AsyncRun.commit)
+    publish = waits(AsyncRun.publish)
+    pause = waits(AsyncRun.pause)
+    resume = waits(AsyncRun.resume)
+    cancel = waits(AsyncRun.cancel)
+    delete = waits(AsyncRun.delete)
+    requeue = waits(AsyncRun.requeue)
+    episodes = waits(AsyncRun.episodes)

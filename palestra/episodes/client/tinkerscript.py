@@ -6,20 +6,18 @@ Owns: the TinkerScript endpoints as calls. Never touches: leases and heartbeats;
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import yaml
 from msgspec import Struct
 
 from palestra.episodes.client.api import Call
 from palestra.episodes.client.calls import RETRY_S, Calls
-from palestra.episodes.client.client import new_client_id, new_id
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult, ServerSilent
-from palestra.episodes.client.transport import Transport
+from palestra.episodes.client.leases import new_client_id, new_id
+from palestra.episodes.client.loop_thread import SHARED
 from palestra.types.readiness import make_ready
 from palestra.types.tinkerscript import CanContinue, ClaimedEpisode, EpisodeBuffer, EpisodeStatus, WorkflowOutput
 
@@ -76,7 +74,7 @@ class TinkerScriptClient:
 
     def __init__(self, server_url: str, key: str | None = None, *, retry_s: float = RETRY_S):
         self.server_url, self.client_uuid = server_url.rstrip("/"), new_client_id()
-        self._calls = Calls(Transport(server_url), key or os.environ.get("TINKER_API_KEY"), retry_s)
+        self._calls = Calls(server_url, key, retry_s)
         self._leases: dict[str, str | None] = {}
 
     # Playing
@@ -138,7 +136,7 @@ class TinkerScriptClient:
     def get_engine_status(self) -> str:
         """`unknown` where nobody answers."""
         try:
-            return self._calls.do(Call("GET", "/get_engine_status", _Status), retry_s=0).engine_status
+            return SHARED.wait(self._calls.do(Call("GET", "/get_engine_status", _Status), retry_s=0)).engine_status
         except ServerSilent:
             return UNKNOWN
 
@@ -191,7 +189,7 @@ class TinkerScriptClient:
 
     def _post(self, path: str, answer: type[T], **body: Any) -> T:
         timeout_s = ENGINE_S if path in ("/start_engine", "/stop_engine") else 30.0
-        return self._calls.do(Call("POST", path, answer, body, timeout_s=timeout_s))
+        return SHARED.wait(self._calls.do(Call("POST", path, answer, body, timeout_s=timeout_s)))
 
 
 def _plain(output: Any) -> Any:
@@ -206,6 +204,8 @@ def _plain(output: Any) -> Any:
 def _yaml_of(job: Job | Mapping[str, Any] | str) -> str:
     if isinstance(job, str):
         return job
+    import yaml  # of those who start engines; it takes a while
+
     config = job if isinstance(job, Mapping) else job.config
     plain = config if isinstance(config, Mapping) else config.to_dict()
     return yaml.safe_dump(dict(plain), sort_keys=False)

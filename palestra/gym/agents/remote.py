@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from palestra.chat.responses_output import message_item, response_body, text_part
 from palestra.gym.agents.loop import play
 from palestra.gym.errors import BadReply, GymConfigError, GymError
-from palestra.gym.front import cookie_pair, cookies_of
+from palestra.gym.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
 from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.responses import checked_response, filled_row, unanswered_calls
-from palestra.gym.wire import Answer, encoded
+from palestra.gym.wire import encoded
 from palestra.types.gym_failures import Failure, FailureClass
-
-if TYPE_CHECKING:
-    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +32,15 @@ TRIES, WAIT_S = 3, 0.5  # where no connection comes about, or it breaks
 OWN_FIELDS = ("reward", "response", "error", FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST)
 """That a row may have from an earlier time: they must not look like this rollout's."""
 SHOWN = 500
+NOTHING = response_body(
+    {"parallel_tool_calls": False},
+    response_id=FailureClass.REMOTE_AGENT_ERROR,
+    created_at=0.0,
+    model="remote_agent",
+    status="failed",
+    output=[message_item("msg_0", [text_part("")])],
+)
+"""The response of a rollout that failed."""
 
 
 class RemoteError(RuntimeError):
@@ -67,17 +74,10 @@ class RemoteAgent(WorldAgentServer[S]):
         super().__init__(instance, peers)
         self._url = f"{_checked_url(self.settings.agent_base_url)}/v1/responses"
         self._turns = asyncio.Semaphore(self.settings.concurrency)
-        self._client: aiohttp.ClientSession | None = None
-
-    async def open(self) -> None:
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=self.settings.remote_responses_timeout_secs)
-        self._client = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
+        self._client = HttpClient(timeout_s=self.settings.remote_responses_timeout_secs, connect_s=None)
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
         """Always a row: what went wrong is in it, for the failures file."""
@@ -100,38 +100,22 @@ class RemoteAgent(WorldAgentServer[S]):
         response = await play(params, talk.ask, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
-    async def ask_service(self, body: dict[str, Any], cookies: dict[str, str]) -> Answer:
+    async def ask_service(self, body: dict[str, Any], cookies: dict[str, str]) -> HttpReply:
         """Raises RemoteError."""
-        import aiohttp
-
-        headers = {"Content-Type": "application/json"}
-        if cookies:
-            headers["Cookie"] = "; ".join(cookie_pair(name, value) for name, value in cookies.items())
         problem: Exception | None = None
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(WAIT_S)
             try:
-                return await self._send(encoded(body), headers)
-            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+                return await self._client.post(self._url, encoded(body), cookies=cookies)
+            except (NoConnection, ConnectionClosed) as error:
                 problem = error
             except TimeoutError:
                 setting = f"remote_responses_timeout_secs = {self.settings.remote_responses_timeout_secs:g}"
                 raise RemoteError(f"{self._url} gave no answer within {setting}") from None
-            except aiohttp.ClientError as error:
-                raise RemoteError(f"{self._url}: {error!r}") from error
-        raise RemoteError(f"no connection to {self._url} in {TRIES} tries ({problem!r}). Is the service running?")
-
-    async def _send(self, data: bytes, headers: dict[str, str]) -> Answer:
-        """Redirects are not followed: they would lead where nobody pointed."""
-        if self._client is None:
-            raise RuntimeError(f"{self.name} was not opened")
-        async with self._client.post(self._url, data=data, headers=headers, allow_redirects=False) as response:
-            body = await response.read()
-            cookies: dict[str, str] = {}
-            for header in response.headers.getall("Set-Cookie", ()):
-                cookies |= cookies_of(header.partition(";")[0])
-            return Answer(status=response.status, body=body, cookies=cookies)
+            except CallFailed as error:
+                raise RemoteError(f"{self._url}: {error}") from error
+        raise RemoteError(f"no connection to {self._url} in {TRIES} tries ({problem}). Is the service running?")
 
 
 class _Talk:
@@ -145,14 +129,14 @@ class _Talk:
         self.resources_cookies = rollout.cookies
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer = await self._agent.ask_service(body, self._service_cookies)
-        self._service_cookies |= answer.cookies
-        shown = answer.raw()[:SHOWN].decode(errors="replace")
-        if not answer.is_ok:
-            raise RemoteError(f"the service answered {answer.status}: {shown}")
+        reply = await self._agent.ask_service(body, self._service_cookies)
+        self._service_cookies |= reply.cookies
+        shown = reply.body[:SHOWN].decode(errors="replace")
+        if not 200 <= reply.status < 300:
+            raise RemoteError(f"the service answered {reply.status}: {shown}")
         try:
-            return checked_response(answer.value(), "the service")
-        except BadReply:
+            return checked_response(reply.json(), "the service")
+        except (BadReply, ValueError):
             raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
 
     async def use_tool(self, name: str, arguments: Any) -> str:
@@ -167,24 +151,8 @@ def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
     if failure is None:
         is_final = isinstance(error, RemoteAnswerInvalid)
         failure = Failure(kind=FailureClass.REMOTE_AGENT_ERROR, reason=str(error), is_final=is_final)
-    told = {"reward": 0.0, "response": _nothing(), "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
+    told = {"reward": 0.0, "response": NOTHING, "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
     return filled_row(row) | told | failure.fields()
-
-
-def _nothing() -> dict[str, Any]:
-    text = {"type": "output_text", "text": "", "annotations": []}
-    message = {"type": "message", "role": "assistant", "status": "completed", "id": "msg_0", "content": [text]}
-    return {
-        "id": FailureClass.REMOTE_AGENT_ERROR,
-        "created_at": 0.0,
-        "model": "remote_agent",
-        "object": "response",
-        "output": [message],
-        "parallel_tool_calls": False,
-        "tools": [],
-        "tool_choice": "auto",
-        "usage": None,
-    }
 
 
 def _checked_url(url: str) -> str:

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 
 from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import write_whole
+from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.metrics import aggregate
 from palestra.gym.records import AGENT_REF, PARAMS
 from palestra.types.gym_failures import plain_words
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})
-_LIMIT = aiohttp.ClientTimeout(total=600)
+LIMIT_S = 600.0
 
 
 def by_agent(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -32,11 +32,11 @@ def by_agent(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str
 
 
 async def aggregated(
-    results: Sequence[Mapping[str, Any]], directory: Directory, session: aiohttp.ClientSession
+    results: Sequence[Mapping[str, Any]], directory: Directory, client: HttpClient
 ) -> list[dict[str, Any]]:
     """An entry for each agent, as `_aggregate_metrics.json` has them. Raises CollectError."""
     agents = by_agent(results)
-    entries = await asyncio.gather(*(_asked(name, own, directory, session) for name, own in agents.items()))
+    entries = await asyncio.gather(*(_asked(name, own, directory, client) for name, own in agents.items()))
     return [_entry(name, metrics) for name, metrics in zip(agents, entries, strict=True)]
 
 
@@ -58,17 +58,16 @@ def stripped(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _asked(
-    name: str, results: Sequence[Mapping[str, Any]], directory: Directory, session: aiohttp.ClientSession
+    name: str, results: Sequence[Mapping[str, Any]], directory: Directory, client: HttpClient
 ) -> dict[str, Any]:
     body = orjson.dumps({"verify_responses": [stripped(one) for one in results]}, option=orjson.OPT_NON_STR_KEYS)
     url = f"{directory.agent(name)}/aggregate_metrics"
     try:
-        async with session.post(url, data=body, headers={"Content-Type": "application/json"}, timeout=_LIMIT) as answer:
-            told = await answer.read()
-            if answer.status != 200:
-                raise CollectError(f"{name} cannot aggregate: HTTP {answer.status}: {plain_words(told)}")
-            return orjson.loads(told)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        reply = await client.post(url, body, timeout_s=LIMIT_S)
+        if reply.status != 200:
+            raise CollectError(f"{name} cannot aggregate: HTTP {reply.status}: {plain_words(reply.body)}")
+        return reply.json()
+    except (CallFailed, TimeoutError, ValueError) as error:
         raise CollectError(f"{name} cannot aggregate: {type(error).__name__}: {error}") from error
 
 

@@ -5,7 +5,6 @@ Owns: the order of it all. Never touches: how a row is played, what a line is.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -15,6 +14,7 @@ from typing import Any
 import orjson
 from msgspec import Struct, field
 
+from palestra.gym.collect.concurrently import as_finished
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines, write_whole
 from palestra.gym.collect.playing import Patience, Played, RowPlayer
@@ -90,32 +90,12 @@ async def collect(
     return standing
 
 
-async def play_all(
+def play_all(
     player: RowPlayer, rows: Sequence[Row], concurrency: int, failed_before: Mapping[Key, int] | None = None
 ) -> AsyncGenerator[Played]:
     """In the order they are finished. Ends its rollouts when it is closed."""
     before = failed_before or {}
-    left = iter(rows)
-    finished: asyncio.Queue[Played | Exception] = asyncio.Queue()
-
-    async def work() -> None:
-        for row in left:
-            try:
-                finished.put_nowait(await player.play(row, before.get(key_of(row), 0)))
-            except Exception as error:  # told to who waits, instead of nobody
-                finished.put_nowait(error)
-
-    workers = [asyncio.create_task(work(), name="row-player") for _ in range(min(concurrency, len(rows)))]
-    try:
-        for _ in rows:
-            one = await finished.get()
-            if isinstance(one, Exception):
-                raise one
-            yield one
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    return as_finished(lambda row: player.play(row, before.get(key_of(row), 0)), rows, concurrency)
 
 
 def _keep(played: Played, results: Lines, failures: Lines) -> None:

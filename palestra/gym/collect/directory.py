@@ -8,29 +8,29 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-import aiohttp
 import yaml
 
 from palestra.gym.collect.errors import NoGym, UnknownAgent
+from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.records import ServerKind
 
-_LIMIT = aiohttp.ClientTimeout(total=30)
+LIMIT_S = 30.0
 
 
 class Directory:
     """Addresses by instance name, and of what kind each is. Servers may move: `refresh` asks the head again."""
 
-    def __init__(self, session: aiohttp.ClientSession, head: str, key: str | None = None) -> None:
-        self._session = session
+    def __init__(self, client: HttpClient, head: str, key: str | None = None) -> None:
+        self._client = client
         self._head = head
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.urls: dict[str, str] = {}
         self.kinds: dict[str, str] = {}
 
     @classmethod
-    async def of_head(cls, session: aiohttp.ClientSession, head: str, key: str | None = None) -> Directory:
+    async def of_head(cls, client: HttpClient, head: str, key: str | None = None) -> Directory:
         """Raises NoGym where no gym answers."""
-        made = cls(session, head, key)
+        made = cls(client, head, key)
         await made.refresh()
         return made
 
@@ -39,7 +39,7 @@ class Directory:
             found = await self._asked("/server_instances")
             urls = {one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}" for one in found}
             kinds = {one["config_path"]: one["server_type"] for one in found}
-        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (CallFailed, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise NoGym(
                 f"no gym answers at {self._head} ({type(error).__name__}): start one with `palestra gym run -c FILE`, "
                 "say where it is with --server, or let this command start it with -c FILE"
@@ -51,14 +51,15 @@ class Directory:
         try:
             text = await self._asked("/global_config_dict_yaml")
             found = yaml.safe_load(text) if isinstance(text, str) else None
-        except (aiohttp.ClientError, TimeoutError, ValueError, yaml.YAMLError):
+        except (CallFailed, TimeoutError, ValueError, yaml.YAMLError):
             return {}
         return found if isinstance(found, dict) else {}
 
     async def _asked(self, path: str) -> Any:
-        async with self._session.get(self._head + path, headers=self._headers, timeout=_LIMIT) as answer:
-            answer.raise_for_status()
-            return await answer.json()
+        reply = await self._client.get(self._head + path, headers=self._headers, timeout_s=LIMIT_S)
+        if reply.status >= 400:
+            raise CallFailed(f"HTTP {reply.status}")
+        return reply.json()
 
     def agent(self, name: str) -> str:
         """Its address. Raises UnknownAgent with the nearest name."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-import aiohttp
 import orjson
 from msgspec import Struct, field
 
@@ -19,6 +18,7 @@ from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError, UnknownAgent
 from palestra.gym.collect.folding import Captured
 from palestra.gym.collect.rows import Row, agent_of, key_of
+from palestra.gym.http_client import CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.gym.records import (
     AGENT_REF,
     ATTEMPT_INDEX,
@@ -34,7 +34,6 @@ from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run
 RUN_LIMIT_S = 3_600.0
 LOST_LIMIT_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-_JSON = {"Content-Type": "application/json"}
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 
@@ -68,12 +67,12 @@ class RowPlayer:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        client: HttpClient,
         directory: Directory,
         patience: Patience | None = None,
         captured: Captured | None = None,
     ) -> None:
-        self._session = session
+        self._client = client
         self._directory = directory
         self._patience = patience or Patience()
         self._captured = captured or Captured()
@@ -111,26 +110,25 @@ class RowPlayer:
         body = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             async with asyncio.timeout(self._patience.run_limit_s):
-                status, answer = await self._asked(name, body)
+                reply = await self._asked(name, body)
         except TimeoutError:
             return _failed(row, FailureClass.TIMEOUT, f"no answer within {self._patience.run_limit_s:g} s")
         except UnknownAgent as error:
             return _failed(row, FailureClass.UNKNOWN_AGENT, str(error))
-        except aiohttp.ClientConnectorError as error:
+        except NoConnection as error:
             return _failed(row, FailureClass.SERVER_UNREACHABLE, f"{name} is away: {error}")
-        except (aiohttp.ClientError, OSError) as error:
-            return _failed(row, FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}")
-        return _outcome(row, status, answer)
+        except CallFailed as error:
+            return _failed(row, FailureClass.SERVER_DIED, f"{name}: {error}")
+        return _outcome(row, reply)
 
-    async def _asked(self, name: str, body: bytes) -> tuple[int, bytes]:
+    async def _asked(self, name: str, body: bytes) -> HttpReply:
         """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
         loop = asyncio.get_running_loop()
         until, pauses = loop.time() + self._patience.lost_limit_s, 0
         while True:
             try:
-                async with self._session.post(f"{self._directory.agent(name)}/run", data=body, headers=_JSON) as answer:
-                    return answer.status, await answer.read()
-            except aiohttp.ClientConnectorError:
+                return await self._client.post(f"{self._directory.agent(name)}/run", body)
+            except NoConnection:
                 if loop.time() > until:
                     raise
             await asyncio.sleep(_pause(pauses))
@@ -139,15 +137,15 @@ class RowPlayer:
                 await self._directory.refresh()
 
 
-def _outcome(row: Row, status: int, answer: bytes) -> dict[str, Any]:
+def _outcome(row: Row, reply: HttpReply) -> dict[str, Any]:
     """The result, or the failure it tells of."""
-    if status >= 400:
-        return _labelled(row, run_failure(agent_of(row) or "", status, answer).fields())
+    if reply.status >= 400:
+        return _labelled(row, run_failure(agent_of(row) or "", reply.status, reply.body).fields())
     try:
-        found = orjson.loads(answer)
+        found = reply.json()
     except ValueError:
         found = None
-    shown = answer[:REASON_CHARS].decode(errors="replace")
+    shown = reply.body[:REASON_CHARS].decode(errors="replace")
     if not isinstance(found, dict):
         return _failed(row, FailureClass.BAD_ANSWER, f"not a JSON object: {shown}")
     if not found.get(FAILURE_CLASS):

@@ -6,21 +6,22 @@ Owns: which rollouts, by which server, the new files. Never touches: agents, mod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 from msgspec import Struct
 
+from palestra.gym.collect.concurrently import as_finished
 from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.pairing import Pair, indexed, paired
 from palestra.gym.collect.rows import Key, agent_of, key_of
 from palestra.gym.errors import answer_failure
+from palestra.gym.http_client import CallFailed, HttpClient
 from palestra.gym.records import (
     AGENT_REF,
     FAILURE_CLASS,
@@ -35,7 +36,7 @@ from palestra.types.gym_failures import Failure, FailureClass
 
 UNSUPPORTED = "unsupported"
 ATTEMPTS = 3
-_LIMIT = aiohttp.ClientTimeout(total=1_800)
+LIMIT_S = 1_800.0
 _MARKS = (FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, JUDGE_WORDS)
 
 
@@ -74,8 +75,8 @@ class Regraded(Struct):
 class Grader:
     """Asks the resources server of each row's agent."""
 
-    def __init__(self, session: aiohttp.ClientSession, directory: Directory, gym: Mapping[str, Any]) -> None:
-        self._session = session
+    def __init__(self, client: HttpClient, directory: Directory, gym: Mapping[str, Any]) -> None:
+        self._client = client
         self._urls = directory.urls
         self._servers = {name: found for name, block in gym.items() if (found := _resources_of(block))}
         only = [name for name, kind in directory.kinds.items() if kind == ServerKind.RESOURCES]
@@ -91,9 +92,8 @@ class Grader:
     async def check(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Raises CollectError where a server says that its verdict needs more than the rollout."""
         for name in sorted({self.server_of(row) for row in rows}):
-            async with self._session.get(f"{self._urls[name]}/reverify_mode", timeout=_LIMIT) as answer:
-                mode = await answer.json() if answer.status == 200 else "unknown"
-            if mode == UNSUPPORTED:
+            reply = await self._client.get(f"{self._urls[name]}/reverify_mode", timeout_s=LIMIT_S)
+            if reply.status == 200 and reply.json() == UNSUPPORTED:
                 raise CollectError(f"{name} cannot grade stored rollouts; --force does it all the same, at your risk")
 
     async def grade(self, pair: Pair) -> dict[str, Any]:
@@ -105,19 +105,16 @@ class Grader:
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt)
             try:
-                headers = {"Content-Type": "application/json"}
-                url = f"{self._urls[name]}/verify"
-                async with self._session.post(url, data=body, headers=headers, timeout=_LIMIT) as answer:
-                    text = await answer.read()
-                if answer.status == 200:
-                    return {**result, **orjson.loads(text), **_labels(pair.row)}
-                failure = answer_failure(name, "/verify", answer.status, text)
+                reply = await self._client.post(f"{self._urls[name]}/verify", body, timeout_s=LIMIT_S)
+                if reply.status == 200:
+                    return {**result, **reply.json(), **_labels(pair.row)}
+                failure = answer_failure(name, "/verify", reply.status, reply.body)
                 if failure.is_final:
                     break
             except TimeoutError:
-                failure = Failure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {_LIMIT.total:g} s")
-            except aiohttp.ClientError as error:
-                failure = Failure.of(FailureClass.SERVER_DIED, f"{name}: {type(error).__name__}: {error}")
+                failure = Failure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {LIMIT_S:g} s")
+            except CallFailed as error:
+                failure = Failure.of(FailureClass.SERVER_DIED, f"{name}: {error}")
             except ValueError as error:
                 failure = Failure.of(FailureClass.BAD_ANSWER, f"{name} gave no JSON: {error}")
         return {**pair.result, **failure.fields(), **_labels(pair.row)}
@@ -137,7 +134,11 @@ async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded],
         standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
         if wanted.judge_failed_only:
             standing.kept = _keep(wanted, results, done)
-        async with aclosing(_graded(grader, left, wanted.concurrency)) as all_graded:
+
+        async def graded_pair(pair: Pair) -> tuple[Pair, dict[str, Any]]:
+            return pair, await grader.grade(pair)
+
+        async with aclosing(as_finished(graded_pair, left, wanted.concurrency)) as all_graded:
             async for pair, graded in all_graded:
                 _note(standing, pair, graded, results, failures)
                 told(standing)
@@ -152,25 +153,6 @@ def _note(standing: Regraded, pair: Pair, graded: dict[str, Any], results: Lines
     results.append(graded)
     standing.done += 1
     standing.changed += graded.get("reward") != pair.result.get("reward")
-
-
-async def _graded(
-    grader: Grader, pairs: Sequence[Pair], concurrency: int
-) -> AsyncGenerator[tuple[Pair, dict[str, Any]]]:
-    gate = asyncio.Semaphore(concurrency)
-
-    async def one(pair: Pair) -> tuple[Pair, dict[str, Any]]:
-        async with gate:
-            return pair, await grader.grade(pair)
-
-    tasks = [asyncio.create_task(one(pair)) for pair in pairs]
-    try:
-        for task in asyncio.as_completed(tasks):
-            yield await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _pairs(wanted: Regrading) -> list[Pair]:

@@ -23,6 +23,7 @@ from palestra.gym.errors import BadCall, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CaptureSettings
 from palestra.gym.records import ROLLOUT_NAME, TOKEN_FIELDS, ServerKind
 from palestra.gym.wire import encoded
+from palestra.types.gym import ROUTED_EXPERTS
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +151,8 @@ class Captures:
                 await asyncio.to_thread(self._tokens.mark_incomplete, exchange.rollout_id)
             return
         ids = {key: last[key] for key in TOKEN_FIELDS}
-        if last.get("routed_experts") is not None:
-            ids["routed_experts"] = last["routed_experts"]
+        if last.get(ROUTED_EXPERTS) is not None:
+            ids[ROUTED_EXPERTS] = last[ROUTED_EXPERTS]
         line = {
             "schema_version": SCHEMA_VERSION,
             "rollout_id": exchange.rollout_id,

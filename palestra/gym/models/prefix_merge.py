@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from palestra.gym.records import MASK_SAMPLE, TOKEN_FIELDS
+from palestra.types.gym import ROUTED_EXPERTS
 
 Json = dict[str, Any]
 
@@ -114,6 +115,6 @@ def _chosen(attempts: list[_Call]) -> _Call | None:
 def _items(entry: Mapping[str, Any]) -> list[Json]:
     items = list(entry["output_items"])
     at = entry["token_item_index"]
-    ids = {key: entry[key] for key in (*TOKEN_FIELDS, "routed_experts") if entry.get(key) is not None}
+    ids = {key: entry[key] for key in (*TOKEN_FIELDS, ROUTED_EXPERTS) if entry.get(key) is not None}
     items[at] = items[at] | ids
     return items

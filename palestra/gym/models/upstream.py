@@ -19,10 +19,10 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-import aiohttp
 import orjson
 
 from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
@@ -37,11 +37,9 @@ BESIDE = frozenset({"/tokenize"})
 """Paths that are not below the API's version."""
 BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never
 DOWN_S = 5.0  # a replica that gave no connection is left alone that long
-CONNECT_S = 10.0
 MAX_WAIT_S = 15.0
 MAX_RETRY_AFTER_S = 60.0  # an endpoint that asks for more has to be asked again by the collection
 MAX_ANSWER_BYTES = 1 << 28
-KEEP_ALIVE_S = 15.0
 TRANSPORT_LOG = "NEMO_GYM_VLLM_TRANSPORT_LOG"
 """An environment variable that names a file for every request and answer; to find out what an endpoint really said."""
 DOUBLINGS = 10  # a wait is at its longest by then
@@ -53,38 +51,19 @@ class Replica:
     down_until: float = 0.0
 
 
-@dataclass(slots=True)
-class _Reply:
-    status: int
-    data: bytes
-    retry_after_s: float
-
-
-class _NoConnection(Exception):
-    """Nothing was answered; another replica may be asked at once."""
-
-    def __init__(self, reason: str, *, is_closed: bool = False) -> None:
-        super().__init__(reason)
-        self.is_closed = is_closed
-        """A connection that was there was closed: perhaps an idle one, a moment before it was used again."""
-
-
 class Upstream:
     def __init__(self, urls: list[str], headers: Mapping[str, str], settings: CommonSettings) -> None:
         self.replicas = [Replica(url.rstrip("/")) for url in urls]
         self.counts: Counter[str] = Counter()
         """`calls`, `retries`, `failed`, `affinity_lost` (calls that went elsewhere than their session's replica)."""
-        self._headers = {**headers, "content-type": "application/json"}
+        self._client = HttpClient(timeout_s=settings.request_timeout_s, headers=headers)
         self._settings = settings
         bound = settings.max_concurrent_requests
         self._gate: AbstractAsyncContextManager[Any] = nullcontext() if bound is None else asyncio.Semaphore(bound)
-        self._session: aiohttp.ClientSession | None = None
         self._log = os.environ.get(TRANSPORT_LOG)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
     async def post(self, session_id: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer, a JSON object. Raises PeerFailed, UnreachableServer."""
@@ -96,17 +75,19 @@ class Upstream:
         except Exception:
             self.counts["failed"] += 1
             raise
-        return _parsed(replica.url, path, reply.data)
+        return _parsed(replica.url, path, reply.body)
 
-    async def _tried(self, home: int, path: str, payload: bytes) -> tuple[Replica, _Reply]:
+    async def _tried(self, home: int, path: str, payload: bytes) -> tuple[Replica, HttpReply]:
         attempts, limit = 0, self._settings.max_attempts + len(self.replicas) - 1
         while True:
             replica = self._pick(home, attempts)
             attempts += 1
             try:
                 reply = await self._sent(replica, path, payload)
-            except _NoConnection as e:
-                if attempts > 1 or not e.is_closed:
+            except AnswerTooLarge as e:
+                raise BadAnswer(replica.url, path, str(e), e.beginning) from None
+            except CallFailed as e:  # another replica may be asked at once
+                if attempts > 1 or isinstance(e, NoConnection):  # else perhaps an idle connection was closed just then
                     replica.down_until = monotonic() + DOWN_S
                 if attempts >= limit:
                     reason = f"{e}; {attempts} attempts"
@@ -117,45 +98,25 @@ class Upstream:
                 if 200 <= reply.status < 300:
                     return replica, reply
                 if attempts >= min(limit, _tries(reply.status, limit)):
-                    raise PeerFailed(replica.url, path, reply.status, reply.data, _failure_class(reply.status))
-                wait_s = max(self._backoff(attempts), reply.retry_after_s)
+                    raise PeerFailed(replica.url, path, reply.status, reply.body, _failure_class(reply.status))
+                wait_s = max(self._backoff(attempts), _retry_after(reply.headers.get("retry-after")))
                 if reply.status in AWAY and len(self.replicas) > 1:
                     replica.down_until = monotonic() + DOWN_S
                     wait_s = 0.0 if self._is_any_up() else wait_s
             self.counts["retries"] += 1
             await asyncio.sleep(wait_s)
 
-    async def _sent(self, replica: Replica, path: str, payload: bytes) -> _Reply:
-        timeout_s = self._settings.request_timeout_s
+    async def _sent(self, replica: Replica, path: str, payload: bytes) -> HttpReply:
         try:
-            sent = self._connections().post(_url(replica.url, path), data=payload, allow_redirects=False)
-            async with sent as response:
-                data = await _read(response, replica.url, path)
-                return _Reply(response.status, data, _retry_after(response.headers.get("retry-after")))
-        except aiohttp.ConnectionTimeoutError:
-            raise _NoConnection(f"no connection within {CONNECT_S:g} s") from None
+            return await self._client.post(_url(replica.url, path), payload, max_bytes=MAX_ANSWER_BYTES)
         except TimeoutError:  # it may still be at work: a second attempt would only add to that
             replica.down_until = monotonic() + DOWN_S
-            reason = f"{path} was not answered within {timeout_s:g} s"
+            reason = f"{path} was not answered within {self._settings.request_timeout_s:g} s"
             raise UnreachableServer(replica.url, reason, FailureClass.MODEL_TIMEOUT) from None
-        except (aiohttp.ClientError, OSError, ValueError) as e:
-            is_closed = not isinstance(e, aiohttp.ClientConnectorError)
-            raise _NoConnection(f"{type(e).__name__}: {e}", is_closed=is_closed) from None
 
-    async def _noted(self, replica: Replica, path: str, payload: bytes, reply: _Reply) -> None:
+    async def _noted(self, replica: Replica, path: str, payload: bytes, reply: HttpReply) -> None:
         if self._log is not None:
             await asyncio.to_thread(_append, self._log, replica.url + path, payload, reply)
-
-    def _connections(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout_s, sock_connect=CONNECT_S),
-                headers=self._headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                requote_redirect_url=False,
-            )
-        return self._session
 
     # Which replica
 
@@ -188,9 +149,9 @@ class Upstream:
         return wait_s * random.uniform(0.5, 1.0)
 
 
-def _append(log: str, url: str, payload: bytes, reply: _Reply) -> None:
+def _append(log: str, url: str, payload: bytes, reply: HttpReply) -> None:
     line = {"at": time(), "url": url, "status": reply.status}
-    line |= {"request": payload.decode(), "response": reply.data.decode(errors="replace")}
+    line |= {"request": payload.decode(), "response": reply.body.decode(errors="replace")}
     try:
         with Path(log).open("ab") as file:
             file.write(encoded(line) + b"\n")
@@ -200,18 +161,6 @@ def _append(log: str, url: str, payload: bytes, reply: _Reply) -> None:
 
 def _url(base: str, path: str) -> str:
     return (base.removesuffix("/v1") if path in BESIDE else base) + path
-
-
-async def _read(response: aiohttp.ClientResponse, url: str, path: str) -> bytes:
-    length = response.content_length
-    if length is not None and length <= MAX_ANSWER_BYTES:
-        return await response.read()
-    read = bytearray()
-    async for chunk in response.content.iter_any():
-        read += chunk
-        if len(read) > MAX_ANSWER_BYTES:
-            raise BadAnswer(url, path, f"an answer of more than {MAX_ANSWER_BYTES} bytes", bytes(read[:300]))
-    return bytes(read)
 
 
 def _tries(status: int, limit: int) -> int:

@@ -11,34 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from palestra.chat.responses_output import ECHOED
 from palestra.gym.errors import BadCall, BadReply
 from palestra.gym.records import PARAMS
 
 Item = dict[str, Any]
 
-PARAM_DEFAULTS: dict[str, Any] = dict.fromkeys(
-    [
-        "background",
-        "include",
-        "instructions",
-        "max_output_tokens",
-        "max_tool_calls",
-        "metadata",
-        "model",
-        "previous_response_id",
-        "prompt",
-        "reasoning",
-        "service_tier",
-        "store",
-        "temperature",
-        "text",
-        "top_logprobs",
-        "top_p",
-        "truncation",
-        "user",
-        "stream",
-    ]
-) | {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+PARAM_DEFAULTS: dict[str, Any] = dict.fromkeys([*ECHOED, "include", "model", "store", "stream"]) | {
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
 """Of `responses_create_params`; `input` has none."""
 PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 

@@ -13,8 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from palestra.gym.config import OurSettings, our_settings
-from palestra.gym.errors import ServerStartError
-from palestra.gym.start import BAD_SETTINGS
+from palestra.gym.errors import ServerStartError, WrongServerSettings
+from palestra.gym.start import BAD_CODE, BAD_SETTINGS
 from palestra.gym.supervisor.child import log_to
 from palestra.gym.supervisor.places import NotPlaced, Place, Running
 from palestra.gym.supervisor.plan import Process
@@ -41,7 +41,12 @@ class Ended:
 
     reason: str
     healthy_s: float
-    is_final: bool = False
+    code: int | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Starting it again would not help."""
+        return self.code in (BAD_SETTINGS, BAD_CODE)
 
 
 class Keeper:
@@ -91,7 +96,8 @@ class Keeper:
         self._change(State.FAILED)
         words = self.child.last_words if self.child is not None else ""
         tries = "" if ended.is_final else f" ({failures} times in a row)"
-        return ServerStartError(f"{self.name}: {ended.reason}{tries}; its last words:\n{words or '(none)'}")
+        kind = WrongServerSettings if ended.code == BAD_SETTINGS else ServerStartError
+        return kind(f"{self.name}: {ended.reason}{tries}; its last words:\n{words or '(none)'}")
 
     async def _live(self) -> Ended:
         """One child, from its start to its end or to the moment it is given up as hung."""
@@ -110,7 +116,7 @@ class Keeper:
                 await self.child.kill()
                 return Ended(reason, healthy_s)
             code = ending.result()
-            return Ended(_exit_words(code), healthy_s, is_final=code == BAD_SETTINGS)
+            return Ended(_exit_words(code), healthy_s, code)
         finally:
             watching.cancel()
             ending.cancel()

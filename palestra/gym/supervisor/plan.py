@@ -15,7 +15,7 @@ from palestra.gym.brought import brought_along
 from palestra.gym.config import Ports, to_yaml
 from palestra.gym.errors import ServerStartError
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
-from palestra.gym.roots import STAND_IN
+from palestra.gym.stand_in import STAND_IN, stock_path
 from palestra.gym.start import Start, to_bytes
 from palestra.gym.venvs import interpreter_for, requirements_of
 
@@ -23,6 +23,9 @@ SHARED = "gym"
 """What the process of the shared servers is called."""
 SOCKET_VARIABLE = "PALESTRA_GYM_SOCKET"
 """The descriptor of the listening socket that a server of NeMo Gym's is to use."""
+BOUNDED_HTTP_VARIABLE = "PALESTRA_BOUNDED_HTTP"
+"""The file with our HTTP protocol, which such a server loads without Palestra."""
+BOUNDED_HTTP = Path(__file__).parents[2] / "net" / "bounded_http.py"
 LONGEST_VARIABLE = 128 * 1024 - 1  # Linux: of one string, its name included
 
 
@@ -72,14 +75,14 @@ class Process:
                 f"{server.name}: the merged config has {len(text.encode())} bytes; servers of NeMo Gym's get it in an "
                 f"environment variable, which holds {LONGEST_VARIABLE}. Start fewer servers in one gym"
             )
-        path = [str(STAND_IN), str(folder), str(folder.parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = {
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(one for one in path if one),
+            "PYTHONPATH": stock_path(folder),
             "NEMO_GYM_CONFIG_DICT": text,
             "NEMO_GYM_CONFIG_PATH": server.name,
             "PALESTRA_GYM_SECRET": self.config.secret,
             SOCKET_VARIABLE: str(socket),
+            BOUNDED_HTTP_VARIABLE: str(BOUNDED_HTTP),
         }
         entrypoint = server.settings["entrypoint"]
         more = brought_along(folder / entrypoint)

@@ -22,7 +22,7 @@ from typing import Any, Self
 from palestra.gym.config import Ports, our_settings
 from palestra.gym.config.settings import is_on_ray
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.head import Head, is_loopback
+from palestra.gym.head import head_app, is_loopback
 from palestra.gym.records import GymConfig, ServerInstance
 from palestra.gym.supervisor.keeper import Keeper, State
 from palestra.gym.supervisor.places import Place, ThisMachine
@@ -116,7 +116,7 @@ class Supervisor:
         key = our_settings(self.config.settings).admin_key
         if key is None and not is_loopback(self.config.head_host):
             key = self.made_key = f"tml-{secrets.token_urlsafe(32)}"
-        head = Head(self.config, key, self.instances, lambda: self.is_healthy)
+        head = head_app(self.config, key, self.instances, lambda: self.is_healthy)
         server = HttpServer(head, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         listener = self._ports.socket_of(self.config.head_host, self.config.head_port).dup()
         serving = asyncio.create_task(server.serve([listener]), name="head")

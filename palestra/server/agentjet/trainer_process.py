@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from palestra.server.core.log_files import last_error, last_words, open_log
+from palestra.util import processes
+from palestra.util.log_files import last_error, last_words, open_log
 
 STOP_S = 20.0  # it says goodbye to the server, and saves nothing
 
@@ -30,10 +31,10 @@ class ProcessMark(Struct, frozen=True):
 
 def put_down(mark: ProcessMark) -> None:
     """Of a server that was killed: its child takes leave for some seconds, and holds its run meanwhile."""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+    with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(mark.pid)
         if abs(process.create_time() - mark.born) < 1:  # the clock may have been set a little
-            os.killpg(mark.pid, signal.SIGKILL)
+            processes.signal_group(mark.pid, signal.SIGKILL)
             process.wait(STOP_S)
 
 
@@ -50,14 +51,13 @@ class TrainingProcess:
             environment["TINKER_API_KEY"] = key
         log = await asyncio.to_thread(open_log, log_file)
         with log:
-            process = await asyncio.create_subprocess_exec(
+            process = await processes.spawn(
                 *(sys.executable, "-m", "palestra.cli", "train", *arguments, "--display", "lines", "--with-parent"),
-                stdin=asyncio.subprocess.PIPE,  # closes when we end, however we end: --with-parent
+                stdin=processes.PIPE,
                 stdout=log,
                 stderr=log,
                 cwd=folder,
                 env=environment,
-                start_new_session=True,
             )
         return cls(process, log_file)
 
@@ -76,17 +76,7 @@ class TrainingProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        self._signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            pass
-        self._signal(signal.SIGKILL)  # and whoever is left of its group
-        await self._process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        await processes.stop(self._process, STOP_S)
 
     def last_words(self) -> str:
         """Its own error, or else its last line."""

@@ -9,9 +9,8 @@ takes hours for a text that somebody made for it. So those of the config, and lo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from palestra.config.redaction import Mask
 from palestra.server.broker.mask_child import LENGTH_BYTES, Orders, message
 from palestra.server.core.errors import Refusal
 from palestra.types.timelines import EpisodeTimeline
+from palestra.util.processes import PIPE, kill, spawn
 
 S = TypeVar("S", EpisodeTimeline, list[Any])
 
@@ -59,7 +59,7 @@ class Masking:
 
     async def _asked(self, data: bytes) -> bytes:
         if self._child is None or self._child.returncode is not None:
-            self._child = await asyncio.create_subprocess_exec(sys.executable, "-m", CHILD, stdin=PIPE, stdout=PIPE)
+            self._child = await spawn(sys.executable, "-m", CHILD, stdin=PIPE, stdout=PIPE, stderr=None)
             data = message(msgspec.json.encode(Orders(self._limit_s, self._patterns))) + data
         source, sink = self._child.stdout, self._child.stdin
         assert source is not None
@@ -71,8 +71,5 @@ class Masking:
 
     async def _end(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await asyncio.shield(asyncio.ensure_future(child.wait()))
+        if child is not None:
+            await kill(child)

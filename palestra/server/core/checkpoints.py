@@ -11,6 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from palestra.server.core.errors import Refusal, not_found
@@ -81,6 +82,11 @@ class Checkpoints:
     def folder(self, path: TinkerPath, tag: str) -> Path:
         return self.root / path.model_id.replace(":", "_") / path.kind.value / f"{path.name}@{tag}"
 
+    def _now(self, folder: str) -> str:
+        """Where it is now: the root may have been moved or copied, with the state folder that it is in."""
+        here = self.root.joinpath(*Path(folder).parts[-3:])
+        return str(here) if here.is_dir() else folder
+
     # Finding
 
     async def find(self, path: TinkerPath, owner: str, *, own: bool = False) -> Checkpoint:
@@ -94,7 +100,7 @@ class Checkpoints:
             or (found.expires_at is not None and found.expires_at <= time.time())
         ):
             raise not_found("checkpoint", str(path))
-        return found
+        return msgspec.structs.replace(found, folder=self._now(found.folder))
 
     async def delete(self, path: TinkerPath, owner: str) -> None:
         await self.find(path, owner, own=True)
@@ -110,6 +116,7 @@ class Checkpoints:
             await self._store.write(lambda c, key=expired.key: rows.delete_checkpoint(c, key))
         needed = to_load | await self._store.read(rows.checkpoint_folders)
         needed |= {s.folder for s in await self._store.read(live_samplers) if s.folder is not None}
+        needed = {self._now(folder) for folder in needed}
         for folder in await asyncio.to_thread(self._folders):
             if folder in needed:
                 self._doomed.pop(folder, None)

@@ -21,10 +21,12 @@ import structlog
 
 from palestra import __version__
 from palestra.server.core.link import Heard, Link
-from palestra.server.core.log_files import last_error, last_words, open_log
 from palestra.server.core.watchdog import Ending, Patience, Watchdog
 from palestra.store.failing import Failing
 from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
+from palestra.util.files import replacing
+from palestra.util.log_files import last_error, last_words, open_log
+from palestra.util.processes import spawn_blocking
 
 log = structlog.get_logger()
 
@@ -189,21 +191,13 @@ class Worker:
             environment["OMP_NUM_THREADS"] = str(self.config.threads)
         with open_log(self._log_file) as out:
             self._log_start = out.tell()
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "palestra.engine"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            self._child = spawn_blocking([sys.executable, "-m", "palestra.engine"], env=environment, output=out)
         self._pid, self._worker_id = self._child.pid, ""
         created = psutil.Process(self._pid).create_time()
         config = msgspec.to_builtins(self.config)
         facts = {"pid": self._pid, "created": created, "version": __version__, "config": config}
-        partial = self._pid_file.with_suffix(".partial")
-        partial.write_text(json.dumps(facts))
-        partial.rename(self._pid_file)
+        with replacing(self._pid_file) as file:
+            file.write(json.dumps(facts).encode())
         self._watchdog.on_spawn()
 
     def _try_spawn(self) -> bool:

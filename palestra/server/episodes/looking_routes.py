@@ -9,11 +9,11 @@ from fastapi.responses import StreamingResponse
 
 from palestra.episodes.search import Search
 from palestra.server.core.errors import Refusal
-from palestra.server.episodes import wire as w
 from palestra.server.episodes.routes import PREFIX, Number
 from palestra.server.http.episode_access import EpisodesNow, Trainer
 from palestra.server.http.json_records import json_response
 from palestra.server.http.openapi import LINES, Responses, answer_of
+from palestra.types import episode_wire as w
 from palestra.types.episodes import EpisodeInfo, EpisodeState
 from palestra.types.timelines import EpisodeTimeline
 

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from palestra.server.broker.claims import Claim
 from palestra.server.core.errors import Refusal
-from palestra.server.episodes import wire as w
 from palestra.server.episodes.routes import PREFIX
 from palestra.server.http.connection import while_connected
 from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, endpoint, holder, speaker
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
+from palestra.types import episode_wire as w
 from palestra.types.episodes import ClaimRequest
 
 MAX_AT_ONCE = 4096  # leases that one call speaks of

@@ -15,11 +15,11 @@ from palestra.server.broker.deliveries import Reading
 from palestra.server.broker.service import Episodes
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError, Refusal
-from palestra.server.episodes import wire as w
 from palestra.server.http.connection import while_connected
 from palestra.server.http.episode_access import EpisodesNow, Trainer
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
+from palestra.types import episode_wire as w
 from palestra.types.episodes import RunInfo
 
 PREFIX = "/episodes/v1"

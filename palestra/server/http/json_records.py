@@ -6,7 +6,6 @@ Owns: reading, unknown names, nesting. Never touches: what the values may be.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -20,6 +19,7 @@ from msgspec import inspect
 from palestra.server.core.errors import Refusal
 from palestra.server.core.wire_errors import shown
 from palestra.server.http.body import read_body
+from palestra.util.suggest import did_you_mean
 
 T = TypeVar("T")
 
@@ -137,8 +137,7 @@ def _at(where: str, name: str) -> str:
 
 
 def _unknown(where: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name[:64], known, 1, 0.5)
-    return f"{where}: unknown field; " + (f"did you mean: {near[0]}?" if near else f"there are: {', '.join(known)}")
+    return f"{where}: unknown field; {did_you_mean(name, known)}"
 
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)

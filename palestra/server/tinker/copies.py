@@ -30,6 +30,7 @@ from palestra.store import models as model_rows
 from palestra.store import sessions as session_rows
 from palestra.store.errors import CheckpointExists
 from palestra.store.records import Checkpoint, Model, ModelStatus, Session, SessionStatus
+from palestra.util.files import sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +100,9 @@ def _share_files(source: str, folder: Path) -> None:
             os.link(file, target)
         except OSError:  # no links on this file system, or too many of this file
             shutil.copyfile(file, target)
-            _sync(target)
+            sync(target)
     for directory in (*(p for p in folder.rglob("*") if p.is_dir()), folder, *list(folder.parents)[:2]):
-        _sync(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(directory)
 
 
 def _write(conn: Connection, copy: Copy, original: Checkpoint, owner: str, folder: str) -> Checkpoint:

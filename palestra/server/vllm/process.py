@@ -6,18 +6,17 @@ Owns: the process, its port, its log. Never touches: what it is asked; starting 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import secrets
-import signal
 import socket
 from pathlib import Path
 
 from palestra.config.serve import ModelConfig
-from palestra.server.core.log_files import last_lines, last_words, open_log
 from palestra.server.vllm.probe import TARGETS
 from palestra.types.engine import ModelCard
+from palestra.util import processes
+from palestra.util.log_files import last_lines, last_words, open_log
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_S = 15.0
@@ -43,16 +42,11 @@ class VllmProcess:
         self.url = f"http://127.0.0.1:{port}"
         with open_log(self.log_file) as out:
             self._said_before = out.seek(0, os.SEEK_END)
-            self._process = await asyncio.create_subprocess_exec(
-                str(self._model.vllm.python),
-                str(LAUNCHER),
-                str(os.getpid()),
-                *self._arguments(card, port),
-                stdin=asyncio.subprocess.DEVNULL,
+            self._process = await processes.spawn(
+                *(str(self._model.vllm.python), LAUNCHER, str(os.getpid()), *self._arguments(card, port)),
                 stdout=out,
                 stderr=out,
                 env=self._environment(),
-                start_new_session=True,
             )
 
     def _arguments(self, card: ModelCard, port: int) -> list[str]:
@@ -83,18 +77,8 @@ class VllmProcess:
 
     async def stop(self) -> None:
         """It and its children; the latter also when it is dead already."""
-        if self._process is None:
-            return
-        if self.is_alive:
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await self._process.wait()
-            except TimeoutError:
-                pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        if self._process is not None:
+            await processes.stop(self._process, STOP_S)
 
     @property
     def last_lines(self) -> str:

@@ -9,7 +9,6 @@ prefer: `{"prompt": ..., "chosen": ..., "rejected": ...}`. A prompt is text (the
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from palestra.types.rollouts import Message
+from palestra.util.suggest import did_you_mean
 
 T = TypeVar("T")
 
@@ -118,8 +118,7 @@ def _check_message(message: Any, where: str) -> None:
         raise DataError(f"{where} should be an object with role and content, is {_shown(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        near = difflib.get_close_matches(str(role), ROLES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ROLES)}"
+        hint = did_you_mean(role, ROLES)
         raise DataError(f"{where}: unknown role {_shown(role)}; {hint}")
     is_call = content is None and role == "assistant" and message.get("tool_calls")
     if not is_call and not isinstance(content, str | list):

@@ -6,7 +6,6 @@ Owns: the order of the steps of a run, and what is written when. Never touches: 
 from __future__ import annotations
 
 import asyncio
-import difflib
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from palestra.training.rollouts.streaming import StreamingCollector
 from palestra.training.session import Session
 from palestra.training.state import RunState
 from palestra.types.rollouts import Branch, Group
+from palestra.util.suggest import did_you_mean
 
 BASE_SAMPLE = 16
 """Rows of a step that the base model is asked about when only the report wants to know."""
@@ -207,8 +207,7 @@ class GrpoLoop:
 def should_stop(rule: EarlyStop, metrics: dict[str, float], state: RunState) -> bool:
     value = metrics.get(rule.metric)
     if value is None:
-        near = difflib.get_close_matches(rule.metric, metrics, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(metrics))}"
+        hint = did_you_mean(rule.metric, sorted(metrics))
         raise TrainingError(f"early_stop.metric: an evaluation has no {rule.metric!r}; {hint}")
     if state.best is None or value > state.best:
         state.best, state.evaluations_since_best = value, 0

@@ -19,7 +19,7 @@ from palestra.training.loops.grpo import GrpoLoop, Parts
 from palestra.training.rollouts.episode_run import EpisodeRun
 from palestra.training.rollouts.gym_player import open_gym_players
 from palestra.training.rollouts.local import open_source
-from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.play import RolloutSettings
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.session import Session

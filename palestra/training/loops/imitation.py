@@ -14,10 +14,10 @@ from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.runs.record_files import replacing
 from palestra.training.batches.conversations import DataError, Rows, conversation_of
 from palestra.training.listener import Listener, Silence
 from palestra.training.loops.sft import check_sft
+from palestra.util.files import replacing
 
 IMITATION = "imitation"
 """The folder of the SFT run, in the run's own."""

@@ -1,27 +1,23 @@
 """One episode of the server's, played with an environment: by the trainer itself, or by `palestra episode play`.
 
-Owns: the turns of an episode, its time, what its result says. Never touches: claiming and leases; tokens, which the
-server keeps.
+Owns: chat calls for its turns, what its result says. Never touches: the loop (`play`), claiming and leases; tokens,
+which the server keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from palestra.environments.errors import EnvironmentFailure, UnknownEnvironment
-from palestra.environments.session import EnvSession
+from palestra.environments.errors import UnknownEnvironment
 from palestra.episodes import AsyncEpisode, EpisodeError, EpisodeResult
-from palestra.training.rollouts.episode_calls import Answer, CallRefused, ModelCalls
+from palestra.training.rollouts.episode_calls import CallRefused, ModelCalls
 from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED
-from palestra.training.rollouts.player import CHANGED_HISTORY, Environments, RolloutSettings, stop_after
-from palestra.training.rollouts.stopwatch import OutOfTime, Stopwatch
+from palestra.training.rollouts.play import Ended, Environments, Played, RolloutSettings, Said, play
+from palestra.training.rollouts.stopwatch import Stopwatch
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Message, RolloutStop
-
-T = TypeVar("T")
 
 LARGEST_TRANSCRIPT = 256 * 1024
 """Bytes of the conversation in a result, which may have 1 MiB. A longer one is read off the tokens."""
@@ -60,126 +56,82 @@ class EnvironmentPlayer:
             if self._on_unknown is not None:
                 self._on_unknown(str(error))
             return None
-        game = Game(episode, session, settings_of(episode.tags, self._settings))
+        settings = settings_of(episode.tags, self._settings)
         try:
             async with ModelCalls(episode) as calls:
-                await game.play(calls)
-            return await game.result()
+                speaker = ChatSpeaker(episode, calls, settings)
+                played = await play(session, episode.task, speaker, settings.timeout_s)
+            return _result(played, speaker.messages, await session.metrics())
         finally:
             await session.close()
 
 
-class _Over(Exception):
-    def __init__(self, stop: RolloutStop, error: str = "") -> None:
-        self.stop, self.error = stop, error
+class ChatSpeaker:
+    """Speaks by chat calls at the server, which keeps the tokens."""
 
-
-class Game:
-    def __init__(self, episode: AsyncEpisode, session: EnvSession, settings: RolloutSettings) -> None:
-        self._episode, self._session, self._settings = episode, session, settings
-        self._messages: list[Message] = []
-        self._rewards: list[float] = []
+    def __init__(self, episode: AsyncEpisode, calls: ModelCalls, settings: RolloutSettings) -> None:
+        self._episode, self._calls, self._settings = episode, calls, settings
+        self.messages: list[Message] = []
         self._used = 0
         """Tokens of the conversation so far."""
-        self._is_ungraded = False
-        self._watch = Stopwatch(settings.timeout_s)
-        self._over = _Over(RolloutStop.DONE)
 
-    async def play(self, calls: ModelCalls) -> None:
-        """Raises what ends the attempt without a result: EpisodeClientError, where the server will not take one."""
-        try:
-            await self._begin()
-            while True:
-                answer = await self._draw(calls)
-                await self._step(answer)
-        except _Over as over:
-            self._over = over
-            await self._settle()
+    def begin(self, messages: Sequence[Message]) -> None:
+        self.messages = list(messages)
 
-    async def result(self) -> EpisodeResult:
-        stop, error = self._over.stop, self._over.error
-        if self._is_ungraded or not (self._rewards or stop.is_failure):
-            reason = error or "its environment gave no reward"
-            failure = EpisodeError(type=stop if stop.is_failure else UNGRADED, message=reason)
-        else:
-            failure = EpisodeError(type=stop, message=error) if stop.is_failure else None
-        return EpisodeResult(
-            reward=None if failure else sum(self._rewards),
-            step_rewards=self._rewards,
-            metrics=await self._session.metrics(),
-            metadata={STOP: stop, **self._transcript()},
-            error=failure,
-        )
-
-    async def _begin(self) -> None:
-        try:
-            self._messages = list(await self._timed(self._session.init(self._episode.task.prompt)))
-        except EnvironmentFailure as error:
-            raise _Over(RolloutStop.ENV_INIT_FAILED, str(error)) from None
-
-    async def _draw(self, calls: ModelCalls) -> Answer:
+    async def speak(self, turn: int, watch: Stopwatch) -> Said:
+        """Raises EpisodeClientError where the attempt is over and the server will not take a result."""
         settings = self._settings
-        options = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k}
         room = max(1, settings.max_context - self._used)
         try:
-            answer = await calls.chat(
-                self._messages,
-                self._watch.left_s,
+            answer = await self._calls.chat(
+                self.messages,
+                watch.left_s,
                 max_tokens=min(settings.max_tokens, room),
-                seed=derive_seed(self._episode.seed, len(self._rewards)),
-                **options,
+                seed=derive_seed(self._episode.seed, turn),
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
             )
         except CallRefused as error:
-            stop = RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED
-            raise _Over(stop, str(error)) from None
+            raise Ended(RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED, error) from None
         except TimeoutError:
-            raise _Over(RolloutStop.TIMEOUT, str(self._watch.over())) from None
-        self._watch.spent_s += answer.seconds
-        self._messages.append(answer.message)
+            raise Ended(RolloutStop.TIMEOUT, watch.over()) from None
+        watch.spent_s += answer.seconds
+        self.messages.append(answer.message)
         self._used = answer.tokens
-        return answer
+        return Said(answer.text, answer.stop)
 
-    async def _step(self, answer: Answer) -> None:
-        try:
-            result = await self._timed(self._session.step(answer.text))
-        except EnvironmentFailure as error:
-            raise _Over(RolloutStop.ENV_FAILED, str(error)) from None
-        self._rewards.append(result.reward or 0.0)
-        self._is_ungraded |= result.reward is None
-        self._messages += result.observations
-        if stop := stop_after(result, answer.stop, len(self._rewards), self._session.max_turns):
-            raise _Over(stop)
-        if (history := result.metadata.get(CHANGED_HISTORY)) is not None:
-            self._messages = list(history)
-        if self._used >= self._settings.max_context:
-            limit = self._settings.max_context
-            raise _Over(
-                RolloutStop.CONTEXT, f"{self._used} tokens: no room for a turn in {limit} (rollout.max_context)"
-            )
+    def hear(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
 
-    async def _settle(self) -> None:
-        """Where we end the episode and not the environment: what it is worth as it stands."""
-        if self._over.stop.is_failure or not self._rewards:
-            return
-        try:
-            reward = await self._timed(self._session.grade())
-        except EnvironmentFailure as error:
-            self._over = _Over(RolloutStop.ENV_FAILED, str(error))
-        except _Over as late:
-            self._over = late
-        else:
-            self._rewards[-1] += reward or 0.0
-            self._is_ungraded |= reward is None
+    def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
+        if history is not None:
+            self.messages = list(history)
+        limit = self._settings.max_context
+        if self._used >= limit:
+            error = f"{self._used} tokens: no room for a turn in {limit} (rollout.max_context)"
+            raise Ended(RolloutStop.CONTEXT, error)
 
-    def _transcript(self) -> dict[str, list[Message]]:
-        try:
-            is_short = len(msgspec.json.encode(self._messages)) <= LARGEST_TRANSCRIPT
-        except (TypeError, ValueError):
-            is_short = False
-        return {MESSAGES: self._messages} if is_short else {}
 
-    async def _timed(self, work: Awaitable[T]) -> T:
-        try:
-            return await self._watch.run(work)
-        except OutOfTime as late:
-            raise _Over(RolloutStop.TIMEOUT, str(late)) from None
+def _result(played: Played, messages: list[Message], metrics: dict[str, float]) -> EpisodeResult:
+    stop, failure = played.stop, None
+    if played.is_ungraded or not (played.rewards or stop.is_failure):
+        reason = played.error or "its environment gave no reward"
+        failure = EpisodeError(type=stop if stop.is_failure else UNGRADED, message=reason)
+    elif stop.is_failure:
+        failure = EpisodeError(type=stop, message=played.error or "")
+    return EpisodeResult(
+        reward=None if failure else played.reward,
+        step_rewards=played.rewards,
+        metrics=metrics,
+        metadata={STOP: stop, **_transcript(messages)},
+        error=failure,
+    )
+
+
+def _transcript(messages: list[Message]) -> dict[str, list[Message]]:
+    try:
+        is_short = len(msgspec.json.encode(messages)) <= LARGEST_TRANSCRIPT
+    except (TypeError, ValueError):
+        is_short = False
+    return {MESSAGES: messages} if is_short else {}

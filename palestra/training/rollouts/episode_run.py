@@ -25,7 +25,7 @@ from palestra.training.rollouts.episode_names import GroupNames, Identity
 from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
 from palestra.training.rollouts.episode_rollouts import Reader
 from palestra.training.rollouts.episode_source import Desk, EpisodeSource, cancel_groups
-from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.play import RolloutSettings
 from palestra.training.session import Session
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, LeaseRef, WeightPolicy
 

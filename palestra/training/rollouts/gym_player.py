@@ -24,7 +24,7 @@ from palestra.environments.gym_rows import ROW
 from palestra.training.policy import Sampler
 from palestra.training.rollouts.gym_results import fill
 from palestra.training.rollouts.gym_servers import Gym, PolicyAddress, open_gyms
-from palestra.training.rollouts.player import RolloutSettings
+from palestra.training.rollouts.play import RolloutSettings
 from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout
 from palestra.training.rollouts.stopwatch import OutOfTime, Stopwatch
 from palestra.training.session import Session

@@ -5,7 +5,6 @@ Owns: starting them with the run's model as their policy, addresses. Never touch
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +18,7 @@ from palestra.training.aliases import api_key
 from palestra.training.own_process import own_process
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.types.gym import is_gym
+from palestra.util.suggest import did_you_mean
 
 READY = "The gym is ready at "
 KEY_VARIABLE = "PALESTRA_POLICY_KEY"
@@ -64,8 +64,7 @@ class Gym:
         """Its address. Raises LookupError, with the nearest name."""
         if name in self._agents:
             return self._agents[name]
-        near = difflib.get_close_matches(name, self._agents, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(self._agents)) or 'none'}"
+        hint = did_you_mean(name, sorted(self._agents))
         raise LookupError(f"the gym at {self.head} has no agent {name!r}; {hint}")
 
 

@@ -14,7 +14,8 @@ from palestra.training.policy import Sampler
 from palestra.training.rollouts.batched import BatchedRollouts
 from palestra.training.rollouts.crowd import Crowd
 from palestra.training.rollouts.gym_player import GymPlayer
-from palestra.training.rollouts.player import Environments, RolloutSettings, Table, play_rollout
+from palestra.training.rollouts.play import Environments, RolloutSettings
+from palestra.training.rollouts.player import Table, play_rollout
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 

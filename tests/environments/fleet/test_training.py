@@ -24,7 +24,8 @@ from palestra.training.batches.conversations import Rows, conversation_of
 from palestra.training.batches.rows import Drop, build_batch
 from palestra.training.loops.health import environment_metrics, label_metrics
 from palestra.training.rollouts.batched import BatchedRollouts
-from palestra.training.rollouts.player import RolloutSettings, Table, play_rollout
+from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.player import Table, play_rollout
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.environments.fleet.conftest import PUT, call
 from tests.training.records import make_config

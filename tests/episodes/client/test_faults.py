@@ -15,7 +15,8 @@ import pytest
 from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, ServerSilent
 from palestra.episodes.client import api
 from palestra.episodes.client.calls import LONGEST_RETRY_AFTER_S, Calls, Patience, Waiting
-from palestra.episodes.client.transport import Transport
+from palestra.episodes.client.loop_thread import SHARED
+from palestra.types.episode_wire import Runs
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 
 RUNS = Answer(200, {"runs": []})
@@ -76,17 +77,17 @@ def test_nobody_there_is_told_at_once_where_asked_for():
 
 FIRST_ANSWERS = """
 import sys, threading, msgspec
-from palestra.episodes.client import api
+from palestra.types.episode_wire import Claimed
 
 sys.setswitchinterval(1e-6)
 lease = dict(episode_id="e", attempt=1, run="r", group_id="g", index=0, kind="train", seed=1, tags={}, version=0)
 lease |= dict(expires_at=1.0, lease_s=1.0, deadline=None, base_url="", api_key="", model="")
 lease |= dict(task=dict(id="t", environment="e", prompt=[]))
-body, begin = msgspec.json.encode({"leases": [lease]}), threading.Barrier(16)
+body, begin = msgspec.json.encode({"leases": [lease], "retry_after_s": 0.0}), threading.Barrier(16)
 
 def read():
     begin.wait()
-    assert msgspec.json.decode(body, type=api.Claimed).leases[0].episode_id == "e"
+    assert msgspec.json.decode(body, type=Claimed).leases[0].episode_id == "e"
 
 threads = [threading.Thread(target=read) for _ in range(16)]
 for thread in threads: thread.start()
@@ -101,8 +102,8 @@ def test_threads_that_get_their_first_answers_at_once_live_on():
 
 def test_a_server_that_says_nothing_is_asked_again():
     with FaultServer(Hang(), RUNS) as server:
-        calls = Calls(Transport(server.url), None, 5)
-        assert calls.do(api.Call("GET", "/runs", api.RunList, timeout_s=0.05)).runs == []
+        calls = Calls(server.url, None, 5)
+        assert SHARED.wait(calls.do(api.Call("GET", "/runs", Runs, timeout_s=0.05))).runs == []
 
 
 def test_what_is_refused_is_not_asked_again():
@@ -169,7 +170,7 @@ def test_a_server_that_is_away_is_told_once_each_time(caplog):
 
 
 def test_waiting_grows_is_spread_and_does_what_the_server_asks():
-    patience = Patience("http://x", threading.Event(), 1e9)
+    patience = Patience(Calls("http://x"), 1e9)
     delays = [patience.next_delay(Waiting("down")) for _ in range(12)]
     assert 0.1 <= delays[0] <= 0.15
     assert delays[5] > delays[2] > delays[0]
@@ -191,8 +192,7 @@ def test_waiting_grows_is_spread_and_does_what_the_server_asks():
 )
 def test_retry_after_in_every_form(told, least, most):
     with FaultServer(Answer(503, b"", retry_after=told)) as server:
-        calls = Calls(Transport(server.url), None, 0)
-        got = calls._try(calls._begin(api.get_runs(), 0)[1])
+        got = SHARED.wait(Calls(server.url)._try(api.get_runs()))
         assert isinstance(got, Waiting)
         assert least <= got.retry_after_s <= most
 
@@ -243,9 +243,14 @@ def test_a_proxy_is_used_where_the_environment_names_one(monkeypatch):
         assert asked.path == "http://outside.example:8000/episodes/v1/runs"
         assert asked.headers["host"] == "outside.example:8000"
         assert asked.headers["proxy-authorization"] == "Basic YW5uOnMgY3J0"
-        for url in ("http://inside.example", "http://127.0.0.1:8000", "http://localhost"):
-            assert Transport(url)._proxy is None
-        assert Transport("http://outside.example", proxy="")._proxy is None
+        with FaultServer(RUNS) as server:
+            for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
+                with EpisodeClient(url) as client:
+                    assert client.runs() == []
+        for url, given in (("http://inside.example", None), ("http://outside.example", "")):
+            with EpisodeClient(url, proxy=given, retry_s=0) as client, pytest.raises(ServerSilent, match="Errno"):
+                client.runs()
+        assert len(proxy.requests) == 1
 
 
 def test_tls_goes_through_a_proxy_as_a_tunnel():

@@ -39,7 +39,7 @@ def test_beats_go_on_after_some_were_lost_and_tell_all_leases_at_once():
         assert all(seen.body["client_id"] == client.client_id for seen in beats)
         assert all(episode.can_continue for episode in episodes)
         client.end_many([(episode, 1.0) for episode in episodes])
-        until(lambda: client.heartbeat._thread is None)  # nothing to keep, nothing runs
+        until(lambda: client.inner.leases.heartbeat._thread is None)  # nothing to keep, nothing runs
 
 
 def test_a_claim_whose_leases_ran_out_before_it_was_answered_is_made_anew():
@@ -84,7 +84,7 @@ def test_a_result_the_server_is_never_told_leaves_no_lease_behind():
         with pytest.raises(ServerSilent), client.episode() as episode:
             episode.end(1.0)
         assert episode.is_over
-        assert client.heartbeat.clear() == []
+        assert client.inner.leases.heartbeat.clear() == []
 
 
 def test_an_end_that_gets_lost_is_sent_again_as_it_was():

@@ -28,8 +28,8 @@ from palestra.episodes import (
 )
 from palestra.episodes.client import pool
 from palestra.episodes.client.calls import FIRST_DELAY_S, REACH_S
-from palestra.episodes.client.playing import _is_async
-from palestra.episodes.client.transport import CONNECT_S
+from palestra.episodes.client.exchange import CONNECT_S
+from palestra.episodes.client.players import is_async
 from palestra.types.episodes import EpisodeResult
 from tests.episodes.client.conftest import group
 
@@ -234,8 +234,8 @@ def test_async_callables_are_known():
         async def __call__(self, episode):
             return 1.0
 
-    assert _is_async(Agent())
-    assert not _is_async(lambda _: 1.0)
+    assert is_async(Agent())
+    assert not is_async(lambda _: 1.0)
 
 
 def test_a_killed_players_episode_is_played_by_another(arena, client, make_run):

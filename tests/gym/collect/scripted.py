@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 from aiohttp import web
+
+from palestra.gym.http_client import HttpClient
 
 Reply = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
 
@@ -75,7 +76,7 @@ class ScriptedGym:
         return web.json_response(block)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[aiohttp.ClientSession]:
+    async def serving(self) -> AsyncIterator[HttpClient]:
         app = web.Application()
         app.add_routes(
             [
@@ -93,8 +94,8 @@ class ScriptedGym:
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            async with aiohttp.ClientSession() as session:
-                yield session
+            async with HttpClient() as client:
+                yield client
         finally:
             await runner.cleanup()
 

@@ -44,9 +44,9 @@ def regrading(stored: Path, **more: Any) -> Regrading:
 
 
 async def regraded(gym: ScriptedGym, what: Regrading) -> Regraded:
-    async with gym.serving() as session:
-        directory = await Directory.of_head(session, gym.url)
-        return await reverify(what, Grader(session, directory, await directory.settings()))
+    async with gym.serving() as client:
+        directory = await Directory.of_head(client, gym.url)
+        return await reverify(what, Grader(client, directory, await directory.settings()))
 
 
 def test_stored_rollouts_are_graded_again_without_a_model(stored: Path) -> None:

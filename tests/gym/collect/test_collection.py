@@ -42,9 +42,9 @@ def wanted(folder: Path, count: int = 6, **more: Any) -> Wanted:
 
 
 async def collected(gym: ScriptedGym, what: Wanted, told: Callable[[Standing], None] = lambda _: None) -> Standing:
-    async with gym.serving() as session:
-        directory = await Directory.of_head(session, gym.url)
-        return await collect(what, RowPlayer(session, directory, what.patience), await directory.settings(), told)
+    async with gym.serving() as client:
+        directory = await Directory.of_head(client, gym.url)
+        return await collect(what, RowPlayer(client, directory, what.patience), await directory.settings(), told)
 
 
 def keys(path: Path) -> list[tuple[int, int]]:
@@ -291,11 +291,11 @@ def test_a_cancelled_collection_leaves_whole_lines(tmp_path: Path, gym: Scripted
 
 def test_a_server_that_is_away_is_waited_for_and_asked_where_it_is_now(tmp_path: Path, gym: ScriptedGym) -> None:
     async def away() -> Standing:
-        async with gym.serving() as session:
-            directory = await Directory.of_head(session, gym.url)
+        async with gym.serving() as client:
+            directory = await Directory.of_head(client, gym.url)
             directory.urls["player"] = "http://127.0.0.1:1"
             what = wanted(tmp_path)
-            return await collect(what, RowPlayer(session, directory, what.patience), {})
+            return await collect(what, RowPlayer(client, directory, what.patience), {})
 
     assert run(away()).done == 12
 
@@ -309,8 +309,8 @@ def test_an_agent_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path
 
 def test_no_gym_at_all_says_how_to_start_one() -> None:
     async def nobody() -> None:
-        async with ScriptedGym().serving() as session:
-            await Directory.of_head(session, "http://127.0.0.1:1")
+        async with ScriptedGym().serving() as client:
+            await Directory.of_head(client, "http://127.0.0.1:1")
 
     with pytest.raises(CollectError, match="palestra gym run"):
         run(nobody())
@@ -318,9 +318,9 @@ def test_no_gym_at_all_says_how_to_start_one() -> None:
 
 def test_agents_aggregate_light_rows(tmp_path: Path, gym: ScriptedGym) -> None:
     async def metrics() -> list[dict[str, Any]]:
-        async with gym.serving() as session:
-            directory = await Directory.of_head(session, gym.url)
-            return await aggregated(delivered(tmp_path / "out.jsonl"), directory, session)
+        async with gym.serving() as client:
+            directory = await Directory.of_head(client, gym.url)
+            return await aggregated(delivered(tmp_path / "out.jsonl"), directory, client)
 
     run(collected(gym, wanted(tmp_path)))
     entry = run(metrics())[0]

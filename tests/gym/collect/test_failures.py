@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -24,6 +23,7 @@ from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.resuming import progress_of
 from palestra.gym.collect.rows import Expansion
+from palestra.gym.http_client import HttpClient
 from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
 from palestra.types.gym_failures import FailureClass, plain_words
@@ -88,13 +88,13 @@ def write_rows(folder: Path) -> Wanted:
 
 
 async def collected(wanted: Wanted) -> tuple[Standing, list[dict[str, Any]]]:
-    async with Endpoint(reply).serving() as url, aiohttp.ClientSession() as session:
+    async with Endpoint(reply).serving() as url, HttpClient() as client:
         with serving(classes(url), is_shared=False) as gym:
-            directory = Directory(session, url)
+            directory = Directory(client, url)
             directory.urls = {name: one.url for name, one in gym.config.servers.items()}
             directory.kinds = {name: str(one.kind) for name, one in gym.config.servers.items()}
-            standing = await collect(wanted, RowPlayer(session, directory, wanted.patience), {})
-            return standing, await aggregated(delivered(wanted.output), directory, session)
+            standing = await collect(wanted, RowPlayer(client, directory, wanted.patience), {})
+            return standing, await aggregated(delivered(wanted.output), directory, client)
 
 
 def test_every_failure_is_told_by_its_class_and_once_in_rows_metrics_and_profile(

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from palestra.gym.collect.collection import Standing, Wanted, collect
@@ -20,6 +19,7 @@ from palestra.gym.collect.files import read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.http_client import HttpClient
 from palestra.gym.supervisor import Supervisor
 from tests.gym.collect.conftest import MCQA, write_rows
 
@@ -52,9 +52,9 @@ async def collected(
         concurrency=32,
         patience=patience or Patience(),
     )
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        directory = await Directory.of_head(session, running.head_url)
-        return await collect(wanted, RowPlayer(session, directory, wanted.patience), await directory.settings(), told)
+    async with HttpClient() as client:
+        directory = await Directory.of_head(client, running.head_url)
+        return await collect(wanted, RowPlayer(client, directory, wanted.patience), await directory.settings(), told)
 
 
 def check_delivered(rows: Path, count: int) -> None:

@@ -60,7 +60,20 @@ def test_a_gym_ends_with_all_its_unknown_keys(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "palestra.cli", "gym", "run", "-c", "resources_servers/mcqa/configs/mcqa.yaml"]
     command += ["-c", MODEL, *(f"{key}={value}" for key, value in POLICY.items()), "head_server.port=0", *wrong]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     told = done.stderr.partition("error: ")[2]
     assert "mcqa.resources_servers.mcqa.prot: unknown setting\n  did you mean: port?" in told
     assert "policy_model.responses_api_models.vllm_model.modl: unknown setting\n  did you mean: model" in told
+
+
+@pytest.mark.e2e
+def test_code_that_cannot_be_loaded_is_no_mistake_of_the_config(tmp_path: Path) -> None:
+    gym = [sys.executable, "-m", "palestra.cli", "gym"]
+    subprocess.run([*gym, "new", "broken"], cwd=tmp_path, capture_output=True, timeout=100, check=True)
+    (tmp_path / "resources_servers/broken/app.py").write_text("import nothing_of_that_name\n")
+    command = [*gym, "run", "-c", "resources_servers/broken/configs/broken.yaml", "-c", MODEL, "head_server.port=0"]
+    command += [f"{key}={value}" for key, value in POLICY.items()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "No module named 'nothing_of_that_name'" in done.stderr
+    assert "starting it again" not in done.stderr

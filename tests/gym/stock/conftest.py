@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -21,6 +20,7 @@ from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion
 from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.http_client import HttpClient
 from palestra.gym.supervisor import Supervisor
 from tests.gym.stock.upstream import complete
 
@@ -97,9 +97,9 @@ class StockGym:
         )
 
         async def play() -> Standing:
-            async with aiohttp.ClientSession() as session:
-                directory = await Directory.of_head(session, self.supervisor.head_url)
-                player = RowPlayer(session, directory, wanted.patience)
+            async with HttpClient() as client:
+                directory = await Directory.of_head(client, self.supervisor.head_url)
+                player = RowPlayer(client, directory, wanted.patience)
                 return await collect(wanted, player, await directory.settings(), told)
 
         return self.run(play())

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from palestra.gym.code_imports import STOCK_PACKAGE, imports_of, parsed
 from palestra.gym.records import ServerKind
-from palestra.gym.roots import STAND_IN
-from palestra.gym.stand_in import missing_names
+from palestra.gym.stand_in import STAND_IN, missing_names
 
 BASES = {
     ServerKind.RESOURCES: ("SimpleResourcesServer", "BaseResourcesServerConfig"),

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from palestra.gym.supervisor.plan import STAND_IN
+from palestra.gym.stand_in import STAND_IN
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from palestra.cli import main
 from palestra.gym.config import GymSources, load_gym
 from palestra.gym.errors import GymConfigError
-from palestra.gym.roots import STAND_IN
-from palestra.gym.stand_in import missing_names, stand_in_names
+from palestra.gym.stand_in import STAND_IN, missing_names, stand_in_names
 from tests.gym.stock.conftest import FOLDERS
 
 APP = """

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.gym.metrics import aggregate, highest_k, pass_metrics, subset_metrics
-from palestra.gym.supervisor.plan import STAND_IN
+from palestra.gym.stand_in import STAND_IN
 
 SCORES = st.sampled_from([0, 1, 0.0, 1.0, 0.25])
 ROLLOUT = st.fixed_dictionaries(

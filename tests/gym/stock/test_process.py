@@ -18,7 +18,7 @@ from aiohttp import web
 
 from palestra.gym.brought import brought_along
 from palestra.gym.collect.collection import Standing
-from palestra.gym.supervisor.plan import STAND_IN
+from palestra.gym.stand_in import STAND_IN
 from tests.gym.control.test_venvs import wheel
 from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
 from tests.gym.stock.upstream import complete

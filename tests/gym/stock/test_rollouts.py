@@ -6,7 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from palestra.gym.collect import playing
@@ -14,6 +13,7 @@ from palestra.gym.collect.aggregating import aggregated
 from palestra.gym.collect.collection import Standing, delivered
 from palestra.gym.collect.directory import Directory
 from palestra.gym.collect.files import read_lines
+from palestra.gym.http_client import HttpClient
 from tests.gym.stock.conftest import StockGym, adding, row_of
 
 
@@ -35,9 +35,9 @@ def test_its_own_metrics_are_asked_of_it(gym: StockGym, tmp_path: Path) -> None:
     gym.collected(tmp_path, "tally_agent", rows, repeats=2)
 
     async def asked() -> list[dict]:
-        async with aiohttp.ClientSession() as session:
-            directory = await Directory.of_head(session, gym.supervisor.head_url)
-            return await aggregated(delivered(tmp_path / "out.jsonl"), directory, session)
+        async with HttpClient() as client:
+            directory = await Directory.of_head(client, gym.supervisor.head_url)
+            return await aggregated(delivered(tmp_path / "out.jsonl"), directory, client)
 
     (told,) = gym.run(asked())
     assert told["key_metrics"] == {"pass@2/accuracy": 50.0}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from palestra.gym.supervisor.plan import STAND_IN
+from palestra.gym.stand_in import STAND_IN
 
 IDS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 

@@ -80,7 +80,7 @@ class Caller:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
     """One for all tests here that kill nothing of it but its engines."""
-    flags, folder = ("--tinkerscript",), tmp_path_factory.mktemp("engine")
+    flags, folder = ("--agentjet",), tmp_path_factory.mktemp("engine")
     server = _make(folder, "tinkerscript.port=0", flags=flags, require_key="always")
     with server:
         server.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.server.agentjet.trainer import Engine, EngineRefusal
+from palestra.server.agentjet.trainer import AgentJetTrainer, EngineRefusal
 from palestra.server.agentjet.trainer_book import EngineBook, EngineRecord
 from palestra.server.agentjet.trainer_status import FED_S, has_begun, why_not
 from palestra.server.broker.service import Episodes
@@ -60,7 +60,7 @@ class Trainer:
 
 @dataclass
 class World:
-    engine: Engine
+    engine: AgentJetTrainer
     episodes: Episodes
     store: Store
     now: list[float] = field(default_factory=lambda: [0.0])
@@ -79,7 +79,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
     config, now = ServeConfig(state=folder, models=[model]), [0.0]
     store = Store.open(config.database)
     episodes = Episodes(store, config.episodes, Observer(Metrics()), "secret")
-    engine = Engine(config, store, episodes.broker, clock=lambda: now[0])
+    engine = AgentJetTrainer(config, store, episodes.broker, clock=lambda: now[0])
     try:
         async with episodes.running(), engine.running():
             yield World(engine, episodes, store, now)

@@ -21,9 +21,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeApiError, EpisodeClient
-from palestra.episodes.client.listening import ListenError
-from palestra.episodes.client.run import Run
+from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeApiError, EpisodeClient, ListenError, Run
 from palestra.server.agentjet.results import AT_ONCE
 from palestra.server.broker.push_addresses import check_address
 from palestra.server.broker.push_line import Line

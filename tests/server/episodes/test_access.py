@@ -84,7 +84,7 @@ def test_without_a_key_there_is_nothing(alice: Api) -> None:
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("claim", {"claim_id": "x"}, "client_id: it is missing"),
-    ("claim", {"client_id": "a", "claim_id": "b", "max": 2}, "max: unknown field; did you mean: max_n?"),
+    ("claim", {"client_id": "a", "claim_id": "b", "max": 2}, "max: unknown field; did you mean max_n?"),
     ("claim", {"client_id": "a", "claim_id": "b", "max_n": "2"}, "max_n: expected int, got str"),
     ("claim", {"client_id": "a", "claim_id": "b", "max_n": 1000}, "max_n: 1 to 256 is allowed, found 1000"),
     ("claim", {"client_id": "a b", "claim_id": "b"}, "client_id: 1 to 128 of"),
@@ -95,7 +95,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("end", {"client_id": "a", "ends": [{"episode_id": "e", "result": {}}]}, "ends[0].attempt: it is missing"),
     ("end", {"ends": []}, "client_id: it is missing"),
     ("heartbeat", {"client_id": "a", "leases": [{}] * 5000}, "leases[0].episode_id: it is missing"),
-    ("requeue", {"episode_id": []}, "episode_id: unknown field; did you mean: episode_ids?"),
+    ("requeue", {"episode_id": []}, "episode_id: unknown field; did you mean episode_ids?"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_group_is_told_what_is_wrong(alice: Api) -> None:
     for wrong, detail in (
         (group(size=0), "size: 1 or more"),
         (group(count=0), "count: at least size"),
-        (group(on_los="drop"), "groups[0].on_los: unknown field; did you mean: on_loss?"),
+        (group(on_los="drop"), "groups[0].on_los: unknown field; did you mean on_loss?"),
         (group() | {"task": {"id": "x"}}, "task.environment: it is missing"),
         (group(seeds=[1, 2]), "seeds: at most one"),
         (group(tags={"a": 1}), "expected str, got int"),

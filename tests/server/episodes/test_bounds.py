@@ -105,7 +105,7 @@ def test_bounds_that_make_no_sense_are_refused(alice: Api) -> None:
         ({"max_tokens": 0}, "max_tokens: 1 or more"),
         ({"max_n": 0}, "max_n: 1 or more"),
         ({"outside": "ignore"}, "none of refuse, clamp"),
-        ({"max_temprature": 1.0}, "did you mean: max_temperature?"),
+        ({"max_temprature": 1.0}, "did you mean max_temperature?"),
     ):
         answer = alice.send("PUT", f"runs/{alice.run}", {"settings": {"sampling": bounds}})
         assert (answer.status_code, words in answer.json()["detail"]) == (400, True), answer.text

@@ -63,7 +63,7 @@ def test_a_cycle_with_or_without_a_proxy(alice: Api, worker: Api, headers: dict[
         (
             "end",
             {"client_id": "c", "ends": [{"episode_id": "e", "attempt": 1, "result": {"rewards": 1}}]},
-            "ends[0].result.rewards: unknown field; did you mean: reward?",
+            "ends[0].result.rewards: unknown field; did you mean reward?",
         ),
         (
             "end",

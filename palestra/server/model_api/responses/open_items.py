@@ -8,16 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from palestra.chat.responses_output import call_item, message_item, new_id, reasoning_item, summary_part, text_part
 from palestra.server.model_api.chat.events import ToolCall
-from palestra.server.model_api.responses.answer import (
-    Item,
-    call_item,
-    message_item,
-    new_id,
-    reasoning_item,
-    summary_part,
-    text_part,
-)
+from palestra.server.model_api.responses.answer import Item
 
 IN_PROGRESS = "in_progress"
 
@@ -49,7 +42,7 @@ class OpenReasoning:
         self._at = {"item_id": self._id, "output_index": index, "summary_index": 0}
 
     def begin(self) -> Iterator[Told]:
-        yield _added(self.index, reasoning_item(self._id, None))
+        yield _added(self.index, reasoning_item(self._id, []))
         yield Told("reasoning_summary_part.added", self._at | {"part": summary_part("")})
 
     def more(self, text: str) -> Iterator[Told]:
@@ -62,7 +55,7 @@ class OpenReasoning:
         yield Told("reasoning_summary_part.done", self._at | {"part": summary_part(self._text)})
 
     def item(self) -> Item:
-        return reasoning_item(self._id, self._text)
+        return reasoning_item(self._id, [self._text])
 
 
 class OpenMessage:
@@ -73,7 +66,7 @@ class OpenMessage:
         self.status = IN_PROGRESS
 
     def begin(self) -> Iterator[Told]:
-        yield _added(self.index, message_item(self._id, None, [], IN_PROGRESS))
+        yield _added(self.index, message_item(self._id, [], IN_PROGRESS))
         yield Told("content_part.added", self._at | {"part": text_part("", [])})
 
     def more(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Told]:
@@ -86,7 +79,7 @@ class OpenMessage:
         yield Told("content_part.done", self._at | {"part": text_part(self._text, self.logprobs)})
 
     def item(self) -> Item:
-        return message_item(self._id, self._text, self.logprobs, self.status)
+        return message_item(self._id, [text_part(self._text, self.logprobs)], self.status)
 
 
 class OpenCall:
@@ -97,7 +90,7 @@ class OpenCall:
         self._at = {"item_id": call.id, "output_index": index}
 
     def begin(self) -> Iterator[Told]:
-        yield _added(self.index, call_item(self._call, arguments="", status=IN_PROGRESS))
+        yield _added(self.index, call_item(self._call.id, self._call.name, "", IN_PROGRESS))
         yield Told("function_call_arguments.delta", self._at | {"delta": self._call.arguments})
 
     def end(self) -> Iterator[Told]:
@@ -105,7 +98,7 @@ class OpenCall:
         yield Told("function_call_arguments.done", self._at | said)
 
     def item(self) -> Item:
-        return call_item(self._call)
+        return call_item(self._call.id, self._call.name, self._call.arguments)
 
 
 def _added(index: int, item: Item) -> Told:

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from palestra.chat.responses_input import ChatDialect, chat_format, chat_tool_choice, chat_tools
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid, parse_fields
-from palestra.server.model_api.responses.items import read_input
+from palestra.server.model_api.responses.items import read_input, with_places
 from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
 
 CLEAR = "reasoning.encrypted_content"
@@ -35,7 +36,7 @@ NOT_OF_FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "allowed_callers": (["direct"],),
 }
 """What OpenAI's functions can be and ours cannot, with the values that ask for nothing."""
-NOT_SHOWN = ("type", *NOT_OF_FUNCTIONS)
+FORMATS = ("text", "json_object", "json_schema")
 _ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
@@ -89,35 +90,15 @@ def _tools(call: ResponsesRequest) -> dict[str, Any]:
         if call.tool_choice not in (None, "auto", "none"):
             raise invalid("tool_choice", f"tool_choice: {shown(call.tool_choice)} needs tools")
         return {}
-    return {
-        "tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools)],
-        "tool_choice": _choice(call.tool_choice),
-        "parallel_tool_calls": call.parallel_tool_calls,
-    }
-
-
-def _tool(given: dict[str, Any], place: str) -> dict[str, Any]:
-    """What says nothing is left out: the template shows the rest to the model."""
-    if given.get("type") != "function":
-        detail = f"a tool of type {shown(given.get('type'))} is not here; tools are functions that you run"
-        raise invalid(place, f"{place}: {detail}", code="unsupported")
-    for name, harmless in NOT_OF_FUNCTIONS.items():
-        _only(given, place, name, harmless, "leave it out")
-    function = {key: value for key, value in given.items() if key not in NOT_SHOWN and value not in (None, False)}
-    return {"type": "function", "function": function}
-
-
-def _choice(given: str | dict[str, Any] | None) -> Any:
-    match given:
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-        case dict():
-            detail = f'{shown(given)} is not here; send auto, none, required or {{"type": "function", "name": …}}'
-            raise invalid("tool_choice", f"tool_choice: {detail}", code="unsupported")
-        case _:
-            return given
+    for i, tool in enumerate(call.tools):
+        for name, harmless in NOT_OF_FUNCTIONS.items():
+            _only(tool, f"tools[{i}]", name, harmless, "leave it out")
+    with with_places():
+        return {
+            "tools": chat_tools(call.tools, without=NOT_OF_FUNCTIONS),
+            "tool_choice": chat_tool_choice(call.tool_choice, ChatDialect.OURS),
+            "parallel_tool_calls": call.parallel_tool_calls,
+        }
 
 
 def _format(text: dict[str, Any]) -> dict[str, Any] | None:
@@ -126,12 +107,9 @@ def _format(text: dict[str, Any]) -> dict[str, Any] | None:
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "json_schema":
-        keys = ("name", "description", "schema", "strict")
-        return {"type": kind, "json_schema": {key: given[key] for key in keys if given.get(key) is not None}}
-    if kind not in ("text", "json_object"):
-        raise invalid("text.format", f"text.format: {shown(given)}; its type must be text, json_object or json_schema")
-    return {"type": kind} if kind == "json_object" else None
+    if kind not in FORMATS:
+        raise invalid("text.format", f"text.format: {shown(given)}; its type must be {', '.join(FORMATS)}")
+    return chat_format(given)
 
 
 def _effort(reasoning: dict[str, Any]) -> Any:

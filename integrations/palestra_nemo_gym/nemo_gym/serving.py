@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -38,7 +37,7 @@ ENTRYPOINT_VARIABLE = "IS_NEMO_GYM_FASTAPI_ENTRYPOINT"
 BAD_SETTINGS = 78  # EX_CONFIG: starting it again will not help
 LAST_S = 2.0
 OPEN_FILES = 65_535
-BOUNDED_HTTP = Path(__file__).parents[3] / "net" / "bounded_http.py"
+BOUNDED_HTTP_VARIABLE = "PALESTRA_BOUNDED_HTTP"
 
 
 def is_nemo_gym_fastapi_worker() -> bool:
@@ -136,9 +135,12 @@ def _serve_on(app: Any, listener: socket.socket) -> None:
 
 
 def _bounded_http() -> Any:
-    """Palestra's protocol, from its file: Palestra itself is not installed beside every server. Without httptools
-    uvicorn takes h11, which has bounds of its own."""
-    spec = importlib.util.spec_from_file_location("palestra_bounded_http", BOUNDED_HTTP)
+    """Palestra's protocol, from its file: Palestra itself is not installed beside every server. Without a gym, and
+    without httptools, uvicorn takes h11, which has bounds of its own."""
+    file = os.environ.get(BOUNDED_HTTP_VARIABLE)
+    if file is None:
+        return "h11"
+    spec = importlib.util.spec_from_file_location("palestra_bounded_http", file)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

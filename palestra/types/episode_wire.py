@@ -1,4 +1,4 @@
-"""Bodies and answers of the episode API that are no records of their own. Fields nobody knows are refused."""
+"""Bodies and answers of the episode API that are no records of their own. The server refuses unknown fields."""
 
 from __future__ import annotations
 

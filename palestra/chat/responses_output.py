@@ -1,0 +1,112 @@
+"""An answer as the Responses API writes it: items, and around them the request told back.
+
+Owns: the JSON. Never touches: how an answer came about.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+ECHOED = (
+    *("background", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"),
+    *("prompt", "reasoning", "service_tier", "temperature", "text", "top_logprobs", "top_p", "truncation", "user"),
+)
+"""Fields of a request that its response has too, null where nothing was said."""
+TOOL_FIELDS = ("tool_choice", "parallel_tool_calls", "tools")
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def response_body(
+    request: Mapping[str, Any],
+    *,
+    model: str,
+    status: str,
+    output: Sequence[Json] = (),
+    response_id: str | None = None,
+    created_at: float | None = None,
+    **more: Any,
+) -> Json:
+    """`request` has its `ECHOED` and `TOOL_FIELDS`, as far as they were said."""
+    choice = request.get("tool_choice")
+    return {
+        "id": response_id or new_id("resp"),
+        "object": "response",
+        "created_at": time.time() if created_at is None else created_at,
+        "model": model,
+        "status": status,
+        "output": list(output),
+        "usage": None,
+        "incomplete_details": None,
+        "error": None,
+        "tool_choice": "auto" if choice is None else choice,
+        "parallel_tool_calls": request.get("parallel_tool_calls") is not False,
+        "tools": request.get("tools") or [],
+        **{name: request.get(name) for name in ECHOED},
+        **more,
+    }
+
+
+def ending(reason: str | None) -> Json:
+    """`status` and `incomplete_details`; None: it is whole."""
+    details = None if reason is None else {"reason": reason}
+    return {"status": "completed" if reason is None else "incomplete", "incomplete_details": details}
+
+
+def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | None) -> Json:
+    """What was not counted stays null."""
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "total_tokens": read + written,
+    }
+
+
+# Items
+
+
+def output_items(reasoning: Json | None, message: Json, calls: Iterable[Json], *, has_text: bool) -> list[Json]:
+    """Reasoning, text, calls; an empty text only where there is nothing else."""
+    before = [] if reasoning is None else [reasoning]
+    after = list(calls)
+    said = [message] if has_text or not (before or after) else []
+    return [*before, *said, *after]
+
+
+def reasoning_item(item_id: str, texts: Iterable[str]) -> Json:
+    """The whole of it as a summary: what clients show and send back."""
+    summary = [summary_part(text) for text in texts]
+    return {"id": item_id, "type": "reasoning", "summary": summary, "encrypted_content": None}
+
+
+def summary_part(text: str) -> Json:
+    return {"type": "summary_text", "text": text}
+
+
+def message_item(item_id: str, content: Sequence[Json], status: str = "completed") -> Json:
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": list(content)}
+
+
+def text_part(text: str, logprobs: Sequence[Json] | None = None) -> Json:
+    told = None if logprobs is None else list(logprobs)
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
+
+
+def call_item(call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+    return {
+        "id": call_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }

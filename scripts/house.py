@@ -1,0 +1,116 @@
+"""The house's figures: how large it is, and what it does in more than one way.
+
+make house                      # of the working tree
+make house ARGS="--at v0.1.0"   # beside those of a commit
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOTS = ("palestra", "integrations")
+CLONE_LINES = 8
+"""So many lines in a row, the same but for spaces, are a clone where they stand in two places."""
+HTTP_LIBRARIES = ("aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3")
+SPAWNS = re.compile(r"\b(?:create_subprocess_exec|create_subprocess_shell|Popen)\(")
+
+Sources = Mapping[str, str]
+"""By path."""
+
+
+def in_tree(root: Path) -> Sources:
+    listed = subprocess.run(["git", "ls-files", *ROOTS], cwd=root, capture_output=True, text=True, check=True).stdout
+    return {path: (root / path).read_text() for path in listed.splitlines() if path.endswith(".py")}
+
+
+def at_commit(root: Path, commit: str) -> Sources:
+    packed = subprocess.run(["git", "archive", commit, *ROOTS], cwd=root, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        files = {one.name: archive.extractfile(one) for one in archive if one.name.endswith(".py")}
+    return {path: file.read().decode() for path, file in files.items() if file is not None}
+
+
+def imported(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def circles(sources: Sources) -> int:
+    """Groups of files that import each other, also inside functions and for types alone."""
+    names = {re.sub(r"(?:/__init__)?\.py$", "", path).replace("/", "."): path for path in sources}
+    edges = {name: {one for one in imported(sources[path]) if one in names} - {name} for name, path in names.items()}
+    reached = {name: _reached(name, edges) for name in edges}
+    return len(
+        {frozenset(one for one in found if name in reached[one]) for name, found in reached.items() if name in found}
+    )
+
+
+def _reached(name: str, edges: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    todo = list(edges[name])
+    while todo:
+        one = todo.pop()
+        if one not in seen:
+            seen.add(one)
+            todo += edges[one]
+    return seen
+
+
+def cloned_lines(sources: Sources) -> int:
+    places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
+    for path, source in sources.items():
+        lines = [line.strip() for line in source.splitlines()]
+        kept = [(at, line) for at, line in enumerate(lines) if line and not line.startswith(("#", "import", "from"))]
+        for first in range(len(kept) - CLONE_LINES + 1):
+            window = kept[first : first + CLONE_LINES]
+            places[tuple(line for _, line in window)].append((path, window[0][0]))
+    return len({(path, at) for found in places.values() if len(found) > 1 for path, at in found})
+
+
+def figures(sources: Sources) -> dict[str, float | str]:
+    lines = sum(source.count("\n") for source in sources.values())
+    anys = sum(len(re.findall(r"\bAny\b", source)) for source in sources.values())
+    folders = Counter(str(Path(path).parent) for path in sources)
+    fullest, most = folders.most_common(1)[0]
+    found = {library for source in sources.values() for one in imported(source) for library in HTTP_LIBRARIES
+             if one == library or one.startswith(f"{library}.")}  # fmt: skip
+    return {
+        "lines": lines,
+        "files": len(sources),
+        "most files in a folder": f"{most} ({fullest})",
+        "folders of 25 files or more": sum(count >= 25 for count in folders.values()),
+        "Any in a thousand lines": round(1000 * anys / lines, 1),
+        "lines where a clone begins": cloned_lines(sources),
+        "files that start processes": sum(bool(SPAWNS.search(source)) for source in sources.values()),
+        "files with locks": sum("fcntl.flock" in source for source in sources.values()),
+        "files with difflib": sum("difflib" in source for source in sources.values()),
+        "HTTP client libraries": f"{len(found)} ({', '.join(sorted(found))})",
+        "circles of files": circles(sources),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at", metavar="COMMIT", help="beside it")
+    commit = parser.parse_args().at
+    root = Path(__file__).parents[1]
+    columns = [figures(at_commit(root, commit))] if commit else []
+    columns.append(figures(in_tree(root)))
+    for name in columns[-1]:
+        print(f"{name:<28}", *(f"{column[name]!s:<70}" for column in columns))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
