@@ -35,7 +35,7 @@ class McpFace:
         tool_specs: Callable[[], Sequence[ToolSpec]],
         call_tool: Callable[[Session, str, Any], Awaitable[Any]],
     ) -> None:
-        """Of a server: its name, what it signs tokens with, its sessions, its tools and calling one."""
+        """Takes what it needs of a server: name, signer of tokens, sessions, tools and how to call one."""
         self._name, self._signer, self._states = name, signer, states
         self._tool_specs, self._call_tool = tool_specs, call_tool
         self._prefix = f"mcp__{name}__"
