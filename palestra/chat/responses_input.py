@@ -87,22 +87,16 @@ class _Reader:
         self._turn: _Turn | None = None
         self._last_ids: tuple[Json, Json] | None = None
         """A message and its ids, of the plain dialect."""
-        self._kinds: dict[str, Callable[[Item, Place], None]] = {
-            "message": self._message,
-            "reasoning": self._reasoning,
-            "function_call": self._call,
-            "function_call_output": self._output,
-        }
 
     def read(self, item: Item, place: Place) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "item_reference":
             detail = "nothing is kept under its id; send the item itself"
             raise ItemError(place, detail, field="type", is_unsupported=True, given=kind)
-        if not isinstance(kind, str) or kind not in self._kinds:
-            detail = f"type is {_shown(kind)}, which has no form in a chat; items read here: {', '.join(self._kinds)}"
+        if not isinstance(kind, str) or kind not in _KINDS:
+            detail = f"type is {_shown(kind)}, which has no form in a chat; items read here: {', '.join(_KINDS)}"
             raise ItemError(place, detail, field="type", is_unsupported=True, given=kind)
-        self._kinds[kind](item, place)
+        _KINDS[kind](self, item, place)
         if self._with_ids and (tokens := _tokens(item, place)):
             self._take_ids(tokens, item, place)
 
@@ -185,6 +179,14 @@ class _Reader:
         if self._is_plain and isinstance(output, list):
             output = [_text_part(part, (*place, "output", at)) for at, part in enumerate(output)]
         self.found.append(PlacedMessage({"role": "tool", "tool_call_id": call_id, "content": output}, place))
+
+
+_KINDS: dict[str, Callable[[_Reader, Item, Place], None]] = {
+    "message": _Reader._message,
+    "reasoning": _Reader._reasoning,
+    "function_call": _Reader._call,
+    "function_call_output": _Reader._output,
+}
 
 
 def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDialect) -> list[PlacedMessage]:

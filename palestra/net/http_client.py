@@ -20,12 +20,12 @@ from palestra.net.cookies import cookie_header, cookies_of
 
 if TYPE_CHECKING:
     import aiohttp
+    from multidict import CIMultiDictProxy
 
 NO_HEADERS: Mapping[str, str] = {}
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 15.0  # below the 30 s of the servers: no race for a closing connection
 JSON_TYPE = "application/json"
-JSON_HEADERS = {"Content-Type": JSON_TYPE}
 
 
 class CallFailed(Exception):
@@ -53,14 +53,19 @@ class AnswerTooLarge(CallFailed):
 class HttpReply(Struct, frozen=True):
     status: int
     body: bytes
-    headers: Mapping[str, str]
-    """Names in any case."""
-    cookies: dict[str, str]
-    """Those that it sets."""
+    headers: CIMultiDictProxy[str]
 
     @property
     def content_type(self) -> str:
         return self.headers.get("Content-Type", JSON_TYPE)
+
+    @property
+    def cookies(self) -> dict[str, str]:
+        """Those that it sets."""
+        found: dict[str, str] = {}
+        for header in self.headers.getall("Set-Cookie", ()):
+            found |= cookies_of(header.partition(";")[0])
+        return found
 
     def json(self) -> Any:
         """Raises ValueError."""
@@ -114,7 +119,7 @@ class HttpClient:
         max_bytes: int | None = None,
     ) -> HttpReply:
         """JSON. Redirects are not followed: they would lead where nobody pointed. Raises CallFailed, TimeoutError."""
-        headers = {**JSON_HEADERS, "Cookie": cookie_header(cookies)} if cookies else JSON_HEADERS
+        headers = {"Cookie": cookie_header(cookies)} if cookies else None
         return await self._call("POST", url, body, headers, timeout_s, max_bytes)
 
     async def _call(
@@ -122,7 +127,7 @@ class HttpClient:
         method: str,
         url: str,
         body: bytes | None,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None,
         timeout_s: float | None,
         max_bytes: int | None,
     ) -> HttpReply:
@@ -136,7 +141,7 @@ class HttpClient:
                 method, url, data=body, headers=headers, timeout=limit, allow_redirects=follows
             ) as response:
                 read = await response.read() if max_bytes is None else await _read(response, max_bytes)
-                return HttpReply(response.status, read, response.headers, _cookies(response))
+                return HttpReply(response.status, read, response.headers)
         except aiohttp.ConnectionTimeoutError:
             raise NoConnection(f"no connection within {self._connect_s:g} s") from None
         except TimeoutError:
@@ -159,7 +164,7 @@ class HttpClient:
                     keepalive_timeout=KEEP_ALIVE_S,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
+                headers={"Content-Type": JSON_TYPE, **self._headers},
                 timeout=aiohttp.ClientTimeout(self._timeout_s, sock_connect=self._connect_s),
             )
         return self._session
@@ -174,13 +179,6 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(read) > limit:
             raise AnswerTooLarge(limit, bytes(read[:300]))
     return bytes(read)
-
-
-def _cookies(response: aiohttp.ClientResponse) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for header in response.headers.getall("Set-Cookie", ()):
-        found |= cookies_of(header.partition(";")[0])
-    return found
 
 
 def _words(error: Exception) -> str:
