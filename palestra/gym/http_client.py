@@ -4,7 +4,7 @@ Owns: connections and how many, time limits, names for what went wrong. Never to
 
 It is aiohttp, which nothing else of ours imports in a gym. Calls of 2 KB to a uvicorn on the same machine, CPU of the
 client on two busy cores: 0.23 ms with 64 connections where httpx 0.28 takes 3.8 ms, and 0.33 ms with one connection
-where it takes 2.1 ms. A rollout is four to eight such calls and about 6 ms in all. `benchmarks/gym.py` has the whole.
+where it takes 2.1 ms. A whole rollout with one tool call over HTTP takes 4 to 5 ms (`benchmarks/gym.py`).
 """
 
 from __future__ import annotations
