@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from palestra.server.checkpoints import Checkpoints
-from palestra.server.tinker.paths import TinkerPath
+from palestra.server.core.checkpoints import Checkpoints
+from palestra.server.core.paths import TinkerPath
 from palestra.store import Store
 from palestra.store import checkpoints as rows
 from palestra.store.records import Save
