@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from palestra.cli.board import open_display
-from palestra.cli.run_common import safe_text
+from palestra.cli.run.common import safe_text
 from palestra.config.bundled import find_config_file
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.runs.reader import Part, RunReader

@@ -15,13 +15,17 @@ COMMANDS = [
     LazyCommand("config", "palestra.cli.config:config", "Show a command's resolved config, or every key it knows."),
     LazyCommand("doctor", "palestra.cli.doctor:doctor", "What works on this machine, what to install for the rest."),
     LazyCommand("env", "palestra.cli.env:env", "List environments, play one yourself."),
-    LazyCommand("episode", "palestra.cli.episode:episode", "Play episodes of a running server, look after them."),
-    LazyCommand("gym", "palestra.cli.gym:gym", "Start a gym of servers, collect rollouts through them."),
+    LazyCommand(
+        "episode", "palestra.cli.episode.commands:episode", "Play episodes of a running server, look after them."
+    ),
+    LazyCommand("gym", "palestra.cli.gym.commands:gym", "Start a gym of servers, collect rollouts through them."),
     LazyCommand("key", "palestra.cli.key:key", "Make, list and revoke API keys."),
     LazyCommand("model", "palestra.cli.model:model", "Make random models, look into model folders."),
-    LazyCommand("platform", "palestra.cli.platform:platform", "Local task apps: serve, list, make tasks, play one."),
-    LazyCommand("rollout", "palestra.cli.rollout:rollout", "List and read the rollouts of training runs."),
-    LazyCommand("run", "palestra.cli.run:run", "List, look at, compare, export and plot training runs."),
+    LazyCommand(
+        "platform", "palestra.cli.platform.commands:platform", "Local task apps: serve, list, make tasks, play one."
+    ),
+    LazyCommand("rollout", "palestra.cli.run.rollout:rollout", "List and read the rollouts of training runs."),
+    LazyCommand("run", "palestra.cli.run.commands:run", "List, look at, compare, export and plot training runs."),
     LazyCommand("serve", "palestra.cli.serve:serve", "Serve models: training and sampling by Tinker's API."),
     LazyCommand("train", "palestra.cli.train:train", "Train a model: GRPO, SFT, DPO."),
 ]

@@ -17,7 +17,7 @@ import rich_click as click
 
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
-from palestra.cli.run_common import resume_command, short_name
+from palestra.cli.run.common import resume_command, short_name
 
 if TYPE_CHECKING:
     from palestra.config.train import RunConfig

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from palestra.cli.app import main
-from palestra.cli.platform_play import split
+from palestra.cli.platform.play import split
 from palestra.environments.platform import APPS, make_task
 
 PUT = "keys-put_number-0b-17"

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from palestra.cli.rollout import rollout
-from palestra.cli.token_view import Color, Origin, TokenCell, colored, load_tokenizer, token_cells, token_texts
-from palestra.cli.where import WhereError, parse_where
+from palestra.cli.run.rollout import rollout
+from palestra.cli.run.token_view import Color, Origin, TokenCell, colored, load_tokenizer, token_cells, token_texts
+from palestra.cli.run.where import WhereError, parse_where
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.rows import build_batch
 from palestra.types.rollouts import RolloutStop

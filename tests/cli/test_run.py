@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from palestra.cli.run import run
-from palestra.cli.run_common import duration_text, number_text, safe_text, sparkline
+from palestra.cli.run.commands import run
+from palestra.cli.run.common import duration_text, number_text, safe_text, sparkline
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.batches.rows import build_batch
@@ -212,7 +212,7 @@ def test_wrong_usage_is_exit_code_2():
 
 def test_importing_the_commands_loads_nothing_heavy():
     script = (
-        "import sys\nimport palestra.cli.run, palestra.cli.rollout\n"
+        "import sys\nimport palestra.cli.run.commands, palestra.cli.run.rollout\n"
         "heavy = {'torch', 'numpy', 'pydantic', 'matplotlib', 'tokenizers', 'zstandard', 'palestra.training'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import rich_click as click
 
-from palestra.cli.ng import collect_arguments, head_arguments
+from palestra.cli.gym.ng import collect_arguments, head_arguments
 from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
 from palestra.gym.roots import search_roots

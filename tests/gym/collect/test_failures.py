@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from palestra.cli import gym_results
+from palestra.cli.gym import results as gym_results
 from palestra.environments.gym.directory import Directory
 from palestra.gym.agents import SimpleAgent
 from palestra.gym.collect.aggregating import aggregated

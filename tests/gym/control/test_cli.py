@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from palestra.cli import main
-from palestra.cli.ng import ng_collect_rollouts, ng_run
+from palestra.cli.gym.ng import ng_collect_rollouts, ng_run
 from tests.gym.control.conftest import RunningGym
 
 

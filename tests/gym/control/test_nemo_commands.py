@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from palestra.cli.ng import RUNNING, collect_arguments
+from palestra.cli.gym.ng import RUNNING, collect_arguments
 from tests.gym.collect.conftest import UPSTREAM
 from tests.gym.control.conftest import RunningGym
 

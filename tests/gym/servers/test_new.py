@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from palestra.cli import gym_new
+from palestra.cli.gym import new as gym_new
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.environments.gym.rows import gym_tasks
 from palestra.gym.checking import check_folder, own_settings, read_rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from palestra.cli.output import print_json
-from palestra.cli.run_common import find, json_option, number_text, print_table, run_errors, runs_option, safe_text
+from palestra.cli.run.common import find, json_option, number_text, print_table, run_errors, runs_option, safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,7 @@ def rollout() -> None:
 @json_option
 def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
     """List the rollouts of RUN, a name or a folder."""
-    from palestra.cli.where import WhereError, parse_where
+    from palestra.cli.run.where import WhereError, parse_where
 
     try:
         matches = parse_where(where) if where is not None else lambda record: True
@@ -164,7 +164,7 @@ def print_messages(console: Console, record: dict[str, Any]) -> None:
 
 
 def print_tokens(console: Console, tokens: dict[str, Any], folder: str | None, color: str) -> None:
-    from palestra.cli.token_view import LEGENDS, Color, colored, load_tokenizer, table_rows, token_cells
+    from palestra.cli.run.token_view import LEGENDS, Color, colored, load_tokenizer, table_rows, token_cells
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:

@@ -15,7 +15,7 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import one_line_errors, print_json
-from palestra.cli.run_common import duration_text, json_option, number_text, print_table, safe_text, time_text
+from palestra.cli.run.common import duration_text, json_option, number_text, print_table, safe_text, time_text
 from palestra.config.redaction import Mask, redact
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ state_option = click.option("--state", type=click.Choice(STATES), help="Only tho
 @click.group(
     cls=LazyGroup,
     lazy=[
-        LazyCommand("play", "palestra.cli.episode_play:play", "Play episodes with environments of this machine."),
-        LazyCommand("show", "palestra.cli.episode_show:show", "Show one episode, with all that happened in it."),
-        LazyCommand("export", "palestra.cli.episode_show:export", "Write episodes as JSON lines."),
+        LazyCommand("play", "palestra.cli.episode.play:play", "Play episodes with environments of this machine."),
+        LazyCommand("show", "palestra.cli.episode.show:show", "Show one episode, with all that happened in it."),
+        LazyCommand("export", "palestra.cli.episode.show:export", "Write episodes as JSON lines."),
     ],
 )
 def episode() -> None:

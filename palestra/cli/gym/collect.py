@@ -17,9 +17,9 @@ import rich_click as click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from palestra.cli.gym_running import gym_options, running_gym
+from palestra.cli.gym.running import gym_options, running_gym
 from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, needs_extra, one_line_errors, print_json
-from palestra.cli.run_common import json_option
+from palestra.cli.run.common import json_option
 
 if TYPE_CHECKING:
     from palestra.environments.gym.directory import Directory

@@ -13,7 +13,7 @@ import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
-from palestra.cli.run_common import json_option, print_table, safe_text
+from palestra.cli.run.common import json_option, print_table, safe_text
 
 if TYPE_CHECKING:
     from palestra.environments.platform import App, PlatformTask, TaskKey, Verdict
@@ -321,7 +321,7 @@ def solution_of(task: PlatformTask) -> list[str]:
 @json_option
 def play(key: str, as_json: bool) -> None:
     """Play a task by hand: call tools (put value=3), then say done. Lines may also come from a pipe."""
-    from palestra.cli.platform_play import play_task
+    from palestra.cli.platform.play import play_task
     from palestra.environments.platform import PlatformError
 
     with one_line_errors(PlatformError):

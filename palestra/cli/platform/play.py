@@ -16,7 +16,7 @@ import msgspec
 import rich_click as click
 
 from palestra.cli.output import print_json
-from palestra.cli.run_common import safe_text
+from palestra.cli.run.common import safe_text
 from palestra.environments.platform import (
     APPS,
     Instance,

@@ -18,7 +18,7 @@ import rich_click as click
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
-from palestra.cli.run_common import json_option, print_table, safe_text
+from palestra.cli.run.common import json_option, print_table, safe_text
 
 if TYPE_CHECKING:
     from palestra.gym.config import GymSources
@@ -29,15 +29,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 STATUS_S = 5.0
 HEAD = "http://127.0.0.1:11000"
 COMMANDS = [
-    LazyCommand("aggregate", "palestra.cli.gym_results:aggregate", "Metrics over the rollouts of several files."),
-    LazyCommand("collect", "palestra.cli.gym_collect:collect", "Play the rows of a file through a gym's agents."),
-    LazyCommand("compare", "palestra.cli.gym_results:compare", "What got better or worse between two collections."),
-    LazyCommand("datasets", "palestra.cli.gym_results:datasets", "Check and join the datasets that configs name."),
-    LazyCommand("list", "palestra.cli.gym_list:list_", "Servers, environments and benchmarks that can be run."),
-    LazyCommand("new", "palestra.cli.gym_new:new", "Make a resources server: code, config, rows, tests."),
-    LazyCommand("profile", "palestra.cli.gym_results:profile", "How hard each task of a collection is."),
-    LazyCommand("reverify", "palestra.cli.gym_results:reverify", "Grade stored rollouts again, without a model."),
-    LazyCommand("test", "palestra.cli.gym_new:test", "Run the tests of a server's folder."),
+    LazyCommand("aggregate", "palestra.cli.gym.results:aggregate", "Metrics over the rollouts of several files."),
+    LazyCommand("collect", "palestra.cli.gym.collect:collect", "Play the rows of a file through a gym's agents."),
+    LazyCommand("compare", "palestra.cli.gym.results:compare", "What got better or worse between two collections."),
+    LazyCommand("datasets", "palestra.cli.gym.results:datasets", "Check and join the datasets that configs name."),
+    LazyCommand("list", "palestra.cli.gym.listing:list_", "Servers, environments and benchmarks that can be run."),
+    LazyCommand("new", "palestra.cli.gym.new:new", "Make a resources server: code, config, rows, tests."),
+    LazyCommand("profile", "palestra.cli.gym.results:profile", "How hard each task of a collection is."),
+    LazyCommand("reverify", "palestra.cli.gym.results:reverify", "Grade stored rollouts again, without a model."),
+    LazyCommand("test", "palestra.cli.gym.new:test", "Run the tests of a server's folder."),
 ]
 
 

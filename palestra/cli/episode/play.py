@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from palestra.cli.episode import server_and_key
+from palestra.cli.episode.commands import server_and_key
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from palestra.cli.output import needs_extra, print_json
-from palestra.cli.run_common import (
+from palestra.cli.run.common import (
     duration_text,
     find,
     json_option,
@@ -162,7 +162,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Write RUN's metrics, rollouts or tokens in a form other tools read."""
-    from palestra.cli.run_export import export_rows
+    from palestra.cli.run.export import export_rows
 
     if form == "parquet" and out is None:
         raise click.UsageError("parquet is not for the screen: name a file with --out FILE")
@@ -185,7 +185,7 @@ def export(which: str, form: str, what: str, out: Path | None, root: Path, as_js
 @json_option
 def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
     """Draw RUN: reward with its spread, and what tells about its health."""
-    from palestra.cli.plots import SUFFIXES, draw
+    from palestra.cli.run.plots import SUFFIXES, draw
 
     if out is not None and out.suffix not in SUFFIXES:
         raise click.UsageError(f"{out}: pictures are {' or '.join(SUFFIXES)}")

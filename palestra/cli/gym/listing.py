@@ -11,7 +11,7 @@ import msgspec
 import rich_click as click
 
 from palestra.cli.output import needs_extra, print_json
-from palestra.cli.run_common import json_option, print_table
+from palestra.cli.run.common import json_option, print_table
 
 KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import rich_click as click
 
-from palestra.cli.episode import (
+from palestra.cli.episode.commands import (
     moment,
     open_client,
     plain,
@@ -20,7 +20,7 @@ from palestra.cli.episode import (
     state_option,
 )
 from palestra.cli.output import one_line_errors, print_json
-from palestra.cli.run_common import duration_text, json_option, number_text, safe_text
+from palestra.cli.run.common import duration_text, json_option, number_text, safe_text
 
 if TYPE_CHECKING:
     from palestra.config.redaction import Mask

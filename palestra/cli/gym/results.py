@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import rich_click as click
 
-from palestra.cli.gym import say, source_options, sources
-from palestra.cli.gym_collect import EXISTING, WRITTEN, open_gym, progress_shown
-from palestra.cli.gym_running import gym_options
+from palestra.cli.gym.collect import EXISTING, WRITTEN, open_gym, progress_shown
+from palestra.cli.gym.commands import say, source_options, sources
+from palestra.cli.gym.running import gym_options
 from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
-from palestra.cli.run_common import json_option, print_table
+from palestra.cli.run.common import json_option, print_table
 
 if TYPE_CHECKING:
     from palestra.gym.collect.reverifying import Regraded, Regrading

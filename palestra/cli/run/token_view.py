@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from rich.text import Text
 
-from palestra.cli.run_common import number_text, safe_text
+from palestra.cli.run.common import number_text, safe_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.gym import HEAD, head_options, say, source_options, sources
+from palestra.cli.gym.commands import HEAD, head_options, say, source_options, sources
 
 if TYPE_CHECKING:
     from palestra.gym.supervisor import Supervisor

@@ -1,0 +1,1 @@
+"""`palestra episode`. Begin at `commands`."""

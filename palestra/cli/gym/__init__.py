@@ -1,0 +1,1 @@
+"""`palestra gym`. Begin at `commands`."""

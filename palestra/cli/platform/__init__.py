@@ -1,0 +1,1 @@
+"""`palestra platform`. Begin at `commands`."""

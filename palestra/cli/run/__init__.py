@@ -1,0 +1,1 @@
+"""`palestra run` and `palestra rollout`: reading run folders. Begin at `commands`."""
