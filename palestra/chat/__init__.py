@@ -1,4 +1,4 @@
-"""Conversations as tokens, and tool calls in what a model wrote."""
+"""Conversations as tokens, and tool calls in what a model wrote. Begin at `tokenizer`, then `conversations`."""
 
 from __future__ import annotations
 

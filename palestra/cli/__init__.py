@@ -1,4 +1,4 @@
-"""The `palestra` command. Importing it loads click and nothing heavy."""
+"""The `palestra` command. Importing it loads click and nothing heavy. Begin at `app`."""
 
 from palestra.cli.app import main
 

@@ -1,4 +1,7 @@
-"""One config system for every command: pydantic models, files merged left to right, dotted overrides on top."""
+"""One config system for every command: pydantic models, files merged left to right, dotted overrides on top.
+
+Begin at `serve` and `train`; `load` merges.
+"""
 
 from palestra.config.base import Config, Folder
 from palestra.config.errors import ConfigError

@@ -1,4 +1,7 @@
-"""Text environments: the interface, the registry, tasks and their order. Nothing here needs more than msgspec."""
+"""Text environments: the interface, the registry, tasks and their order. Nothing here needs more than msgspec.
+
+Begin at `text` and `registry`.
+"""
 
 from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout, TaskFileError, UnknownEnvironment
 from palestra.environments.order import TaskOrder

@@ -1,1 +1,4 @@
-"""A gym of model, agent and resources servers, and rollouts collected through them."""
+"""A gym of model, agent and resources servers, and rollouts collected through them.
+
+Begin at `start`, which runs one, and `collect/collection`.
+"""

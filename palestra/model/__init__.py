@@ -1,4 +1,7 @@
-"""The compute core: load a model, train and sample LoRA adapters on it."""
+"""The compute core: load a model, train and sample LoRA adapters on it.
+
+Begin at `decoder`, then `trainer` and `sampler`.
+"""
 
 from palestra.model.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
 from palestra.model.adapters import Adapter, AdapterPool

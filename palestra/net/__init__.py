@@ -1,1 +1,1 @@
-"""Network plumbing that every server of the house shares."""
+"""Network plumbing that every server of the house shares. Begin at `serving`."""

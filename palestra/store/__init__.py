@@ -4,6 +4,8 @@ Owns: durability, migrations, one server per database. Never touches: HTTP, engi
 
 Queries are functions of a `Connection` in modules of their own, handed to `Store.write` and `Store.read`:
 `await store.write(lambda conn: sessions.insert_session(conn, session))`.
+
+Begin at `database` and `journal`.
 """
 
 from palestra.store.database import Store

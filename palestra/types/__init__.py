@@ -1,4 +1,7 @@
-"""Records that cross a boundary. Imports nothing of ours, no torch."""
+"""Records that cross a boundary. Imports nothing of ours, no torch.
+
+`training` and `sampling` have what is computed, `engine` how workers are asked for it.
+"""
 
 from palestra.types.sampling import (
     MAX_GRAMMAR,

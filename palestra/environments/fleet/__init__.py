@@ -1,4 +1,4 @@
-"""Fleet tasks: text environments whose world is an app that tools act on, here or elsewhere."""
+"""Fleet tasks: text environments whose world is an app that tools act on, here or elsewhere. Begin at `env`."""
 
 from palestra.environments.fleet.backend import Attempt, Backend, Grade, ToolAnswer
 from palestra.environments.fleet.env import FleetTaskEnv

@@ -1,4 +1,7 @@
-"""The local platform: task apps whose state is a small database, their tasks, verifiers that look at what changed."""
+"""The local platform: task apps whose state is a small database, their tasks, verifiers that look at what changed.
+
+Begin at `app` and `instance`.
+"""
 
 from palestra.environments.platform.app import App, Size, TaskTemplate
 from palestra.environments.platform.catalog import APPS, app_of, template_of

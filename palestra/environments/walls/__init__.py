@@ -1,1 +1,1 @@
-"""Processes for code of strangers, that can do nothing but compute."""
+"""Processes for code of strangers, that can do nothing but compute. Begin at `process`."""

@@ -1,4 +1,7 @@
-"""Playing episodes of a server from anywhere: needs nothing but the core install."""
+"""Playing episodes of a server from anywhere: needs nothing but the core install.
+
+Begin at `async_client`; `client` is its face for threads.
+"""
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError

@@ -1,1 +1,1 @@
-"""Rollouts collected through running agent servers: rows in, results out, in files."""
+"""Rollouts collected through running agent servers: rows in, results out, in files. Begin at `collection`."""

@@ -1,4 +1,4 @@
-"""Model servers: the three APIs in front of any OpenAI-compatible endpoint, with token ids inline."""
+"""Model servers: the three APIs in front of any OpenAI-compatible endpoint, with token ids inline. Begin at `base`."""
 
 from __future__ import annotations
 

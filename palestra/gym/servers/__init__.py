@@ -1,1 +1,1 @@
-"""The servers of a gym: what all have in common, and the kinds."""
+"""The servers of a gym: what all have in common, and the kinds. Begin at `base`."""

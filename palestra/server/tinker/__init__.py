@@ -1,1 +1,1 @@
-"""The Tinker API: wire forms, routes, ids."""
+"""The Tinker API: wire forms, routes, ids. Begin at `service` and the `routes_*`."""

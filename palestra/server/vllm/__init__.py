@@ -1,1 +1,1 @@
-"""vLLM as the sampler of a served model; training stays in our worker."""
+"""vLLM as the sampler of a served model; training stays in our worker. Begin at `runner`."""

@@ -1,4 +1,4 @@
-"""Where instances run. Each kind is imported when it is used: some need packages of their own."""
+"""Where instances run. Each kind is imported when it is used: some need packages of their own. Begin at `embedded`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The apps: tables, seeds, tools and tasks of each."""
+"""The apps: tables, seeds, tools and tasks of each. Begin at `keys`, the smallest."""

@@ -1,4 +1,4 @@
-"""Verifiers of others, in processes of their own."""
+"""Verifiers of others, in processes of their own. Begin at `runner`."""
 
 from palestra.environments.platform.verifiers.runner import Execution, Limits, read_database, run_verifier
 from palestra.environments.platform.verifiers.sandbox.scores import score_of

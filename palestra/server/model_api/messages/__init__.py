@@ -1,1 +1,1 @@
-"""Anthropic's Messages API in front of the model endpoint."""
+"""Anthropic's Messages API in front of the model endpoint. Begin at `routes`."""
