@@ -49,7 +49,7 @@ def test_near_and_far_give_the_same_answers(gym: Gym, calls: list[tuple[str, Any
 
 
 def test_an_unknown_server_is_told_with_the_nearest(gym: Gym) -> None:
-    with pytest.raises(GymConfigError, match=r"unknown server 'countr'(.|\n)*did you mean: counter\?"):
+    with pytest.raises(GymConfigError, match=r"unknown server 'countr'(.|\n)*did you mean counter\?"):
         gym.post("countr", "/add", {})
 
 
