@@ -49,7 +49,8 @@ def imported(source: str) -> Iterator[str]:
 
 def circles(sources: Sources) -> int:
     """Groups of files that import each other, also inside functions and for types alone."""
-    names = {re.sub(r"(?:/__init__)?\.py$", "", path).replace("/", "."): path for path in sources}
+    modules = (path for path in sources if not path.endswith("__init__.py"))
+    names = {path.removesuffix(".py").replace("/", "."): path for path in modules}
     edges = {name: {one for one in imported(sources[path]) if one in names} - {name} for name, path in names.items()}
     reached = {name: _reached(name, edges) for name in edges}
     return len(
