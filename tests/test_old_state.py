@@ -135,7 +135,7 @@ def test_checkpoints_are_listed_and_read(server: Server, facts: Seen) -> None:
 
 
 def test_episodes_that_were_played_and_queued_are_there(server: Server, facts: Seen) -> None:
-    api = Api(server, facts.key, run="fixture")  # type: ignore[arg-type]
+    api = Api(server, facts.key, run="fixture")
     finished = api.get(f"episodes/{facts.episodes['finished']}/timeline")
     assert finished["episode"]["result"]["reward"] == 0.5
     assert finished["attempts"][0]["calls"][0]["messages"][0]["content"] == "What is 1 + 1?"

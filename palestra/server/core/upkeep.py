@@ -64,13 +64,16 @@ class Upkeep:
             now = time.time()
             core.training.expire(now)
             core.sampling.expire(now)
-            await _guarded(core.checkpoints.sweep(core.training.folders_to_load()))
+            await _guarded(self._sweep_checkpoints())
             for runner in core.sampling.runners.values():
                 await _guarded(asyncio.to_thread(runner.sweep))
             before = now - config.keep_runs_s
             await _guarded(core.store.write(lambda c, before=before: purge(c, before)))
             old = Purge(before=now - config.keep_traces_s, max_turns=config.limits.max_turns)
             await _guarded(core.store.write(lambda c, old=old: purge_traces(c, old)))
+
+    async def _sweep_checkpoints(self) -> None:
+        await self._core.checkpoints.sweep(self._core.training.folders_to_load())
 
     async def _expire_often(self) -> None:
         config = self._core.config
