@@ -43,7 +43,10 @@ def one_line_errors(*kinds: type[Exception], code: int | None = None) -> Iterato
     try:
         yield
     except kinds as error:
-        raise fail(error, exit_code(error) if code is None else code) from error
+        code = exit_code(error) if code is None else code
+        knows_where = code != UNREACHABLE or "--server" in str(error)
+        hint = "" if knows_where else "; is the server running, and is that its address (--server)?"
+        raise fail(f"{error}{hint}", code) from error
 
 
 @contextmanager

@@ -74,6 +74,8 @@ def test_the_plural_is_a_silent_alias_that_no_help_shows(alias, name):
 
 def test_the_command_line_wins_over_the_environment_by_either_name(monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:7")
-    assert "http://127.0.0.1:7 does not answer" in palestra("episode", "list").stderr
+    said = palestra("episode", "list").stderr
+    assert "http://127.0.0.1:7 does not answer" in said
+    assert said.count("is that its address (--server)?") == 1
     for name in ("--server", "--url"):
         assert f"{DEAD} does not answer" in palestra("episode", "list", name, DEAD).stderr
