@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, plan: StepPlan, runs: Seq[Run]) -> Tensor | None:
+    def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[Run]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
         `runs`: the rows that have adapters."""
         rows = len(plan.decode)
@@ -75,7 +75,7 @@ class DecodeGraphs:
             key = GraphKey(size, few if len(arrays.tiles) <= few else size, 1 << (rank - 1).bit_length())
         if key not in self._graphs:
             self._graphs[key] = self._capture(key)
-        self._inputs.fill(plan, arrays, self.cache.page_size)
+        self._inputs.fill(plan, tokens, arrays, self.cache.page_size)
         graph = self._graphs[key]
         graph.graph.replay()
         return graph.hidden[:rows]
@@ -139,7 +139,6 @@ class _Inputs:
     def __init__(self, rows: int, most_pages: int, n_layers: int, device: torch.device):
         entries = (1 + 4 * n_layers) * SITE_ENTRIES
         shapes: list[tuple[str, tuple[int, ...], torch.dtype]] = [
-            ("tokens", (rows,), torch.int64),
             ("positions", (rows,), torch.int64),
             ("slots", (rows,), torch.int64),
             ("lora_bases", (rows + SPARE_TILES,), torch.int64),
@@ -152,6 +151,8 @@ class _Inputs:
         total = sum(int(np.prod(shape)) * dtype.itemsize for _, shape, dtype in shapes)
         self._host = torch.zeros(total, dtype=torch.uint8).pin_memory()
         self._device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._copied = torch.cuda.Event()
         self._views: dict[str, tuple[NDArray, Tensor]] = {}
         offset = 0
         for name, shape, dtype in shapes:
@@ -171,9 +172,10 @@ class _Inputs:
             host[...] = -1 if name in ("slots", "lora_offsets") else 0
         self._device.copy_(self._host)
 
-    def fill(self, plan: StepPlan, lora: TileArrays | None, page_size: int) -> None:
+    def fill(self, plan: StepPlan, tokens: Tensor, lora: TileArrays | None, page_size: int) -> None:
         views, rows = {name: host for name, (host, _) in self._views.items()}, len(plan.decode)
-        views["tokens"][:rows] = [s.tokens[s.computed] for s in plan.decode]
+        self.tokens[:rows].copy_(tokens)
+        self._copied.synchronize()  # the host's side is still read while the step before is waited for
         views["positions"][:rows] = [s.computed for s in plan.decode]
         views["slots"][:rows] = write_slots(plan, page_size)
         views["slots"][rows:] = -1
@@ -191,6 +193,7 @@ class _Inputs:
         views["pages"][: len(pages)] = pages
         used = self._pages_begin + 4 * len(pages)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
+        self._copied.record()
 
 
 def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:

@@ -1,7 +1,8 @@
 """From logits to tokens: temperature, filters, penalties, and a draw that only its own row decides.
 
 Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
-restarts change nothing. Owns: the distribution of one step. Never touches: scheduling, stop rules.
+restarts change nothing. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
+Owns: the distribution of one step. Never touches: scheduling, stop rules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from palestra.model import kernels
 from palestra.model.log_softmax import log_softmax
+from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
@@ -54,16 +57,30 @@ class Drawn:
     logprobs: list[float]
     raw: list[float]
     """By the unscaled model where a row asks for it, else the same as `logprobs`."""
-    top_ids: Tensor | None
-    top_logprobs: Tensor | None
-    """[rows, k]: the k likeliest, when asked for."""
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    """The k likeliest of each row, when asked for."""
 
 
-def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
+class Draws:
+    """Drawn tokens on the device, and on their way to the host."""
+
+    def __init__(self, tokens: Tensor, logprobs: Tensor, raw: Tensor, top: tuple[Tensor, Tensor] | None):
+        self.tokens = tokens
+        self._readback = Readback(tokens, logprobs, raw, *(top or ()))
+
+    def read(self) -> Drawn:
+        tokens, logprobs, raw, *top = (tensor.tolist() for tensor in self._readback.read())
+        top_logprobs, top_ids = top or ([], [])
+        return Drawn(tokens, logprobs, raw, top_ids, top_logprobs)
+
+
+def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Draws:
     """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
     too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
+    device = logits.device
     temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
-    temperature = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+    temperature = to_device(temperatures, device, np.float32)[:, None]
     logp = _logprobs(logits, temperature, temperatures)
     raw = _raw(logits, logp, rows)
     logits = logits.float()
@@ -75,13 +92,12 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
     else:
         best = logits if shaped is None else shaped
         probabilities = torch.softmax(_filter(best / temperature, rows), -1)
-    tokens = inverse_cdf(probabilities, uniforms(rows, logits.device)) if not all(greedy) else best.argmax(-1)
+    tokens = inverse_cdf(probabilities, uniforms(rows, device)) if not all(greedy) else best.argmax(-1)
     if any(greedy) and not all(greedy):
-        tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
-    chosen = logp.gather(1, tokens[:, None]).squeeze(1).tolist()
-    raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1).tolist()
-    top_logprobs, top_ids = raw.topk(top, -1) if top else (None, None)
-    return Drawn(tokens.tolist(), chosen, raw_chosen, top_ids, top_logprobs)
+        tokens = torch.where(to_device(greedy, device), best.argmax(-1), tokens)
+    chosen = logp.gather(1, tokens[:, None]).squeeze(1)
+    raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1)
+    return Draws(tokens, chosen, raw_chosen, tuple(raw.topk(top, -1)) if top else None)
 
 
 def _logprobs(logits: Tensor, temperature: Tensor, temperatures: list[float]) -> Tensor:
@@ -122,18 +138,19 @@ def uniforms(rows: Sequence[DrawRow], device: torch.device | str = "cpu") -> Ten
     seed = np.array([r.seed & _MASK for r in rows], np.uint64)
     sample = np.array([r.sample for r in rows], np.uint64)
     position = np.array([len(r.generated) for r in rows], np.uint64)
-    return _uniform(seed, sample, position).to(device)
+    return to_device(_uniform(seed, sample, position), device)
 
 
 def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
     """The same for prompt positions: [stop - start, k], as samples that no request has."""
     samples = _PROMPT_DRAWS + np.arange(k, dtype=np.uint64)
-    return _uniform(np.array([[seed & _MASK]], np.uint64), samples, np.arange(start, stop, dtype=np.uint64)[:, None])
+    positions = np.arange(start, stop, dtype=np.uint64)[:, None]
+    return torch.from_numpy(_uniform(np.array([[seed & _MASK]], np.uint64), samples, positions))
 
 
-def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> Tensor:
+def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
     mixed = _mix(_mix(_mix(seed) + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
-    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _MASK = (1 << 64) - 1
@@ -155,7 +172,7 @@ def _params(rows: Sequence[DrawRow]) -> list[SamplingParams]:
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(values, like.device, np.float32).to(like.dtype)[:, None]
 
 
 def _filtered(rows: Sequence[DrawRow]) -> bool:
@@ -170,7 +187,7 @@ def _raw(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
     if not any(raw):
         return logp
-    chosen = torch.tensor(raw, device=logits.device)[:, None]
+    chosen = to_device(raw, logits.device)[:, None]
     return torch.where(chosen, log_softmax(logits), logp)
 
 
@@ -187,10 +204,10 @@ def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
         if not plain:
             _penalise(changed[i], row)
         if p.logit_bias:
-            ids = torch.tensor(list(p.logit_bias), device=logits.device)
+            ids = to_device(list(p.logit_bias), logits.device, np.int64)
             changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
         if unripe and _something_else_is_left(row):
-            changed[i, list(row.stop_ids)] = -torch.inf
+            changed[i].index_fill_(0, to_device(row.stop_ids, logits.device, np.int64), -torch.inf)
     return changed
 
 
@@ -199,10 +216,10 @@ def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
     numbers = [i for i, row in enumerate(rows) if row.allowed is not None]
     if not numbers:
         return None
-    allowed = torch.stack([row.allowed for row in rows if row.allowed is not None]).to(logits.device)
+    allowed = to_device([row.allowed.numpy() for row in rows if row.allowed is not None], logits.device)
     if len(numbers) == len(rows):
         return torch.where(allowed, logits, -torch.inf)
-    index = torch.tensor(numbers, device=logits.device)
+    index = to_device(numbers, logits.device)
     return logits.index_copy(0, index, torch.where(allowed, logits[index], -torch.inf))
 
 
@@ -215,12 +232,13 @@ def _something_else_is_left(row: DrawRow) -> bool:
 def _penalise(logits: Tensor, row: DrawRow) -> None:
     p = row.params
     if p.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits.device)
+        seen = to_device(sorted({*row.prompt, *row.generated}), logits.device, np.int64)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
     if row.generated and (p.presence_penalty or p.frequency_penalty):
-        ids, counts = torch.tensor(row.generated, device=logits.device).unique(return_counts=True)
-        logits[ids] -= p.presence_penalty + p.frequency_penalty * counts
+        ids, counts = np.unique(row.generated, return_counts=True)
+        penalties = np.float32(p.presence_penalty) + np.float32(p.frequency_penalty) * counts.astype(np.float32)
+        logits[to_device(ids, logits.device)] -= to_device(penalties, logits.device)
 
 
 def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
@@ -229,15 +247,15 @@ def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     if not numbers:
         return scaled
     chosen = [rows[i].params for i in numbers]
-    index = torch.tensor(numbers, device=scaled.device)
+    index = to_device(numbers, scaled.device)
     part = scaled.index_select(0, index)
     size = part.shape[1]
     ks = [min(p.top_k, size) if p.top_k > 0 else size for p in chosen]
     if min(ks) < size:
         limited = max(k for k in ks if k < size)
-        kth = torch.tensor([min(k, limited) - 1 for k in ks], device=part.device)[:, None]
+        kth = to_device([min(k, limited) - 1 for k in ks], part.device)[:, None]
         threshold = part.topk(limited, -1).values.gather(1, kth)
-        unlimited = torch.tensor([k == size for k in ks], device=part.device)[:, None]
+        unlimited = to_device([k == size for k in ks], part.device)[:, None]
         part = part.masked_fill((part < threshold) & ~unlimited, -torch.inf)
     if any(p.top_p < 1.0 for p in chosen):
         part = part.masked_fill(part < _nucleus(part, [p.top_p for p in chosen]), -torch.inf)
@@ -250,6 +268,10 @@ def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
 def _nucleus(logits: Tensor, top_p: list[float]) -> Tensor:
     """The smallest logit of the smallest set whose probability reaches top_p; -inf where top_p is 1 or more."""
     wanted, size = _column(logits, top_p), logits.shape[1]
+    if kernels.can_run_on(logits.device):
+        from palestra.model.kernels.draw import nucleus
+
+        return nucleus(logits, wanted)
     total = logits.logsumexp(-1, keepdim=True)
     for k in (min(FIRST_CANDIDATES, size), size):
         values = logits.topk(k, -1).values

@@ -16,6 +16,7 @@ from palestra.model.kernels.attention import KEY_BLOCK, KeySource, Tiles, attend
 from palestra.model.kv_cache import KVCache, write_slots
 from palestra.model.scheduler import StepPlan
 from palestra.model.spec import ModelSpec
+from palestra.model.transfers import to_device
 
 TILE_ROWS = 64  # queries times heads of a group in a tile
 DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
@@ -30,7 +31,7 @@ class TiledPackedAttention:
         spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
         self.tiles = cut_tiles(spans, spec.n_heads // spec.n_kv_heads, TILE_ROWS, device)
         blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, KEY_BLOCK)]
-        self.key_blocks = torch.tensor(blocks, dtype=torch.int32, device=device)
+        self.key_blocks = to_device(blocks, device, np.int32)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
@@ -55,8 +56,7 @@ class TiledPagedAttention:
             if some
         ]
         slots, pages = (
-            torch.from_numpy(array).to(device, non_blocking=True)
-            for array in (write_slots(plan, cache.page_size), page_numbers(plan))
+            to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan))
         )
         return cls(cache, slots, pages, tiles)
 
@@ -96,4 +96,4 @@ def cut_tiles(spans: Seq[tuple[int, int, int, int]], group: int, rows: int, devi
         for first in range(0, n, size)
     ]
     table.sort(key=lambda tile: -tile[1])
-    return Tiles(torch.tensor(table, dtype=torch.int32, device=device).view(-1, 4), rows)
+    return Tiles(to_device(table, device, np.int32).view(-1, 4), rows)
