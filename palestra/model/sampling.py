@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from palestra.model import kernels
-from palestra.model.log_softmax import log_softmax
+from palestra.model.distributions import Distributions, distributions
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
-DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
 
 
@@ -78,50 +76,45 @@ class Draws:
 def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Draws:
     """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
     too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
-    device = logits.device
-    temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
-    temperature = to_device(temperatures, device, np.float32)[:, None]
-    logp = _logprobs(logits, temperature, temperatures)
-    raw = _raw(logits, logp, rows)
-    logits = logits.float()
-    shaped = _shape(logits, rows)
+    model = distributions(logits, _temperatures(rows))
+    tokens = _draw_tokens(logits, model, rows)
+    chosen = raw_chosen = model.logprobs(tokens)
+    likeliest = model.top(top) if top else None
+    is_raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
+    if any(is_raw):
+        unscaled, asks = distributions(logits, [1.0] * len(rows)), to_device(is_raw, logits.device)
+        raw_chosen = torch.where(asks, unscaled.logprobs(tokens), chosen)
+        if likeliest is not None:
+            pairs = zip(unscaled.top(top), likeliest, strict=True)
+            values, ids = (torch.where(asks[:, None], own, scaled) for own, scaled in pairs)
+            likeliest = values, ids
+    return Draws(tokens, chosen, raw_chosen, likeliest)
+
+
+def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> Tensor:
+    """Rows that draw from the model itself never take another way because of the others."""
+    changed = [i for i, row in enumerate(rows) if _has_filter(row.params) or _is_shaped(row)]
+    if not changed:
+        return _choose(model, logits, rows)
+    if len(changed) == len(rows):
+        return _draw_changed(logits, rows)
+    index = to_device(changed, logits.device)
+    return _choose(model, logits, rows).index_copy(0, index, _draw_changed(logits[index], [rows[i] for i in changed]))
+
+
+def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    best = _shape(logits.float(), rows)
+    filtered = _filter(best / to_device(_temperatures(rows), logits.device, np.float32)[:, None], rows)
+    return _choose(distributions(filtered, [1.0] * len(rows)), best, rows)
+
+
+def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """By chance, or the best where the temperature is 0."""
     greedy = [p.temperature <= 0 for p in _params(rows)]
-    if shaped is None and not _filtered(rows):
-        probabilities = logp.exp()
-        best = logits
-    else:
-        best = logits if shaped is None else shaped
-        probabilities = torch.softmax(_filter(best / temperature, rows), -1)
-    tokens = inverse_cdf(probabilities, uniforms(rows, device)) if not all(greedy) else best.argmax(-1)
-    if any(greedy) and not all(greedy):
-        tokens = torch.where(to_device(greedy, device), best.argmax(-1), tokens)
-    chosen = logp.gather(1, tokens[:, None]).squeeze(1)
-    raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1)
-    return Draws(tokens, chosen, raw_chosen, tuple(raw.topk(top, -1)) if top else None)
-
-
-def _logprobs(logits: Tensor, temperature: Tensor, temperatures: list[float]) -> Tensor:
-    """Rows at temperature 1 have the very bits that they have without the others, and in training."""
-    if all(t == 1.0 for t in temperatures):
-        return log_softmax(logits)
-    scaled = log_softmax(logits.float() / temperature)
-    if logits.dtype == torch.float32 or 1.0 not in temperatures:
-        return scaled
-    return torch.where(temperature == 1.0, log_softmax(logits), scaled)
-
-
-def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative probability passes u, in vocabulary order."""
-    missing = -probabilities.shape[1] % DRAW_BLOCK
-    blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
-    ends = blocks.sum(-1).double().cumsum(-1)
-    target = u[:, None] * ends[:, -1:]
-    block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
-    inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
-    # The block's own running sum may round to less than its share of the total: stay below its end.
-    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
-    return (block.squeeze(1) * DRAW_BLOCK + (inside <= rest).sum(-1)).clamp_max_(probabilities.shape[1] - 1)
+    if all(greedy):
+        return logits.argmax(-1)
+    tokens = model.draw(uniforms(rows, logits.device))
+    return torch.where(to_device(greedy, logits.device), logits.argmax(-1), tokens) if any(greedy) else tokens
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
@@ -175,40 +168,44 @@ def _column(like: Tensor, values: Sequence[float]) -> Tensor:
     return to_device(values, like.device, np.float32).to(like.dtype)[:, None]
 
 
-def _filtered(rows: Sequence[DrawRow]) -> bool:
-    return any(_has_filter(p) for p in _params(rows))
+def _temperatures(rows: Sequence[DrawRow]) -> list[float]:
+    """What log-probabilities are reported at: 1 where the draw is greedy."""
+    return [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
 
 
 def _has_filter(p: SamplingParams) -> bool:
     return p.temperature > 0 and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
 
 
-def _raw(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
-    raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
-    if not any(raw):
-        return logp
-    chosen = to_device(raw, logits.device)[:, None]
-    return torch.where(chosen, log_softmax(logits), logp)
+def _has_penalty(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1.0 or bool(p.presence_penalty) or bool(p.frequency_penalty)
 
 
-def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
-    """Masks, penalties, bias and unripe stop tokens: a changed copy, or None when no row asks for any."""
+def _is_unripe(row: DrawRow) -> bool:
+    """Whether it is too early for a stop token."""
+    return len(row.generated) < row.params.min_tokens and bool(row.stop_ids)
+
+
+def _is_shaped(row: DrawRow) -> bool:
+    return row.allowed is not None or bool(row.params.logit_bias) or _has_penalty(row.params) or _is_unripe(row)
+
+
+def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """Logits after masks, penalties, bias and unripe stop tokens: a changed copy, or the same where there are none."""
     changed = _masked(logits, rows)
     for i, row in enumerate(rows):
         p = row.params
-        plain = p.repetition_penalty == 1.0 and not p.presence_penalty and not p.frequency_penalty
-        unripe = len(row.generated) < p.min_tokens and row.stop_ids
-        if plain and not p.logit_bias and not unripe:
+        if not _has_penalty(p) and not p.logit_bias and not _is_unripe(row):
             continue
         changed = logits.clone() if changed is None else changed
-        if not plain:
+        if _has_penalty(p):
             _penalise(changed[i], row)
         if p.logit_bias:
             ids = to_device(list(p.logit_bias), logits.device, np.int64)
             changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
-        if unripe and _something_else_is_left(row):
+        if _is_unripe(row) and _something_else_is_left(row):
             changed[i].index_fill_(0, to_device(row.stop_ids, logits.device, np.int64), -torch.inf)
-    return changed
+    return logits if changed is None else changed
 
 
 def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:

@@ -15,7 +15,6 @@ from operator import attrgetter
 
 from palestra.model.pages import PageNode, PagePool
 
-
 PENDING = -1
 """Stands in a sequence for the token that was drawn last, as long as only the device knows it."""
 

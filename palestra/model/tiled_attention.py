@@ -55,15 +55,12 @@ class TiledPagedAttention:
             for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], TILE_ROWS))
             if some
         ]
-        slots, pages = (
-            to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan))
-        )
+        slots, pages = (to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan)))
         return cls(cache, slots, pages, tiles)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.by_head(layer)
-        write_pages(k, keys, self.slots)
-        write_pages(v, values, self.slots)
+        write_pages(k, v, keys, values, self.slots)
         out = q.new_empty(len(q), self.spec.q_size)
         for tiles in self.tiles:
             attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, self.spec.windows[layer], out)

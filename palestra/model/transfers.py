@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 
-def to_device(values: Sequence[object] | NDArray, device: torch.device | str, dtype: DTypeLike = None) -> Tensor:
+def to_device(values: Sequence[object] | NDArray, device: torch.device | str, dtype: DTypeLike | None = None) -> Tensor:
     """A tensor of these values, in stream order."""
     host = torch.from_numpy(np.array(values, dtype))
     if torch.device(device).type != "cuda":

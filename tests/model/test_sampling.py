@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.model.sampling import Drawn, DrawRow, inverse_cdf, uniforms
+from palestra.model.distributions import inverse_cdf
+from palestra.model.sampling import Drawn, DrawRow, uniforms
 from palestra.model.sampling import draw as draw_on_device
 from palestra.types import SamplingParams
 

@@ -36,24 +36,26 @@ class Tiles:
 
 @triton.jit
 def _write_pages_kernel(
-    X, PAGES, SLOTS, x_stride, head_stride, N_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    K, V, KEYS, VALUES, SLOTS, k_stride, v_stride, head_stride, N_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None]
-    mask = (h < N_HEADS) & (d < D)
-    x = tl.load(X + row * x_stride + h * D + d, mask=mask)
-    slot = tl.load(SLOTS + row)
-    tl.store(PAGES + h.to(tl.int64) * head_stride + slot * D + d, x, mask=mask & (slot >= 0))
+    mask, slot = (h < N_HEADS) & (d < D), tl.load(SLOTS + row)
+    place = h.to(tl.int64) * head_stride + slot * D + d
+    k = tl.load(K + row * k_stride + h * D + d, mask=mask)
+    v = tl.load(V + row * v_stride + h * D + d, mask=mask)
+    tl.store(KEYS + place, k, mask=mask & (slot >= 0))
+    tl.store(VALUES + place, v, mask=mask & (slot >= 0))
 
 
-def write_pages(x: Tensor, pages: Tensor, slots: Tensor) -> None:
-    """Puts rows of keys or values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
-    slots, dim]."""
-    rows, heads, dim = x.shape
+def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Puts rows of keys and values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
+    slots, dim] of equal strides."""
+    rows, heads, dim = k.shape
     if rows:
         _write_pages_kernel[(rows,)](
-            *(x, pages, slots, x.stride(0), pages.stride(0), heads, dim),
+            *(k, v, keys, values, slots, k.stride(0), v.stride(0), keys.stride(0), heads, dim),
             BLOCK_H=triton.next_power_of_2(heads),
             BLOCK_D=triton.next_power_of_2(dim),
             num_warps=4,
