@@ -29,6 +29,7 @@ from palestra.model.scheduler import StepPlan
 from palestra.model.tiled_attention import DECODE_ROWS, TiledPagedAttention, page_numbers, row_spans
 from palestra.types import LoraConfig
 
+USUAL_RANK = 32
 SPARE_TILES = 16  # tiles for adapters with few rows, beside those of a graph full of one; more: a tile for each row
 MAX_LAYOUTS = 32  # kinds of adapters (rank, alpha, targets) in one step; more: without a graph
 
@@ -70,15 +71,25 @@ class DecodeGraphs:
         if arrays is not None:
             if len(arrays.layouts) > MAX_LAYOUTS:
                 return None
-            few = -(-size // TILE_ROWS[0]) + SPARE_TILES
+            few = _few_tiles(size)
             rank = max(layout.rank for layout in arrays.layouts)
             key = GraphKey(size, few if len(arrays.tiles) <= few else size, 1 << (rank - 1).bit_length())
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(key)
+        self.record(key)
         self._inputs.fill(plan, tokens, arrays, self.cache.page_size)
         graph = self._graphs[key]
         graph.graph.replay()
         return graph.hidden[:rows]
+
+    @property
+    def usual_keys(self) -> list[GraphKey]:
+        """Graphs of the base model and of adapters of a common rank; the largest first, since others fit into its
+        memory."""
+        sizes = self.row_counts[::-1]
+        return [key for n in sizes for key in (GraphKey(n), GraphKey(n, _few_tiles(n), USUAL_RANK))]
+
+    def record(self, key: GraphKey) -> None:
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key)
 
     def _capture(self, key: GraphKey) -> _Graph:
         self._inputs.clear()
@@ -202,5 +213,9 @@ def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
 
 
 def _row_counts(most: int) -> list[int]:
-    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (223 us for 25)."""
-    return sorted({*range(32, most, 32), max(32, most)})
+    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (219 us for 19)."""
+    return sorted({*range(32, min(most, 256), 32), *range(256, most, 64), max(32, most)})
+
+
+def _few_tiles(rows: int) -> int:
+    return -(-rows // TILE_ROWS[0]) + SPARE_TILES

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -55,7 +56,8 @@ from palestra.types import SampledSequence, SampleRequest, SampleResult, StopRea
 if TYPE_CHECKING:
     from palestra.model.decode_graphs import DecodeGraphs
 
-CACHE_BYTES = {"cpu": 512 << 20, "cuda": 16 << 30}
+CPU_CACHE_BYTES = 512 << 20
+CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
 
 
@@ -147,6 +149,7 @@ class Sampler:
         tokenizer: Tokenizer | None = None,
         page_size: int = 16,
         cache_tokens: int | None = None,
+        cache_share: float = CACHE_SHARE,
         max_rows: int = 256,
         prefill_tokens: int = 2048,
         runs_ahead: bool | None = None,
@@ -157,7 +160,7 @@ class Sampler:
         spec = decoder.spec
         if cache_tokens is None:
             per_token = 2 * spec.n_layers * spec.kv_size * decoder.dtype.itemsize
-            cache_tokens = max(CACHE_BYTES.get(decoder.device.type, 1 << 30) // per_token, page_size)
+            cache_tokens = max(_cache_bytes(decoder.device, cache_share) // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
         self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
@@ -210,6 +213,15 @@ class Sampler:
                     self.scheduler.abort(sample.seq)
                 sample.stop_reason = StopReason.ABORT
         return self._close(request)
+
+    @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Compiles kernels and records graphs, so that no request waits for it; `on_progress(done, of)`."""
+        keys = [] if self.graphs is None else self.graphs.usual_keys
+        for done, key in enumerate(keys):
+            on_progress(done, len(keys))
+            if self.graphs is not None:
+                self.graphs.record(key)
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
@@ -511,6 +523,14 @@ class Sampler:
         if request.scores is not None:
             request.scores.write_to(result)
         return result
+
+
+def _cache_bytes(device: torch.device, share: float) -> int:
+    if device.type != "cuda":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((free + unused) * share)
 
 
 def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
