@@ -137,8 +137,9 @@ def decode(contest: Contest, what: str, target: Target) -> list[Row]:
 
 
 def decode_roofline(contest: Contest, what: str, target: Target) -> list[Row]:
-    """The share of what the card's measured bandwidth and products allow; 512 rows see 2,048 tokens each."""
-    work = DecodeWork(512, 2048, 32) if contest.shape == "qwen3-4b" else DecodeWork(256)
+    """The share of what the card's measured bandwidth and products allow; on 4B with long contexts (512 rows of 2,048
+    tokens would be 155 GB of keys and values)."""
+    work = DecodeWork(256, 2048, 32) if contest.shape == "qwen3-4b" else DecodeWork(256)
     limit = Ceilings.measured(contest.ours.device).tokens_per_s(contest.ours.model.spec, work)
     rate = decode_contender(contest.ours, work, [])
     name = f"{what}, {work.rows} rows at {work.context:,.0f} tokens"

@@ -18,6 +18,7 @@ from palestra.model import Adapter, ModelSpec, Sampler
 from palestra.types import SampleRequest, SamplingParams
 
 WARM_STEPS = 4
+PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,24 @@ class DecodeWork:
 
     @property
     def context(self) -> float:
-        """Tokens a row sees, on average over the timed steps."""
-        return self.prompt + WARM_STEPS + self.steps / 2
+        """Tokens a row sees, on average over the rows and the timed steps: the first rows decode while the last
+        prompts are computed."""
+        return self.prompt + self.prefill_steps / 2 + WARM_STEPS + self.steps / 2
+
+    @property
+    def prefill_steps(self) -> int:
+        return -(-self.rows * self.prompt // PREFILL_TOKENS)
 
 
 def decode_contender(ours: Ours, work: DecodeWork, adapters: list[Adapter]) -> Callable[[], float]:
     """Tokens per second of steps in which all rows decode; rows take the adapters in turn, in runs."""
-    new = work.steps + WARM_STEPS + 8
+    new = work.prefill_steps + work.steps + WARM_STEPS + 8
     sampler = Sampler(
         ours.model.decoder,
         ours.pool,
         cache_tokens=work.rows * (work.prompt + new + 32),
         max_rows=work.rows,
-        prefill_tokens=8192,
+        prefill_tokens=PREFILL_TOKENS,
     )
     runs = itertools.count()
 
