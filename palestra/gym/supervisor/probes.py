@@ -5,9 +5,7 @@ Owns: asking, the words for no answer. Never touches: what follows from the answ
 
 from __future__ import annotations
 
-import asyncio
-
-import httpx
+from palestra.net.http_client import CallFailed, HttpClient, HttpReply
 
 NAME_HEADER = "x-gym-server"
 
@@ -16,28 +14,24 @@ class NoAnswer(Exception):
     """The words say why."""
 
 
-async def get(url: str, timeout_s: float) -> httpx.Response:
-    """Status and headers of what answers there; its body is not read. Raises NoAnswer.
+async def get(url: str, timeout_s: float) -> HttpReply:
+    """Status and headers of what answers there, by a connection of its own. Raises NoAnswer.
 
     Certificates are not looked at: nothing is said but GET, and whoever answers, there is somebody."""
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            httpx.AsyncClient(verify=False, trust_env=False, timeout=None) as client,
-            client.stream("GET", url) as answer,
-        ):
-            return answer
+        async with HttpClient(connect_s=None) as client:
+            return await client.probe(url, timeout_s=timeout_s)
     except TimeoutError:
         raise NoAnswer(f"no answer in {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from None
+    except CallFailed as error:
+        raise NoAnswer(str(error)) from None
 
 
 async def check_server(name: str, host: str, port: int, timeout_s: float) -> None:
     """Returns where the server of that name is healthy. Raises NoAnswer."""
     answer = await get(f"http://{reachable(host)}:{port}/", timeout_s)
-    if answer.status_code != 200:
-        raise NoAnswer(f"answers with status {answer.status_code}")
+    if answer.status != 200:
+        raise NoAnswer(f"answers with status {answer.status}")
     said = answer.headers.get(NAME_HEADER, name)
     if said != name:
         raise NoAnswer(f"the server {said!r} answers there")
