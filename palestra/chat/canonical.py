@@ -13,8 +13,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from palestra.chat.tool_calls import END_THINK, THINK, read_json
+from palestra.util.json_types import JsonMapping
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 """As chat templates read them: `content` is text."""
 REASONING_KEYS = ("reasoning_content", "reasoning")
 
@@ -86,7 +87,7 @@ def _said(message: Message) -> list[Any]:
     return [role, text, calls, message.get("name")]
 
 
-def _call(call: Mapping[str, Any]) -> list[Any]:
+def _call(call: JsonMapping) -> list[Any]:
     function = call.get("function", call)
     return [function["name"], _parsed(function.get("arguments"))]
 

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.chat.nesting import is_too_deep
+from palestra.util.json_types import JsonObject
 
 TAGS = ("<tool_call>", "<function_call>")
 """In the order they are tried: the first that holds a call wins."""
@@ -23,7 +24,7 @@ SHOWN = 40  # characters of the model's own text in a reason: enough to find the
 
 class ParsedCall(Struct, frozen=True, kw_only=True):
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
 
 class ParseFailure(Struct, frozen=True, kw_only=True):

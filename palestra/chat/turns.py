@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from palestra.chat.canonical import Message, chain, extend, join, reasoning_of
+from palestra.util.json_types import JsonMapping
 
 
 class Match(StrEnum):
@@ -52,8 +52,8 @@ class Ask:
     scope: tuple[str, ...]
     """Whose conversations these are, the owner first: those of other scopes do not exist for it."""
     messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[JsonMapping] | None = None
+    template_kwargs: JsonMapping = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """The last message, the assistant's, is only a beginning."""

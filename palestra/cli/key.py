@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.store import Store
@@ -145,7 +146,7 @@ def open_store(
         yield store
 
 
-def key_json(one: Key) -> dict[str, Any]:
+def key_json(one: Key) -> JsonObject:
     return {
         "id": one.key_id,
         "name": one.name,

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from palestra.environments.calls import words
 from palestra.environments.errors import EnvironmentFailure
 from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject
 
 SHOWN_CHARS = 80  # of a value in a message
 
@@ -23,7 +24,7 @@ class StepResult(Struct, kw_only=True):
     reward: float | None
     """None: the environment could not grade it."""
     done: bool
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
     """Also holds `postprocessed_action`, where the environment wants the action to read differently."""
 
 

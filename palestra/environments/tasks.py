@@ -19,6 +19,7 @@ from palestra.environments.answers import shown
 from palestra.environments.errors import TaskFileError
 from palestra.environments.lazy_tasks import LazyTasks
 from palestra.types.rollouts import Message, Task
+from palestra.util.json_types import JsonMapping
 
 ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million files
 
@@ -26,7 +27,7 @@ ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million f
 class Row(msgspec.Struct, frozen=True):
     where: str
     """The file and the line, for messages."""
-    content: Mapping[str, Any]
+    content: JsonMapping
 
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
@@ -128,7 +129,7 @@ def _id(row: Row) -> str:
     return str(found)
 
 
-def _free_id(row_id: str, seen: Mapping[str, Any]) -> str:
+def _free_id(row_id: str, seen: JsonMapping) -> str:
     """For a row that is there more than once: the same number each time the file is read."""
     copy = 2
     while f"{row_id}-{copy}" in seen:

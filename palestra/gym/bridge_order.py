@@ -12,8 +12,9 @@ from palestra.gym.bridge import Streamed
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.errors import GymError
 from palestra.gym.records import PARAMS, ROW_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonObject
 
-Result = dict[str, Any]
+Result = JsonObject
 
 
 class BrokenStream(GymError):

@@ -15,8 +15,9 @@ from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
 from palestra.types.gym import ROUTED_EXPERTS
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 MASK_REASON = "mask_reason"
 INSTANCE = "instance_config"
 """In which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
@@ -47,7 +48,7 @@ class Reader:
         self._torch = _torch() if settings.has_tensors else None
         self.tokenizer: Decoder | None = None
 
-    def read(self, result: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def read(self, result: JsonObject) -> tuple[JsonObject, str | None]:
         """NeMo RL's result, and the flaw that has masked it. Changes the given one: ids make room for texts. Raises
         RowFailed where that is wanted."""
         response = result.get("response")
@@ -71,7 +72,7 @@ class Reader:
         log = log or self._stand_in()
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
-    def failed(self, failure: Mapping[str, Any]) -> dict[str, Any]:
+    def failed(self, failure: JsonMapping) -> JsonObject:
         """Of a row that was given up: worth nothing, and masked."""
         log = self._stand_in()
         full = {"response": {"output": []}, **failure, "reward": 0.0, **_masked(failure)}
@@ -120,7 +121,7 @@ class Reader:
         return numbers if self._torch is None else self._torch.tensor(numbers, dtype=self._torch.float32)
 
 
-def _masked(result: Mapping[str, Any]) -> dict[str, Any]:
+def _masked(result: JsonMapping) -> JsonObject:
     """The mark that a row is not to be learned from: where gyms look for it, and where NeMo RL does."""
     known = result.get(INSTANCE)
     return {MASK_SAMPLE: True, INSTANCE: {**(known if isinstance(known, Mapping) else {}), MASK_SAMPLE: True}}
@@ -138,12 +139,12 @@ def _check_reward(reward: Any) -> None:
         raise RowFailed(f"its reward is no number: {str(reward)[:100]}")
 
 
-def _drop_ids(item: dict[str, Any]) -> None:
+def _drop_ids(item: JsonObject) -> None:
     for field in (*TOKEN_FIELDS, ROUTED_EXPERTS):
         item.pop(field, None)
 
 
-def _said(item: Mapping[str, Any]) -> tuple[str, bool]:
+def _said(item: JsonMapping) -> tuple[str, bool]:
     """The text of the last thing said in a call, and whether that is thinking."""
     is_reasoning = item.get("type") == "reasoning"
     parts = item.get("summary") if is_reasoning else item.get("content")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,6 +18,7 @@ from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import ResourcesServer
 from palestra.gym.testing import opened
 from palestra.types.gym_failures import plain_words
+from palestra.util.json_types import JsonObject
 
 EXAMPLES = "data/example.jsonl"
 
@@ -40,9 +40,9 @@ def check_folder(folder: Path) -> list[str]:
     return [*said, f"{server_class.__name__} loads"]
 
 
-def read_rows(file: Path) -> dict[int, dict[str, Any]]:
+def read_rows(file: Path) -> dict[int, JsonObject]:
     """By line. Raises GymConfigError with the first that is no row."""
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[int, JsonObject] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
@@ -54,7 +54,7 @@ def read_rows(file: Path) -> dict[int, dict[str, Any]]:
     return rows
 
 
-def own_settings(folder: Path) -> dict[str, Any]:
+def own_settings(folder: Path) -> JsonObject:
     """What its own config says of it; a value that another file has to fill in is left out."""
     configured = _configured(folder)
     return {name: value for name, value in configured.items() if "???" not in str(value) and "${" not in str(value)}
@@ -64,7 +64,7 @@ def _config_file(folder: Path) -> Path:
     return folder / "configs" / f"{folder.name}.yaml"
 
 
-def _configured(folder: Path) -> dict[str, Any]:
+def _configured(folder: Path) -> JsonObject:
     file = _config_file(folder)
     found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
     for server in (found or {}).values():
@@ -74,7 +74,7 @@ def _configured(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _check_settings(server_class: type[GymServer], settings: dict[str, Any], file: Path) -> None:
+def _check_settings(server_class: type[GymServer], settings: JsonObject, file: Path) -> None:
     try:
         with opened(server_class, **settings):
             pass
@@ -82,7 +82,7 @@ def _check_settings(server_class: type[GymServer], settings: dict[str, Any], fil
         raise GymConfigError(f"{file}: {error}") from None
 
 
-def _begin_all(server_class: type[ResourcesServer], settings: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+def _begin_all(server_class: type[ResourcesServer], settings: JsonObject, rows: dict[str, JsonObject]) -> None:
     path = "/reset" if issubclass(server_class, GymnasiumServer) else "/seed_session"
     with opened(server_class, **settings) as server:
         for where, row in rows.items():

@@ -24,6 +24,7 @@ from palestra.gym.sessions import MAX_AGE_S
 from palestra.gym.wire import NO_COOKIES, Answer, Call
 from palestra.net.bodies import BodyReader
 from palestra.net.cookies import cookie_pair, cookies_of
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def _parsed(body: bytes) -> Any:
         raise BadCall(400, f"the body is not JSON: {error}") from None
 
 
-def openapi(server: GymServer) -> dict[str, Any]:
+def openapi(server: GymServer) -> JsonObject:
     paths = {
         path: {
             "post": {

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from palestra.gym.config import to_yaml
 from palestra.gym.records import GymConfig
+from palestra.util.json_types import JsonObject
 
 HEALTH = ("/", "/health", "/healthz", "/livez")
 NO_KEY = "from another machine this needs the gym's admin key: Authorization: Bearer KEY (gym.admin_key)"
@@ -29,7 +30,7 @@ NO_KEY = "from another machine this needs the gym's admin key: Authorization: Be
 def head_app(
     config: GymConfig,
     admin_key: str | None,
-    instances: Callable[[], list[dict[str, Any]]],
+    instances: Callable[[], list[JsonObject]],
     is_ready: Callable[[], bool],
 ) -> Starlette:
     """`instances` gives the list of servers as it is now, `is_ready` whether all are healthy."""

@@ -21,6 +21,7 @@ from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
 from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import did_you_mean
 
 TIMEOUT_S = 3600.0  # for one answer, where the caller says nothing; `peer_timeout_s`
@@ -51,7 +52,7 @@ class GymPeers:
             self.add(server)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonMapping:
         return self._config.settings
 
     def signer(self, name: str, purpose: str) -> SessionSigner:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -26,6 +25,7 @@ from palestra.types.gym import (
     TASK_INDEX,
     TOKEN_FIELDS,
 )
+from palestra.util.json_types import JsonObject
 
 __all__ = [
     "AGENT_REF",
@@ -76,7 +76,7 @@ class ServerInstance(Struct, frozen=True, kw_only=True):
     """Unique; what references, `agent_ref` and `NEMO_GYM_CONFIG_PATH` say."""
     kind: ServerKind
     implementation: str
-    settings: dict[str, Any]
+    settings: JsonObject
     """The innermost mapping, interpolated: entrypoint, references, and what the implementation knows."""
     host: str
     port: int
@@ -100,7 +100,7 @@ class GymConfig(Struct, frozen=True, kw_only=True):
     """A whole gym, ready to be started."""
 
     servers: dict[str, ServerInstance]
-    settings: dict[str, Any]
+    settings: JsonObject
     """Everything the files and the command line said, interpolated, with hosts and ports filled in. Has secrets."""
     head_host: str
     head_port: int

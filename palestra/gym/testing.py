@@ -25,6 +25,7 @@ from palestra.gym.records import PARAMS, GymConfig, ServerInstance, ServerKind
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.util.json_types import JsonObject
 
 Script = Callable[[Call], Any]
 """Of a peer: a call, the body of its answer, or an Answer."""
@@ -60,7 +61,7 @@ class Caller:
         self.cookies |= answer.cookies
         return Answer(status=answer.status, body=answer.raw(), cookies=answer.cookies, content_type=answer.content_type)
 
-    def verify(self, response: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def verify(self, response: JsonObject, **fields: Any) -> JsonObject:
         """The judged row. Raises PeerFailed where there is none."""
         row = {PARAMS: {"input": ""}, **fields, "response": response}
         answer = self.post("/verify", row)
@@ -102,7 +103,7 @@ def opened(
             runner.run(server.close())
 
 
-def _instance(name: str, kind: ServerKind, settings: dict[str, Any]) -> ServerInstance:
+def _instance(name: str, kind: ServerKind, settings: JsonObject) -> ServerInstance:
     return ServerInstance(
         name=name, kind=kind, implementation=name, settings=settings, host="127.0.0.1", port=0, folder=None
     )
@@ -119,7 +120,7 @@ def server_beside(test_file: str) -> type[GymServer]:
 # Responses by hand
 
 
-def said(text: str, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+def said(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
     """A Responses object: calls that were made, with their arguments, then what was said."""
     made = [
         {"type": "function_call", "call_id": f"call_{n}", "name": name, "arguments": encoded(arguments).decode()}

@@ -16,6 +16,7 @@ import palestra
 from palestra.cli import main
 from palestra.cli.output import fail, one_line_errors
 from palestra.gym.errors import GymConfigError
+from palestra.util.json_types import JsonObject
 from palestra_nemo_gym_cli.faces import ABSENT, FACES, OLD_NAMES, Face
 from palestra_nemo_gym_cli.options import Option
 from palestra_nemo_gym_cli.translating import arguments_of, collection_of, parameter_name
@@ -82,13 +83,13 @@ def _parameter(option: Option) -> click.Option:
     return click.Option(names, is_flag=option.is_flag, multiple=option.is_multiple, help=option.about)
 
 
-def _run_face(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+def _run_face(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
         arguments = arguments_of(face, typed, rest)
     main([*face.ours, *arguments], prog_name="palestra")
 
 
-def _run_evaluation(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+def _run_evaluation(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
         datasets, collect = collection_of(face, typed, rest)
     if datasets:

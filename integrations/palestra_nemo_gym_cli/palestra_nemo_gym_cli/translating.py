@@ -15,10 +15,11 @@ from palestra.cli.gym.ng import collect_arguments, head_arguments
 from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
 from palestra.gym.roots import search_roots
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra_nemo_gym_cli.faces import Face
 from palestra_nemo_gym_cli.options import CONFIG, HEAD, Option
 
-Typed = Mapping[str, Any]
+Typed = JsonMapping
 """By the name of the option, with underscores."""
 Settings = Mapping[str, GymOverride]
 """By their text. Their own `text` is for messages: it has no secrets."""
@@ -75,7 +76,7 @@ def _settings(face: Face, settings: Settings, made: list[str]) -> Iterator[str]:
     configs = list(_configs(settings))
     yield from configs
     is_running = HEAD in face.options and not any(one.startswith("--config=") for one in (*made, *configs))
-    head: dict[str, Any] = {}
+    head: JsonObject = {}
     for text, one in settings.items():
         if one.key == "config_paths":
             continue

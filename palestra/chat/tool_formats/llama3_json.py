@@ -12,6 +12,7 @@ from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
 from palestra.chat.tool_formats.json_end import JsonEnd
 from palestra.chat.tool_formats.protocol import Block, BlockReader
+from palestra.util.json_types import JsonMapping
 
 PYTHON_TAG = "<|python_tag|>"
 BRACE = "{"
@@ -30,7 +31,7 @@ class Llama3Json:
     def block(self, marker: str) -> BlockReader:
         return _Reader(BRACE if marker == BRACE else "")
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         several = lark.several("calls_one", "; ") if parallel else "calls_one"
         return lark.rules(
             [f"calls: {several}"], tools, lambda name, arguments: lark.call_object(name, "parameters", arguments)

@@ -13,6 +13,7 @@ from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
 from palestra.chat.tool_formats.json_end import EndedJson, JsonEnd
 from palestra.chat.tool_formats.protocol import Block, BlockReader
+from palestra.util.json_types import JsonMapping
 
 MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 LONGEST = 256  # characters before the JSON: what is longer than any name is none
@@ -28,7 +29,7 @@ class Mistral:
     def block(self, marker: str) -> BlockReader:
         return _Reader()
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         """The newer way for tokenizers that have its tokens."""
         marker = lark.tag(MARKER, special)
         if ARGS in special:

@@ -19,6 +19,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.gym.config import GymSources
@@ -199,7 +200,7 @@ def status(server: str, key: str | None, as_json: bool) -> None:
     print_table([["server", "kind", "implementation", "url", "pid", "state", "up", "restarts"], *rows])
 
 
-def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
+def read_instances(head: str, key: str | None) -> list[JsonObject]:
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -214,7 +215,7 @@ def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def uptime_text(instance: dict[str, Any]) -> str:
+def uptime_text(instance: JsonObject) -> str:
     seconds = int(instance.get("uptime_seconds") or 0)
     hours, rest = divmod(seconds, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"

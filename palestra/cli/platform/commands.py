@@ -14,6 +14,7 @@ import rich_click as click
 from palestra.cli.lazy import LazyGroup
 from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.environments.platform import App, PlatformTask, TaskKey, Verdict
@@ -149,7 +150,7 @@ def apps(name: str | None, as_json: bool) -> None:
         show_app(found[0])
 
 
-def app_facts(app: App) -> dict[str, Any]:
+def app_facts(app: App) -> JsonObject:
     return {
         "app": app.key,
         "title": app.title,
@@ -292,7 +293,7 @@ def chosen_keys(
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 
-def task_facts(task: PlatformTask) -> dict[str, Any]:
+def task_facts(task: PlatformTask) -> JsonObject:
     return {
         "key": str(task.key),
         "prompt": task.prompt,

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import nearest
 
-Record = Mapping[str, Any]
+Record = JsonMapping
 Value = Callable[[Record], Any]
 
 FIELDS = [

@@ -15,6 +15,7 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.platform.verifiers import Execution
+from palestra.util.json_types import JsonObject
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier may look at besides the instance."""
 
     answer: str | None = None
-    conversation: Sequence[dict[str, Any]] = ()
+    conversation: Sequence[JsonObject] = ()
 
 
 class Backend(Protocol):
@@ -51,7 +52,7 @@ class Backend(Protocol):
 
     async def list_tools(self) -> list[ToolSpec]: ...
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         """What the tool itself says is wrong is an answer. Raises BackendError where there is no instance any more."""
         ...
 

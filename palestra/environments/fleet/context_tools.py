@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.util.json_types import JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 MAX_MESSAGES, MAX_LINES, SNIPPET = 10, 20, 200
 PAGE_SIZE, MAX_PAGE = 50, 500
 _INTEGER, _TEXT = {"type": "integer"}, {"type": "string"}

@@ -29,6 +29,7 @@ from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import find_task, load_tasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonMapping, JsonObject
 
 API_KEY = "FLEET_API_KEY"
 DEFAULT_TASKS = "platform:keys"
@@ -66,7 +67,7 @@ class FleetTaskEnv(BaseTextEnv):
         self.max_output_chars = int(extras.get("max_output_chars") or MAX_OUTPUT_CHARS)
         self.chat_history: ConversationType = []
         self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0
-        self.tools: list[dict[str, Any]] = []
+        self.tools: list[JsonObject] = []
         self.openenv_task_env: OpenEnvTask | None = None
         self._context: ContextTools | None = None
         self._is_over = False
@@ -80,7 +81,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     # Episodes
 
-    async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+    async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
         """`prompt` is not looked at: the task has its own. Raises RuntimeError where there is no instance."""
         await self.close_async()
         self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
@@ -163,7 +164,7 @@ class FleetTaskEnv(BaseTextEnv):
         if self.openenv_task_env is not None:
             await self.openenv_task_env.close_async(grade=False)
 
-    def init(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+    def init(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
         return run_sync(self.init_async(prompt))
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -174,7 +175,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     # Metrics and tasks
 
-    def get_metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> JsonObject:
         return {
             "task_key": self.task_key,
             "env_key": self.task.env_key,
@@ -186,11 +187,11 @@ class FleetTaskEnv(BaseTextEnv):
         }
 
     @staticmethod
-    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
         return aggregate_metrics(metrics)
 
     @staticmethod
-    def tasks(split: Split, env_config: Mapping[str, Any] | None = None) -> Sequence[Task]:
+    def tasks(split: Split, env_config: JsonMapping | None = None) -> Sequence[Task]:
         """For a training run without a file of rows: those of its tasks_file."""
         tasks_file = str((env_config or {}).get("tasks_file") or DEFAULT_TASKS)
         if tasks_file.startswith(PLATFORM):
@@ -251,7 +252,7 @@ class FleetTaskEnv(BaseTextEnv):
             self._context.note([message])
         return dict(message)
 
-    def _hints(self) -> dict[str, Any]:
+    def _hints(self) -> JsonObject:
         below = self.openenv_task_env
         if not (self.settings.hints and self._is_over and below is not None):
             return {}
@@ -263,6 +264,6 @@ class FleetTaskEnv(BaseTextEnv):
 
 
 def _output(
-    messages: ConversationType, reward: float | None, done: bool, metadata: dict[str, Any]
+    messages: ConversationType, reward: float | None, done: bool, metadata: JsonObject
 ) -> BaseTextEnvStepOutput:
     return BaseTextEnvStepOutput(observations=messages, reward=reward, done=done, metadata=metadata)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from palestra.environments.platform import PlatformTask, TaskKey, make_task
 from palestra.environments.platform.verifiers.source import verifier_source
+from palestra.util.json_types import JsonObject
 
 
 def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
@@ -21,7 +21,7 @@ def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
     return len(rows)
 
 
-def fleet_row(task: PlatformTask) -> dict[str, Any]:
+def fleet_row(task: PlatformTask) -> JsonObject:
     """In the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads `data_key` only."""
     key, app, data = str(task.key), task.app, task.seed.key
     return {

@@ -13,6 +13,7 @@ import msgspec
 
 from palestra.environments.fleet.actions import Grammar
 from palestra.environments.fleet.prompts import PromptStyle
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """platform: the apps here, in this process. remote: those of a `palestra platform serve`. fleet: hosted Fleet, by
     its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform where the
     task's app is one of those here, else fleet."""
-    mcp: dict[str, Any] = {}
+    mcp: JsonObject = {}
     """For the backend mcp: `url` or `command`, `headers`, `env`, `verifier`."""
-    openenv: dict[str, Any] = {}
+    openenv: JsonObject = {}
     """For the backend openenv: `url`, `reset`, `finish`, `headers`."""
     grammar: Grammar = Grammar.LENIENT
     prompt_style: PromptStyle = PromptStyle.FULL

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 
 from palestra.environments.platform import answering
+from palestra.util.json_types import JsonMapping, JsonObject
 
-ToolSpec = dict[str, Any]
+ToolSpec = JsonObject
 DROPPED = ("title", "default")
 
 SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(answering.SUBMIT)}
 
 
-def openai_tool(name: str, description: str | None, schema: Mapping[str, Any] | None) -> ToolSpec:
+def openai_tool(name: str, description: str | None, schema: JsonMapping | None) -> ToolSpec:
     given = schema or {}
     parameters = {
         "type": "object",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+
+from palestra.util.json_types import JsonObject
 
 ANSWER_TOOL = "submit_final_answer"
 
@@ -12,7 +12,7 @@ ANSWER_TOOL = "submit_final_answer"
 class AnswerTool(msgspec.Struct, frozen=True):
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
 
 
 SUBMIT = AnswerTool(

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.templates import Event
 from palestra.environments.platform.toolbox import Tool
 from palestra.net.mcp import ToolResult
+from palestra.util.json_types import JsonObject
 
 TICK = timedelta(minutes=1)
 """How far the world's clock moves with each call that writes."""
@@ -103,7 +103,7 @@ class Instance:
             )
         return found
 
-    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: JsonObject) -> JsonObject:
         now = datetime.fromisoformat(self.now)
         if tool.writes:
             now += TICK

@@ -13,8 +13,9 @@ import orjson
 
 from palestra.gym.servers.resources import RESERVED
 from palestra.gym.servers.responses import Item, added_usage, function_calls, has_message, input_items, tool_output
+from palestra.util.json_types import JsonObject
 
-Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Ask = Callable[[JsonObject], Awaitable[JsonObject]]
 """A whole request to the model, its checked Responses object."""
 UseTool = Callable[[str, Any], Awaitable[str]]
 """A tool's name and arguments, what the model reads."""
@@ -23,13 +24,13 @@ NO_SUCH_TOOL = '{"detail":"Not Found"}'
 
 
 async def play(
-    params: dict[str, Any],
+    params: JsonObject,
     ask: Ask,
     use_tool: UseTool,
     *,
     max_steps: int | None,
     calls_of: Callable[[list[Item]], list[Item]] = function_calls,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The last answer of the model, with the items of all turns and the sum of their usage."""
     first = input_items(params)
     produced: list[Item] = []

@@ -25,6 +25,7 @@ from palestra.gym.servers.responses import checked_response, filled_row, unanswe
 from palestra.gym.wire import encoded
 from palestra.net.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import Failure, FailureClass
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class RemoteAgent(WorldAgentServer[S]):
     async def close(self) -> None:
         await self._client.close()
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """Always a row: what went wrong is in it, for the failures file."""
         clean = {name: value for name, value in row.items() if name not in OWN_FIELDS}
         limit_s = self.settings.run_timeout_secs
@@ -94,13 +95,13 @@ class RemoteAgent(WorldAgentServer[S]):
                 log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])
                 return _failed_row(clean, error)
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         talk = _Talk(self, rollout)
         max_steps = self.settings.max_steps
         response = await play(params, talk.ask, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
-    async def ask_service(self, body: dict[str, Any], cookies: dict[str, str]) -> HttpReply:
+    async def ask_service(self, body: JsonObject, cookies: dict[str, str]) -> HttpReply:
         """Raises RemoteError."""
         problem: Exception | None = None
         for attempt in range(TRIES):
@@ -128,7 +129,7 @@ class _Talk:
         self._service_cookies: dict[str, str] = {}
         self.resources_cookies = rollout.cookies
 
-    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: JsonObject) -> JsonObject:
         reply = await self._agent.ask_service(body, self._service_cookies)
         self._service_cookies |= reply.cookies
         shown = reply.body[:SHOWN].decode(errors="replace")
@@ -146,7 +147,7 @@ class _Talk:
         return answer.raw().decode(errors="replace")
 
 
-def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
+def _failed_row(row: JsonObject, error: Exception) -> JsonObject:
     failure = error.failure if isinstance(error, GymError) else None
     if failure is None:
         is_final = isinstance(error, RemoteAnswerInvalid)

@@ -11,6 +11,7 @@ from palestra.gym.agents.loop import play
 from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import checked_response
 from palestra.gym.servers.settings import Reference
+from palestra.util.json_types import JsonObject
 
 
 class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class SimpleAgent(WorldAgentServer[S]):
 
     plain_settings = SimpleAgentSettings
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         table = _Table(self, rollout)
         response = await play(params, table.ask, table.use_tool, max_steps=self.settings.max_steps)
         return Reply(response=response, cookies={**table.resources_cookies, **table.model_cookies})
@@ -44,7 +45,7 @@ class _Table:
         self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
-    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: JsonObject) -> JsonObject:
         name = self._settings.model_server.name
         timeout_s = self._settings.model_timeout_s
         answer = await self._agent.asked(name, self._path, body, self.model_cookies, timeout_s)

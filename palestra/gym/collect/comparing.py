@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -17,6 +16,7 @@ from palestra.gym.collect.files import read_lines
 from palestra.gym.metrics.aggregate import by_task
 from palestra.gym.metrics.numbers import deviation, numbers_of
 from palestra.gym.records import TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
 CLEAR = 1.96  # standard errors: 95 % of a normal distribution
 
@@ -84,7 +84,7 @@ def _means(path: Path, field: str) -> dict[int, float]:
     return {task: math.fsum(found) / len(found) for task, found in values.items()}
 
 
-def _light(result: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _light(result: JsonMapping, field: str) -> JsonObject:
     numbers = numbers_of(result)
     kept = {TASK_INDEX: result.get(TASK_INDEX, 0)}
     return kept | {field: numbers[field]} if field in numbers else kept

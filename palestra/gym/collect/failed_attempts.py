@@ -14,6 +14,7 @@ from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.rows import agent_of
 from palestra.gym.records import AGENT_REF, TASK_INDEX
 from palestra.types.gym_failures import class_in
+from palestra.util.json_types import JsonObject
 
 FAILED_ATTEMPTS = "failed_attempts"
 """Beside the figures of an agent or a task: how many attempts failed, by class."""
@@ -30,7 +31,7 @@ class FailedAttempts:
                 self.by_agent[agent_of(line) or ""][kind] += 1
                 self.by_task[line.get(TASK_INDEX)][kind] += 1
 
-    def beside_agents(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def beside_agents(self, entries: list[JsonObject]) -> list[JsonObject]:
         """Metrics by agent with its failures; an agent that did nothing but fail has an entry, too."""
         known = {entry[AGENT_REF]["name"] for entry in entries}
         only_failed = [

@@ -5,8 +5,7 @@ Owns: which captures there are, clearing them before a rollout begins. Never tou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from palestra.gym.collect.rows import Row, key_of
 from palestra.gym.models.capture import CaptureFolder, folders
@@ -14,6 +13,7 @@ from palestra.gym.models.capture_records import model_call_capture, trajectory
 from palestra.gym.models.prefix_merge import folded, rebuild
 from palestra.gym.models.settings import read_capture
 from palestra.gym.servers.agents import rollout_id_of
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class Captured:
@@ -25,7 +25,7 @@ class Captured:
         self._calls, self._tokens, self._rebuilds = calls, tokens, rebuilds
 
     @classmethod
-    def of_gym(cls, settings: Mapping[str, Any]) -> Captured:
+    def of_gym(cls, settings: JsonMapping) -> Captured:
         """Raises GymConfigError."""
         found = read_capture(settings)
         return cls(*folders(found), rebuilds=found.tokens.rebuild_response)
@@ -37,7 +37,7 @@ class Captured:
             if folder is not None:
                 folder.clear(ids)
 
-    def into(self, result: dict[str, Any], row: Row) -> dict[str, Any]:
+    def into(self, result: JsonObject, row: Row) -> JsonObject:
         name = rollout_id_of(row)
         if name is None:
             return result

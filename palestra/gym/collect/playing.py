@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
 import orjson
 from msgspec import Struct, field
@@ -29,6 +28,7 @@ from palestra.gym.records import (
 )
 from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass
+from palestra.util.json_types import JsonObject
 
 RUN_LIMIT_S = 3_600.0
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
@@ -47,9 +47,9 @@ class Played(Struct, kw_only=True):
     """What became of a row."""
 
     row: Row
-    result: dict[str, Any] | None = None
+    result: JsonObject | None = None
     """The agent's answer with its indices; None: it failed, or wants to be nowhere."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[JsonObject] = field(default_factory=list)
     """One for each attempt that failed."""
 
     def give_up(self, why: Exception) -> None:
@@ -102,7 +102,7 @@ class RowPlayer:
                 return played
             await asyncio.sleep(pause_s(lost + tries - failed_before - 1))
 
-    async def _attempt(self, row: Row) -> dict[str, Any]:
+    async def _attempt(self, row: Row) -> JsonObject:
         """The result, or the failure it tells of."""
         try:
             async with asyncio.timeout(self._patience.run_limit_s):
@@ -117,11 +117,11 @@ class RowPlayer:
         return _labelled(row, found)
 
 
-def _failed(row: Row, kind: FailureClass, reason: str) -> dict[str, Any]:
+def _failed(row: Row, kind: FailureClass, reason: str) -> JsonObject:
     return _labelled(row, Failure.of(kind, reason).fields())
 
 
-def _labelled(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
+def _labelled(row: Row, answer: JsonObject) -> JsonObject:
     task, rollout = key_of(row)
     answer |= {TASK_INDEX: task, ROLLOUT_INDEX: rollout, AGENT_REF: row[AGENT_REF]}
     answer |= {name: row[name] for name in _CARRIED if name in row}

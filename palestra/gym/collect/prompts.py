@@ -5,15 +5,14 @@ Owns: reading the file, filling its templates. Never touches: what a row is othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
 
 from palestra.gym.collect.errors import CollectError
 from palestra.gym.records import PARAMS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +28,7 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
             raise CollectError(f"prompt file {path}: {error}; it has `user`, and `system` if you like") from error
 
-    def applied(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def applied(self, row: JsonMapping) -> JsonObject:
         """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
         params = row.get(PARAMS) or {}
         if not isinstance(params, dict):
@@ -43,7 +42,7 @@ class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         return {**row, PARAMS: {**params, "input": messages}}
 
-    def _filled(self, template: str, row: Mapping[str, Any]) -> str:
+    def _filled(self, template: str, row: JsonMapping) -> str:
         try:
             return template.format_map(row)
         except (KeyError, IndexError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.prompts import PromptFile
 from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
 from palestra.types.gym import overruled
+from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
+Row = JsonObject
 Key = tuple[int, int]
 
 DEFAULT = "_default"
@@ -40,14 +41,14 @@ class Expansion(Struct, frozen=True, kw_only=True):
     seeds: bool = False
     """Each repeat's index as the sampling seed, in `metadata.extra_body`."""
     prompt: PromptFile | None = None
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: JsonObject = field(default_factory=dict)
     """Over every row's `responses_create_params`, not deep."""
     shard: int = 0
     shards: int = 1
     """Tasks are dealt out by index, so that shards never share one."""
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: JsonMapping) -> Key:
     return row[TASK_INDEX], row[ROLLOUT_INDEX]
 
 
@@ -104,7 +105,7 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
     return made
 
 
-def agent_of(row: Mapping[str, Any]) -> str | None:
+def agent_of(row: JsonMapping) -> str | None:
     reference = row.get(AGENT_REF)
     name = reference.get("name") if isinstance(reference, dict) else None
     return name if isinstance(name, str) else None
@@ -154,7 +155,7 @@ def _repeat(row: Row, index: int, seeds: bool) -> Row:
     return made
 
 
-def _extra_body(row: Row, metadata: Any) -> dict[str, Any]:
+def _extra_body(row: Row, metadata: Any) -> JsonObject:
     try:
         found = orjson.loads(metadata.get("extra_body") or "{}")
     except (ValueError, AttributeError):

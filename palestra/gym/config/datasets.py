@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 TYPES = ("train", "validation", "example", "benchmark")
 LICENSES = (
@@ -49,7 +50,7 @@ def _of_one(entry: Any) -> list[str]:
     return problems if kind == "benchmark" else problems + _license(entry, kind) + _source(entry)
 
 
-def _license(entry: dict[str, Any], kind: str) -> list[str]:
+def _license(entry: JsonObject, kind: str) -> list[str]:
     given = entry.get("license")
     if given is None:
         return [".license: is needed for train and validation data"] if kind in ("train", "validation") else []
@@ -58,7 +59,7 @@ def _license(entry: dict[str, Any], kind: str) -> list[str]:
     return [f".license: {given!r} is none of: {'; '.join(LICENSES)}{did_you_mean(str(given), LICENSES)}"]
 
 
-def _source(entry: dict[str, Any]) -> list[str]:
+def _source(entry: JsonObject) -> list[str]:
     source = entry.get("source")
     if source is None:
         return []

@@ -14,13 +14,14 @@ from typing import Any
 from palestra.gym.config.merging import UNSET, merged
 from palestra.gym.errors import GymConfigError
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 INHERIT, COPY, DELETE = "_inherit_from", "_copy", "_delete_key"
 _IN_TEXT = {"${inherit_from:": INHERIT, "${copy:": COPY}
 MODELS, PLACEHOLDER = "responses_api_models", "dummy_model"
 
 
-def apply_directives(data: dict[str, Any]) -> dict[str, Any]:
+def apply_directives(data: JsonObject) -> JsonObject:
     """Without directives. Raises GymConfigError for a path that is not there, or that leads to itself."""
     expander = _Expander(data)
     expanded = {key: expander.expand(value, str(key)) for key, value in data.items()}
@@ -29,7 +30,7 @@ def apply_directives(data: dict[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def merge_placeholders(data: dict[str, Any]) -> None:
+def merge_placeholders(data: JsonObject) -> None:
     """`dummy_model` under a model server: settings for whatever model takes its place."""
     for value in data.values():
         models = value.get(MODELS) if isinstance(value, dict) else None
@@ -46,7 +47,7 @@ class _Source:
 
 
 class _Expander:
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: JsonObject) -> None:
         self.data = data
         self.taken: list[tuple[str, ...]] = []
         self._underway: list[tuple[str, ...]] = []
@@ -139,7 +140,7 @@ def _names(value: Any) -> list[str]:
     return [one.strip() for one in (value.split(",") if isinstance(value, str) else map(str, value))]
 
 
-def _remove(data: dict[str, Any], path: tuple[str, ...]) -> None:
+def _remove(data: JsonObject, path: tuple[str, ...]) -> None:
     node: Any = data
     for part in path[:-1]:
         node = node.get(part) if isinstance(node, dict) else None

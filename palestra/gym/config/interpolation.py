@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from palestra.gym.config.merging import Path, dotted, leaves
 from palestra.gym.errors import GymConfigError
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 _MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_][\w-]*)(?!\w*:)")
@@ -26,7 +27,7 @@ def references(data: Any) -> set[str]:
     return {name for text in texts for name in _REFERENCE.findall(text)}
 
 
-def resolved(data: dict[str, Any], source_of: Callable[[Path], str], *, is_final: bool = True) -> dict[str, Any]:
+def resolved(data: JsonObject, source_of: Callable[[Path], str], *, is_final: bool = True) -> JsonObject:
     """A copy with every interpolation filled in. Raises GymConfigError with all that could not be; before `is_final`
     they stay as they are."""
     tree = OmegaConf.create(data)
@@ -67,7 +68,7 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _explained(at: Path, text: str, error: Exception, data: dict[str, Any], source: str) -> str:
+def _explained(at: Path, text: str, error: Exception, data: JsonObject, source: str) -> str:
     missing = _MISSING_KEY.search(str(error))
     if missing is None:
         reason = str(error).splitlines()[0]

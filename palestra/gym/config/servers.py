@@ -14,6 +14,7 @@ from palestra.gym.config.datasets import dataset_problems
 from palestra.gym.config.settings import RESERVED
 from palestra.gym.records import Isolation, ServerKind
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 KINDS = tuple(str(kind) for kind in ServerKind)
 _DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
@@ -31,7 +32,7 @@ class Entry:
     name: str
     kind: ServerKind
     implementation: str
-    fields: dict[str, Any]
+    fields: JsonObject
     """The very mapping in the config: filling in a port here fills it in there."""
 
     @property
@@ -50,7 +51,7 @@ class Found:
     """Environment servers that only hand on to an agent: nothing starts for them either."""
 
 
-def find_servers(data: dict[str, Any]) -> Found:
+def find_servers(data: JsonObject) -> Found:
     """By shape alone: values may still be interpolations."""
     found = Found([], {}, [], [])
     for name, value in data.items():
@@ -81,14 +82,14 @@ def find_servers(data: dict[str, Any]) -> Found:
     return found
 
 
-def _unknown_kind(value: dict[str, Any]) -> str | None:
+def _unknown_kind(value: JsonObject) -> str | None:
     """Everything else says that it is a server."""
     return next(
         (str(kind) for kind in value if any("entrypoint" in one for _, one in _implementations(value[kind]))), None
     )
 
 
-def _implementations(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _implementations(value: Any) -> Iterator[tuple[str, JsonObject]]:
     if isinstance(value, dict):
         yield from ((str(name), fields) for name, fields in value.items() if isinstance(fields, dict))
 

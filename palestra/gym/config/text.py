@@ -10,13 +10,15 @@ from typing import Any
 
 import yaml
 
+from palestra.util.json_types import JsonObject
 
-def to_yaml(settings: dict[str, Any]) -> str:
+
+def to_yaml(settings: JsonObject) -> str:
     """Everything is filled in; a `${` that is left is text, and is marked so."""
     return yaml.safe_dump(_mapped(settings, lambda text: text.replace("${", "\\${")), sort_keys=False, width=1 << 20)
 
 
-def from_yaml(text: str) -> dict[str, Any]:
+def from_yaml(text: str) -> JsonObject:
     """What `to_yaml` was given."""
     return _mapped(yaml.safe_load(text), lambda text: text.replace("\\${", "${"))
 

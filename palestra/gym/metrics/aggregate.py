@@ -11,17 +11,18 @@ from typing import Any
 
 from palestra.gym.metrics.numbers import columns, described, numbers_of
 from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Rollout = Mapping[str, Any]
-ComputeMetrics = Callable[[list[list[Rollout]]], dict[str, Any]]
-PickKeyMetrics = Callable[[dict[str, Any]], dict[str, Any]]
+Rollout = JsonMapping
+ComputeMetrics = Callable[[list[list[Rollout]]], JsonObject]
+PickKeyMetrics = Callable[[JsonObject], JsonObject]
 
 
 def aggregate(
     verify_responses: Sequence[Rollout],
     compute: ComputeMetrics | None = None,
     pick: PickKeyMetrics | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """`{group_level_metrics, agent_metrics, key_metrics}`. `compute` gets all rollouts task by task and may say
     `per_task_metrics` (a list with task indices) beside its own; `pick` chooses the headline from all of them."""
     if not verify_responses:
@@ -29,7 +30,7 @@ def aggregate(
     tasks = by_task(verify_responses)
     numbers = {id(one): numbers_of(one) for one in verify_responses}
     groups = [_group(index, rollouts, numbers) for index, rollouts in tasks.items()]
-    overall: dict[str, Any] = dict(described(columns(numbers.values())))
+    overall: JsonObject = dict(described(columns(numbers.values())))
     if compute is not None:
         own = dict(compute(list(tasks.values())))
         _add_per_task(groups, own.pop("per_task_metrics", None))
@@ -48,14 +49,12 @@ def by_task(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     return dict(sorted(tasks.items()))
 
 
-def means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def means(metrics: JsonMapping) -> JsonObject:
     """The headline where nobody chose one."""
     return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
 
-def with_expected(
-    groups: list[dict[str, Any]], expected: Counter[int], samples: Mapping[int, Rollout]
-) -> list[dict[str, Any]]:
+def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Mapping[int, Rollout]) -> list[JsonObject]:
     """How much of each task's rollouts there is, and the row they were played from."""
     for group in groups:
         index = group[TASK_INDEX]
@@ -68,7 +67,7 @@ def with_expected(
     return groups
 
 
-def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> dict[str, Any]:
+def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> JsonObject:
     found = len(rollouts)
     return {
         TASK_INDEX: index,
@@ -82,12 +81,12 @@ def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, flo
     }
 
 
-def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> dict[str, Any]:
+def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
     number = rollout.get(ROLLOUT_INDEX, 0)
     return {"rollout_id": f"{index}:{number}", TASK_INDEX: index, ROLLOUT_INDEX: number, **numbers}
 
 
-def _add_per_task(groups: list[dict[str, Any]], own: Any) -> None:
+def _add_per_task(groups: list[JsonObject], own: Any) -> None:
     """A server's own figures of a task go beside the common ones."""
     if not own:
         return

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from palestra.gym.records import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonMapping
 
 _KEYS = (TASK_INDEX, ROLLOUT_INDEX, MASK_SAMPLE)
 
 Columns = dict[str, list[float]]
 
 
-def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(result: JsonMapping) -> dict[str, float]:
     """Every number or truth value among a result's own fields and its response's usage; what is not finite is none."""
     response = result.get("response")
     usage = response.get("usage") if isinstance(response, Mapping) else None

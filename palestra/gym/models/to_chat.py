@@ -6,9 +6,6 @@ of a server, the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from palestra.chat.responses_input import (
     ChatDialect,
     ItemError,
@@ -18,12 +15,13 @@ from palestra.chat.responses_input import (
     chat_tools,
 )
 from palestra.gym.models.errors import BadRequest
+from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("metadata", "service_tier", "store", "temperature", "top_p", "user")
 """Fields that both APIs have in the same words."""
 
 
-def chat_request(params: Mapping[str, Any], *, with_ids: bool) -> dict[str, Any]:
+def chat_request(params: JsonMapping, *, with_ids: bool) -> JsonObject:
     """`params` as `requests.checked` gives them; the model's name is the caller's to add. Raises BadRequest."""
     try:
         found = chat_messages(params["input"], params.get("instructions"), ChatDialect.PLAIN, with_ids=with_ids)
@@ -31,7 +29,7 @@ def chat_request(params: Mapping[str, Any], *, with_ids: bool) -> dict[str, Any]
     except ItemError as e:
         place = e.place if e.field is None else (*e.place, e.field)
         raise BadRequest(place, str(e), given=e.given) from None
-    body: dict[str, Any] = {"messages": [one.message for one in found]}
+    body: JsonObject = {"messages": [one.message for one in found]}
     body |= {key: params[key] for key in SAME if key in params}
     if "max_output_tokens" in params:
         body["max_tokens"] = params["max_output_tokens"]
@@ -44,13 +42,13 @@ def chat_request(params: Mapping[str, Any], *, with_ids: bool) -> dict[str, Any]
     return body | said | ({} if asked is None else {"response_format": asked})
 
 
-def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
+def _tools(params: JsonMapping) -> JsonObject:
     tools, choice = params.get("tools"), params.get("tool_choice")
     if not tools:
         if choice == "required":
             raise ItemError(("tool_choice",), "tool_choice='required' requires at least one tool")
         return {}
-    chosen: dict[str, Any] = {"tools": chat_tools(tools, without=["strict"])}
+    chosen: JsonObject = {"tools": chat_tools(tools, without=["strict"])}
     nameless = next((at for at, one in enumerate(chosen["tools"]) if "name" not in one["function"]), None)
     if nameless is not None:
         raise ItemError(("tools", nameless), "a function needs a name")

@@ -7,20 +7,17 @@ Owns: thoughts in think tags, ids on the last item, what an endpoint counted. Ne
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from palestra.chat import responses_output as written
 from palestra.chat.responses_output import call_item, ending, message_item, new_id, reasoning_item, text_part
 from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def response(
-    params: Mapping[str, Any], completion: Mapping[str, Any], *, model: str, has_thoughts: bool
-) -> dict[str, Any]:
+def response(params: JsonMapping, completion: JsonMapping, *, model: str, has_thoughts: bool) -> JsonObject:
     """`completion` has its thinking in think tags and its ids on the message; only its first choice counts."""
     choice = completion["choices"][0]
     created = completion.get("created")
@@ -34,7 +31,7 @@ def response(
     )
 
 
-def output_items(message: Mapping[str, Any], *, has_thoughts: bool) -> list[dict[str, Any]]:
+def output_items(message: JsonMapping, *, has_thoughts: bool) -> list[JsonObject]:
     """Reasoning, text, calls, in this order; ids on the last of them."""
     text = message.get("content") or ""
     thoughts: list[str] = []
@@ -55,7 +52,7 @@ def output_items(message: Mapping[str, Any], *, has_thoughts: bool) -> list[dict
     return items
 
 
-def usage(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def usage(told: JsonMapping | None) -> JsonObject | None:
     if not told:
         return None
     cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens")

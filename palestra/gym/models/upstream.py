@@ -27,6 +27,7 @@ from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Upstream:
     async def close(self) -> None:
         await self._client.close()
 
-    async def post(self, session_id: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, session_id: str, path: str, body: JsonMapping) -> JsonObject:
         """The answer, a JSON object. Raises PeerFailed, UnreachableServer."""
         payload = encoded(body)
         self.counts["calls"] += 1
@@ -185,7 +186,7 @@ def _retry_after(told: str | None) -> float:
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S) if wait_s == wait_s else 0.0
 
 
-def _parsed(url: str, path: str, data: bytes) -> dict[str, Any]:
+def _parsed(url: str, path: str, data: bytes) -> JsonObject:
     try:
         answer = orjson.loads(data)
     except ValueError:

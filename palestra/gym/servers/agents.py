@@ -28,6 +28,7 @@ from palestra.gym.servers.base import GymServer, Peers
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import Reference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Answer, Call
+from palestra.util.json_types import JsonMapping, JsonObject
 
 Cookies = Mapping[str, str]
 
@@ -52,7 +53,7 @@ class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """What an agent has to say, without a verdict."""
 
-    response: dict[str, Any]
+    response: JsonObject
     cookies: dict[str, str] = field(default_factory=dict)
     """For whoever verifies."""
 
@@ -82,11 +83,11 @@ class AgentServer(GymServer, Generic[S]):
 
     # What an agent says
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """A judged row. Its `responses_create_params` are checked."""
         raise NotImplementedError(f"{type(self).__name__} does not run")
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         """Play, without seed and verdict."""
         raise NotImplementedError(f"{type(self).__name__} does not respond")
 
@@ -106,7 +107,7 @@ class AgentServer(GymServer, Generic[S]):
                 return await self.aggregate(call)
         raise BadCall(404, "Not Found")
 
-    def routes(self) -> dict[str, dict[str, Any]]:
+    def routes(self) -> dict[str, JsonObject]:
         return {path: {"type": "object"} for path in ("/run", "/v1/responses", "/aggregate_metrics")}
 
     async def asked(self, name: str, path: str, body: Any, cookies: Cookies, timeout_s: float | None = None) -> Answer:
@@ -116,7 +117,7 @@ class AgentServer(GymServer, Generic[S]):
             raise PeerFailed(name, path, answer.status, answer.raw())
         return answer
 
-    async def _run(self, call: Call) -> dict[str, Any]:
+    async def _run(self, call: Call) -> JsonObject:
         row = call.body
         if not isinstance(row, dict):
             raise BadCall(422, [{"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}])
@@ -154,7 +155,7 @@ class WorldAgentServer(AgentServer[W]):
 
     plain_settings = WorldAgentSettings
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """Seed, play, verify. The model gets the parameters as the row has them."""
         whole = filled_row(row)
         seeded = await self.ask_resources("/seed_session", whole, rollout.cookies)
@@ -174,7 +175,7 @@ class WorldAgentServer(AgentServer[W]):
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 
 
-def rollout_id_of(row: Mapping[str, Any]) -> str | None:
+def rollout_id_of(row: JsonMapping) -> str | None:
     """`<task>-<rollout>` or the one it was given, with `-a<n>` when it is tried again."""
     given, task, rollout = row.get(ROLLOUT_ID), row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)
     if given is None and (task is None or rollout is None):

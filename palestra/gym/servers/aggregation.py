@@ -5,12 +5,13 @@ Owns: looking at what was sent. Never touches: the figures (`palestra.gym.metric
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
 from palestra.gym.wire import Answer, Call
+from palestra.util.json_types import JsonMapping, JsonObject
 
 INDICES = (TASK_INDEX, ROLLOUT_INDEX)
 FIELD = "verify_responses"
@@ -18,8 +19,8 @@ FIELD = "verify_responses"
 
 def aggregated(
     call: Call,
-    compute: Callable[[list[list[Mapping[str, Any]]]], dict[str, Any]] | None = None,
-    pick: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    compute: Callable[[list[list[JsonMapping]]], JsonObject] | None = None,
+    pick: Callable[[JsonObject], JsonObject] | None = None,
 ) -> Answer:
     """Raises BadCall."""
     from palestra.gym.metrics import aggregate
@@ -34,5 +35,5 @@ def aggregated(
     return Answer(body=aggregate(rollouts, compute, pick))
 
 
-def _problem(kind: str, where: list[int], words: str, given: Any) -> dict[str, Any]:
+def _problem(kind: str, where: list[int], words: str, given: Any) -> JsonObject:
     return {"type": kind, "loc": ["body", FIELD, *where], "msg": words, "input": given}

@@ -6,12 +6,12 @@ sockets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class Peers(Protocol):
@@ -21,7 +21,7 @@ class Peers(Protocol):
     """
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonMapping:
         """Of the whole gym."""
         ...
 
@@ -65,7 +65,7 @@ class GymServer:
         """To a POST. Exceptions become a 500 in the front, in NeMo Gym's words."""
         raise NotImplementedError
 
-    def routes(self) -> dict[str, dict[str, Any]]:
+    def routes(self) -> dict[str, JsonObject]:
         """JSON Schema of the body by path, for `/openapi.json`."""
         return {}
 

@@ -26,13 +26,14 @@ from palestra.gym.servers.handlers import Handler
 from palestra.gym.servers.resources import ResourcesServer, Route, S
 from palestra.gym.servers.states import Session, States
 from palestra.gym.wire import Answer, Call
+from palestra.util.json_types import JsonObject
 
 SUPPORTS = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
 
 class Start(Struct, frozen=True, kw_only=True):
     observation: str | None = None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
 
     @classmethod
     def from_result(cls, result: Start | str | None) -> Start:
@@ -45,10 +46,10 @@ class Step(Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     """`tool_outputs`: `[{call_id, output}]` answers function calls."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward is a finite number, found {self.reward}")
         return {name: getattr(self, name) for name in self.__struct_fields__}

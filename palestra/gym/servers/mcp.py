@@ -19,6 +19,7 @@ from palestra.gym.servers.states import Session, States
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call, encoded
 from palestra.net import mcp
+from palestra.util.json_types import JsonObject
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
@@ -62,7 +63,7 @@ class McpFace:
         """None: what the model is to do comes with its task."""
         return ""
 
-    def invitation(self, session_id: str) -> dict[str, Any]:
+    def invitation(self, session_id: str) -> JsonObject:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
         return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}

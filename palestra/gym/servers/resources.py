@@ -18,7 +18,7 @@ Owns: the routes of such a server, tools, sessions' states. Never touches: model
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -35,6 +35,7 @@ from palestra.gym.servers.settings import settings_of, settings_type
 from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
 from palestra.gym.servers.verdicts import Verdict, unjudged, verified
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.util.json_types import JsonMapping, JsonObject
 
 F = TypeVar("F", bound=Callable[..., Any])
 Route = Callable[[Call], Awaitable[Answer]]
@@ -96,18 +97,18 @@ class ResourcesServer(GymServer, Generic[S]):
 
     # What a server of this kind says
 
-    async def seed_session(self, *_: Any, **__: Any) -> Mapping[str, Any] | None:
+    async def seed_session(self, *_: Any, **__: Any) -> JsonMapping | None:
         """Begin a rollout. Its parameters are fields of the row; what it returns goes to the agent."""
 
     async def verify(self, *_: Any, **__: Any) -> Any:
         """The reward of a rollout: a number, a truth, a Verdict, or a mapping with `reward`."""
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         """More figures, from all rollouts task by task."""
         return {}
 
-    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def key_metrics(self, metrics: JsonObject) -> JsonObject:
         """The headline."""
         return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
@@ -146,8 +147,8 @@ class ResourcesServer(GymServer, Generic[S]):
     async def look(self, path: str) -> Answer | None:
         return Answer(body=self.reverify_mode.value) if path == "/reverify_mode" else None
 
-    def routes(self) -> dict[str, dict[str, Any]]:
-        own: dict[str, dict[str, Any]] = {path: {"type": "object"} for path in self._table}
+    def routes(self) -> dict[str, JsonObject]:
+        own: dict[str, JsonObject] = {path: {"type": "object"} for path in self._table}
         return own | {f"/{one.name}": one.parameters for one in self.tool_specs()}
 
     async def close(self) -> None:

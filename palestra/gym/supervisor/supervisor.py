@@ -30,6 +30,7 @@ from palestra.gym.supervisor.plan import processes
 from palestra.gym.supervisor.reaper import Reaper
 from palestra.gym.supervisor.upstreams import wait_for_upstreams
 from palestra.net.serving import HttpServer
+from palestra.util.json_types import JsonObject
 
 READY = "All {count} / {count} servers ready!"
 WAITING_S = 30.0
@@ -89,7 +90,7 @@ class Supervisor:
         """Until cancelled. Raises ServerStartError when a server cannot be kept going."""
         await self._unless_broken(asyncio.create_task(asyncio.Event().wait(), name="forever"))
 
-    def instances(self) -> list[dict[str, Any]]:
+    def instances(self) -> list[JsonObject]:
         """As `/server_instances` tells them."""
         return [_told(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
 
@@ -157,7 +158,7 @@ class Supervisor:
         await asyncio.gather(*keeping, return_exceptions=True)
 
 
-def _told(server: ServerInstance, keeper: Keeper) -> dict[str, Any]:
+def _told(server: ServerInstance, keeper: Keeper) -> JsonObject:
     return {
         "process_name": server.name,
         "config_path": server.name,

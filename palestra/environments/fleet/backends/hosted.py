@@ -20,6 +20,7 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
 from palestra.environments.platform.verifiers import Execution, score_of
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +80,14 @@ class HostedBackend:
             raise BackendError(f"instance {self._env.instance_id} has no tools to offer: {'; '.join(problems)}")
         return found
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         owner = self._owners.get(name)
         if owner is None:
             return ToolAnswer(None, f"there is no tool {name!r}; use {', '.join(self._owners)}")
         return await owner.call_tool(name, arguments)
 
     async def verify(self, attempt: Attempt) -> Grade:
-        given: dict[str, Any] = {} if attempt.answer is None else {"final_answer": attempt.answer}
+        given: JsonObject = {} if attempt.answer is None else {"final_answer": attempt.answer}
         if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
             given["conversation"] = list(attempt.conversation)
         grade = Grade(score=None, error="the verifier was not run")
@@ -128,7 +129,7 @@ class HostedBackend:
                     raise BackendError(f"Fleet made no instance of {task.env_key}: {words(e)}") from e
                 await asyncio.sleep(delay_s)
 
-    async def _verdict(self, given: dict[str, Any]) -> Grade:
+    async def _verdict(self, given: JsonObject) -> Grade:
         from fleet._async.tasks import Task  # pyright: ignore[reportMissingImports]
 
         task = self._task

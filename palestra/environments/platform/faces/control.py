@@ -25,6 +25,7 @@ from palestra.environments.platform.pool_records import DuplicateRequest, LimitR
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
 from palestra.environments.platform.tasks import WORLDS, make_task
+from palestra.util.json_types import JsonObject
 
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
@@ -44,7 +45,7 @@ class InstanceRequest(msgspec.Struct, kw_only=True):
     p_error: float | None = None
     avg_latency: float | None = None
     run_id: str | None = None
-    env_variables: dict[str, Any] | None = None
+    env_variables: JsonObject | None = None
     image_type: str | None = None
     ttl_seconds: float | None = None
     heartbeat_interval: float | None = None
@@ -115,7 +116,7 @@ class ControlPlane:
             raise Refusal(409, told) from None
         return self._shown(record, asked)
 
-    def _shown(self, record: Record, asked: Asked) -> dict[str, Any]:
+    def _shown(self, record: Record, asked: Asked) -> JsonObject:
         is_world = bool(app_of(record.wanted.app).parts)
         return wire.instance(record, asked.base_url, self._door.login(record.id) if is_world else "")
 
@@ -225,7 +226,7 @@ def wanted_of(body: bytes) -> Wanted:
     )
 
 
-def _variables(given: dict[str, Any], today: str) -> dict[str, str]:
+def _variables(given: JsonObject, today: str) -> dict[str, str]:
     found = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in given.items()
     }
@@ -251,7 +252,7 @@ def _app(key: str) -> App:
         raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}") from None
 
 
-def _limit(error: LimitReached) -> dict[str, Any]:
+def _limit(error: LimitReached) -> JsonObject:
     return {
         "error_type": "instance_limit_exceeded",
         "message": f"instance limit reached: {error}",
@@ -260,7 +261,7 @@ def _limit(error: LimitReached) -> dict[str, Any]:
     }
 
 
-def _run(run_id: str, records: list[Record]) -> dict[str, Any]:
+def _run(run_id: str, records: list[Record]) -> JsonObject:
     return {
         "run_id": run_id,
         "running_count": sum(not record.is_over for record in records),

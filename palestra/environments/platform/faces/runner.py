@@ -18,6 +18,7 @@ from palestra.environments.platform.faces.queries import Copies, describe, read,
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
+from palestra.util.json_types import JsonObject
 
 RESOURCES = [
     {"name": "seed", "type": "sqlite", "mode": "ro", "label": "as it was"},
@@ -112,7 +113,7 @@ def _check_whole(asked: RunnerRequest) -> None:
         raise Refusal(400, f"this is not for {asked.part[:100]!r}, one app of a world: ask its instance")
 
 
-def _ignored(asked: dict[str, Any]) -> dict[str, Any]:
+def _ignored(asked: JsonObject) -> JsonObject:
     found = asked.get("ignore_config") or {}
     lists = [found.get("tables") or [], found.get("fields") or []] if isinstance(found, dict) else [None]
     by_table = (found.get("table_fields") or {}) if isinstance(found, dict) else None

@@ -34,6 +34,7 @@ from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import verify
 from palestra.environments.platform.verifiers import Limits, run_verifier
+from palestra.util.json_types import JsonObject
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
@@ -114,7 +115,7 @@ class Verifying:
         found = {name: told[name] for name in ("success", "result", "stdout")}
         return {**found, "error": error, "message": error or "verified"}
 
-    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> dict[str, Any]:
+    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> JsonObject:
         given = _given(request.args)
         source = self._source(request, team)
         own = await asyncio.to_thread(_task, request.key or "")
@@ -139,7 +140,7 @@ class Verifying:
         ours = self._source_of(task)
         return sha256 == wire.sha_of(ours) if source is None else source.strip() == ours.strip()
 
-    def _own(self, task: PlatformTask, instance_id: str, given: Given) -> dict[str, Any]:
+    def _own(self, task: PlatformTask, instance_id: str, given: Given) -> JsonObject:
         with self.pool.use(instance_id) as instance:
             if (instance.app.key, instance.seed.key) != (task.app.key, task.seed.key):
                 raise CannotVerify(
@@ -152,7 +153,7 @@ class Verifying:
         printed += _accumulator("ERROR", verdict.missed) + _accumulator("SUCCESS", verdict.met)
         return {"success": verdict.score is not None, "result": verdict.score, "stdout": printed, "error": None}
 
-    async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> dict[str, Any]:
+    async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> JsonObject:
         with self.pool.use(instance_id) as instance:
             seed, current = instance.seed.data, instance.snapshot()
         if timeout_s is not None and not timeout_s > 0:
@@ -234,7 +235,7 @@ def _check_size(value: Any) -> None:
         waiting += inside
 
 
-def _failed(kind: str, message: str) -> dict[str, Any]:
+def _failed(kind: str, message: str) -> JsonObject:
     error = {"type": kind, "message": message, "traceback": ""}
     return {"success": False, "result": None, "stdout": "", "error": error}
 
