@@ -23,7 +23,7 @@ _OPENING = re.compile(rf"\s*{THINK}")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: every message of a request needs it
 
 
-def chain(root: Any, messages: Sequence[Message]) -> list[bytes]:
+def chain(root: object, messages: Sequence[Message]) -> list[bytes]:
     """For each length from 0 on, a name for the conversation up to there. `root`: what else it depends on."""
     names = [_digest(_dump(root))]
     for message in messages:
@@ -92,14 +92,14 @@ def _call(call: JsonMapping) -> list[Any]:
     return [function["name"], _parsed(function.get("arguments"))]
 
 
-def _parsed(arguments: Any) -> Any:
+def _parsed(arguments: object) -> Any:
     if not isinstance(arguments, str):
         return _numbers_alike(arguments or {})
     parsed = read_json(arguments or "{}")
     return arguments if parsed is None else _numbers_alike(parsed)
 
 
-def _numbers_alike(value: Any) -> Any:
+def _numbers_alike(value: object) -> Any:
     """1.0 comes back as 1 from languages that have one kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -110,7 +110,7 @@ def _numbers_alike(value: Any) -> Any:
     return value
 
 
-def _dump(value: Any) -> bytes:
+def _dump(value: object) -> bytes:
     return _ENCODER.encode(value).encode()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 MAX_DEPTH = 100  # nobody means more; a few hundred, and whatever recurses over it fails
 
 
-def is_too_deep(value: Any) -> bool:
+def is_too_deep(value: object) -> bool:
     """Level by level: nothing here recurses."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
@@ -18,5 +18,5 @@ def is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _items(outer: Any) -> Any:
+def _items(outer: object) -> Any:
     return outer.values() if isinstance(outer, dict) else outer

@@ -38,7 +38,7 @@ class ItemError(ChatError):
     """An item, a tool or a choice that has no form in a chat."""
 
     def __init__(
-        self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: Any = None
+        self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: object = None
     ) -> None:
         super().__init__(detail)
         self.place, self.field = place, field
@@ -202,12 +202,12 @@ def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDial
 # Parts of items
 
 
-def _parts(content: Any) -> list[Any]:
+def _parts(content: object) -> list[Any]:
     """What is no content at all is refused where messages are read."""
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _text(content: Any, place: Place) -> str:
+def _text(content: object, place: Place) -> str:
     """An assistant's; a turn of calls alone has none."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -216,7 +216,7 @@ def _text(content: Any, place: Place) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
-def _chat_content(content: Any, place: Place) -> Any:
+def _chat_content(content: object, place: Place) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -234,7 +234,7 @@ def _chat_part(part: Any, place: Place) -> JsonObject:
             return _text_part(part, place)
 
 
-def _text_part(part: Any, place: Place) -> JsonObject:
+def _text_part(part: object, place: Place) -> JsonObject:
     match part:
         case {"type": "input_text", "text": str(text)}:
             return {"type": "text", "text": text}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -32,7 +31,7 @@ def response_body(
     output: Sequence[JsonObject] = (),
     response_id: str | None = None,
     created_at: float | None = None,
-    **more: Any,
+    **more: object,
 ) -> JsonObject:
     """`request` has its `ECHOED` and `TOOL_FIELDS`, as far as they were said."""
     choice = request.get("tool_choice")

@@ -72,7 +72,7 @@ def _named_tokens(config: JsonMapping) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _text_of(token: Any) -> str | None:
+def _text_of(token: object) -> str | None:
     """A token is its text, or a record with its text as `content`."""
     if isinstance(token, dict):
         token = token.get("content")
@@ -101,7 +101,7 @@ def _declared(config: JsonMapping) -> Iterator[tuple[str, JsonObject]]:
                 yield text, entry
 
 
-def _values(found: Any) -> list[Any]:
+def _values(found: object) -> list[Any]:
     return list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
 
 

@@ -60,7 +60,7 @@ def read_json(text: str) -> Any:
     return None if text[end:].strip() or is_too_deep(value) else value
 
 
-def call_of(value: Any) -> ParsedCall | None:
+def call_of(value: object) -> ParsedCall | None:
     """What a model wrote as JSON."""
     call = _checked(value, "")
     return call if isinstance(call, ParsedCall) else None
@@ -110,7 +110,7 @@ def _read_block(text: str, start: int, tag: str) -> ParsedCall | ParseFailure:
     return _checked(call, tag)
 
 
-def _checked(call: Any, tag: str) -> ParsedCall | ParseFailure:
+def _checked(call: object, tag: str) -> ParsedCall | ParseFailure:
     if not isinstance(call, dict):
         return ParseFailure(reason=f"{tag} holds a JSON {_kind(call)}, not an object")
     name = call.get("name") or call.get("tool")
@@ -133,7 +133,7 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
     return value, end
 
 
-def _refuse_half_characters(value: Any) -> None:
+def _refuse_half_characters(value: object) -> None:
     """A lone surrogate is no text: whoever sends it on would fail."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -156,7 +156,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite
 _KINDS = {str: "string", list: "list", dict: "object", bool: "boolean", type(None): "null"}
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return _KINDS.get(type(value), "number")
 
 

@@ -44,7 +44,7 @@ def train(
     display: str,
     with_parent: bool,
     key: str | None,
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
 

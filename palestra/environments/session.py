@@ -39,7 +39,7 @@ class Deferred(Struct, frozen=True):
 class EnvSession:
     """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is left."""
 
-    def __init__(self, env: Any, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
+    def __init__(self, env: object, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
         """`env` is an environment or a Deferred one; without `max_turns` it is the environment's own."""
         self._env = env
         self._name = env.name if isinstance(env, Deferred) else type(env).__name__
@@ -122,7 +122,7 @@ class EnvSession:
 
         return await self._caller.call(f"making {self._name}", in_this_thread if deferred.is_async else deferred.make)
 
-    async def _call(self, name: str, *args: Any) -> Any:
+    async def _call(self, name: str, *args: object) -> Any:
         method = self._method(name)
         if method is None:
             raise EnvironmentFailure(f"{self._name} has neither {name} nor {name}_async: it is no text environment")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -112,7 +111,7 @@ def _prompt(row: Row) -> list[Message]:
     return [dict(message) for message in prompt]
 
 
-def _is_message(found: Any) -> bool:
+def _is_message(found: object) -> bool:
     return isinstance(found, Mapping) and isinstance(found.get("role"), str) and "content" in found
 
 

@@ -34,7 +34,7 @@ class BaseTextEnvStepOutput(TypedDict):
 class Env(Generic[ObsType, ActType]):
     """Something that takes actions. A `with` block closes it."""
 
-    def init(self, *args: Any) -> tuple[ObsType, JsonObject]:
+    def init(self, *args: object) -> tuple[ObsType, JsonObject]:
         raise NotImplementedError(f"{type(self).__name__} has no init")
 
     def step(self, action: ActType) -> Any:
@@ -65,7 +65,7 @@ class BaseTextEnv(Env[ConversationType, str]):
     max_turns: int = 1
     """`extras["max_turns"]` where given."""
 
-    def __init__(self, env_config: Any = None, extras: JsonMapping | None = None) -> None:
+    def __init__(self, env_config: object = None, extras: JsonMapping | None = None) -> None:
         super().__init__()
         self.env_config = env_config
         self.extras: JsonObject = dict(extras or {})

@@ -134,7 +134,7 @@ def _torch() -> Any:
         raise GymConfigError("has_tensors: torch is not installed; install it, or say has_tensors: false") from None
 
 
-def _check_reward(reward: Any) -> None:
+def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RowFailed(f"its reward is no number: {str(reward)[:100]}")
 

@@ -5,8 +5,6 @@ Owns: the error tree, and which failure of a rollout each of them is. Never touc
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.environments.gym.errors import GymError
 from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
 
@@ -70,7 +68,7 @@ class RolloutTimeout(GymError):
 class BadCall(GymError):
     """What was asked for cannot be answered. `status` and `detail` are the answer, in FastAPI's shape."""
 
-    def __init__(self, status: int, detail: Any) -> None:
+    def __init__(self, status: int, detail: object) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -58,7 +57,7 @@ def head_app(
     return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
 
-def _told(body: Any, status: int = 200) -> Response:
+def _told(body: object, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 

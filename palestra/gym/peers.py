@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
@@ -74,7 +74,7 @@ class GymPeers:
         self,
         name: str,
         path: str,
-        body: Any,
+        body: object,
         *,
         cookies: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
@@ -102,7 +102,7 @@ class GymPeers:
     # Over HTTP
 
     async def _post_far(
-        self, peer: ServerInstance, path: str, body: Any, cookies: Mapping[str, str] | None, limit_s: float
+        self, peer: ServerInstance, path: str, body: object, cookies: Mapping[str, str] | None, limit_s: float
     ) -> Answer:
         limit = asyncio.timeout(limit_s)
         try:
@@ -139,7 +139,7 @@ class GymPeers:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _may_repeat(peer: ServerInstance, path: str, body: Any) -> bool:
+def _may_repeat(peer: ServerInstance, path: str, body: object) -> bool:
     if path.startswith(ROLLOUT_PREFIX):
         path = "/" + path.split("/", 3)[-1]
     if peer.kind is ServerKind.MODEL:

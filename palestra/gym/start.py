@@ -48,7 +48,7 @@ def _exactly(pipe: BinaryIO, size: int) -> bytes:
     return found
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} in a config")

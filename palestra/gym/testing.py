@@ -41,7 +41,7 @@ class Opened:
     def caller(self) -> Caller:
         return Caller(self)
 
-    def post(self, path: str, body: Any, cookies: Mapping[str, str]) -> Answer:
+    def post(self, path: str, body: object, cookies: Mapping[str, str]) -> Answer:
         return self._runner.run(self._peers.post(self.server.name, path, body, cookies=cookies))
 
     def look(self, path: str) -> Answer | None:
@@ -55,13 +55,13 @@ class Caller:
         self._opened = opened
         self.cookies: dict[str, str] = {}
 
-    def post(self, path: str, body: Any) -> Answer:
+    def post(self, path: str, body: object) -> Answer:
         """Whatever its status; the body is JSON, as over a socket."""
         answer = self._opened.post(path, body, self.cookies)
         self.cookies |= answer.cookies
         return Answer(status=answer.status, body=answer.raw(), cookies=answer.cookies, content_type=answer.content_type)
 
-    def verify(self, response: JsonObject, **fields: Any) -> JsonObject:
+    def verify(self, response: JsonObject, **fields: object) -> JsonObject:
         """The judged row. Raises PeerFailed where there is none."""
         row = {PARAMS: {"input": ""}, **fields, "response": response}
         answer = self.post("/verify", row)

@@ -65,6 +65,6 @@ class Answer(Struct, kw_only=True):
             raise BadReply(f"the answer is not JSON: {self.body[:300].decode(errors='replace')}") from None
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """JSON; numbers of numpy and dataclasses pass, NaN becomes null."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from nemo_gym.json_types import JsonObject
+
 __all__ = [
     "AGENT_REF_KEY",
     "ROLLOUT_PATH_PREFIX",
@@ -108,12 +110,12 @@ class BaseRunServerInstanceConfig(BaseRunServerConfig):
 
 
 class AggregateMetricsRequest(BaseModel):
-    verify_responses: list[dict[str, Any]]
+    verify_responses: list[JsonObject]
 
 
 class AggregateMetrics(BaseModel):
-    group_level_metrics: list[dict[str, Any]] = Field(default_factory=list)
-    agent_metrics: dict[str, Any] = Field(default_factory=dict)
-    key_metrics: dict[str, Any] = Field(default_factory=dict)
-    repeat_level_metrics: list[dict[str, Any]] = Field(default_factory=list, exclude=True)
+    group_level_metrics: list[JsonObject] = Field(default_factory=list)
+    agent_metrics: JsonObject = Field(default_factory=dict)
+    key_metrics: JsonObject = Field(default_factory=dict)
+    repeat_level_metrics: list[JsonObject] = Field(default_factory=list, exclude=True)
     """Nothing fills it: figures are per task and over all rollouts."""

@@ -17,6 +17,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.json_types import JsonObject
 
 log = logging.getLogger("nemo_gym")
 
@@ -38,11 +41,11 @@ class _SessionIds:
     nothing, and judge a rollout it has not seen: instead, sessions of an earlier process are refused, and the rollout
     is played again."""
 
-    def __init__(self, app: Any, has_state: bool) -> None:
+    def __init__(self, app: ASGIApp, has_state: bool) -> None:
         self._app = app
         self._has_state = has_state
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = scope.get("session")
         if session is None:
             await self._app(scope, receive, send)
@@ -60,14 +63,14 @@ class _Errors:
     """An exception is an answer, in the words of NeMo Gym; but what another server said failed is passed on as it is,
     so that it is told once however many servers it comes through."""
 
-    def __init__(self, app: Any, name: str) -> None:
+    def __init__(self, app: ASGIApp, name: str) -> None:
         self._app = app
         self._name = name
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def sent(message: Any) -> None:
+        async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
@@ -83,7 +86,7 @@ class _Errors:
             await JSONResponse(failure, status_code=422 if is_final else 500)(scope, receive, send)
 
 
-def _passed_on(error: ClientResponseError) -> dict[str, Any]:
+def _passed_on(error: ClientResponseError) -> JsonObject:
     """What a call of another server came to, in the fields of a row for the failures file."""
     content = getattr(error, "response_content", error.message)
     text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)

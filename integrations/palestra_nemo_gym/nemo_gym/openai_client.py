@@ -13,6 +13,7 @@ from aiohttp import ClientResponse
 from pydantic import BaseModel, Field
 
 from nemo_gym.calls import MAX_NUM_TRIES, get_response_json, raise_for_status, request
+from nemo_gym.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
     async def create_tokenize(self, **kwargs: Any) -> Any:
         return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", kwargs)
 
-    async def _call(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    async def _call(self, method: str, url: str, body: JsonObject | None = None) -> Any:
         """Raises ClientResponseError with the last answer, where none was good."""
         failed = busy = 0
         pause_s = FIRST_PAUSE_S

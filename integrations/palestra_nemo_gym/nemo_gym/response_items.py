@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict  # pydantic knows no other before Python 3.12
 
+from nemo_gym.json_types import JsonMapping
+
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 RoutedExperts: TypeAlias = str | list[list[list[int]]]
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -224,7 +226,7 @@ def _tag(value: Any) -> str:
     return found.__name__
 
 
-def _message_class(value: Mapping[str, Any]) -> type[BaseModel]:
+def _message_class(value: JsonMapping) -> type[BaseModel]:
     content = value.get("content")
     if isinstance(content, str) or (value.get("role") == "assistant" and not _is_output(content) and "id" not in value):
         return NeMoGymEasyInputMessage
@@ -257,4 +259,4 @@ NeMoGymResponseInputItem: TypeAlias = Annotated[
     Discriminator(_tag),
 ]
 NeMoGymResponseInput: TypeAlias = list[NeMoGymResponseInputItem]
-NeMoGymResponseOutputItem = NeMoGymResponseInputItem
+NeMoGymResponseOutputItem: TypeAlias = NeMoGymResponseInputItem

@@ -6,7 +6,6 @@ Owns: its blocks and its grammar. Never touches: other formats.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
@@ -78,7 +77,7 @@ class _Reader:
         return Block(text="".join(self._read).removeprefix(self._beginning), rest=rest)
 
 
-def _call(value: Any) -> ParsedCall | None:
+def _call(value: object) -> ParsedCall | None:
     """Much JSON has a name; a call also says with which arguments."""
     is_call = isinstance(value, dict) and ("parameters" in value or "arguments" in value)
     return call_of(value) if is_call else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
@@ -67,7 +66,7 @@ class _Reader:
         calls = [] if ended.is_broken else self._calls(read_json(ended.text))
         return Block(calls=calls, text="" if calls else self._head + ended.text, rest=ended.rest)
 
-    def _calls(self, value: Any) -> list[ParsedCall]:
+    def _calls(self, value: object) -> list[ParsedCall]:
         """None of them where one cannot be read."""
         if self._name is not None:
             return [ParsedCall(name=self._name, arguments=value)] if isinstance(value, dict) else []

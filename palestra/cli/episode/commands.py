@@ -284,7 +284,7 @@ def counts_table(runs: list[RunInfo], seen: Pace, caption: str | None = None) ->
     return table
 
 
-def plain(record: Any) -> Any:
+def plain(record: object) -> Any:
     import msgspec
 
     return msgspec.to_builtins(record)

@@ -50,7 +50,7 @@ class Shard(click.ParamType):
 
     name = "I/N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
         at, _, count = str(value).partition("/")
@@ -62,7 +62,7 @@ class Shard(click.ParamType):
 class JsonParam(click.ParamType):
     name = "JSON"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> JsonObject:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> JsonObject:
         try:
             found = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:

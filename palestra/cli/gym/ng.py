@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 import rich_click as click
 
@@ -89,7 +88,7 @@ def _is_of_collection(key: str) -> bool:
     return key in OPTIONS or key in FLAGS or key in IGNORED or key.partition(".")[0] == PARAMS
 
 
-def _option(key: str, value: Any, params: JsonObject) -> list[str]:
+def _option(key: str, value: object, params: JsonObject) -> list[str]:
     if value is None or key in IGNORED:
         return []
     if key in FLAGS:
@@ -108,7 +107,7 @@ def _option(key: str, value: Any, params: JsonObject) -> list[str]:
     return [OPTIONS[key], text]
 
 
-def _put(params: JsonObject, path: list[str], value: Any) -> None:
+def _put(params: JsonObject, path: list[str], value: object) -> None:
     for name in path[:-1]:
         params = params.setdefault(name, {})
         if not isinstance(params, dict):

@@ -52,7 +52,7 @@ def reverify(
     resume: bool,
     overwrite: bool,
     as_json: bool,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Grade stored rollouts again, by the verifiers of a gym, without a model."""
     with needs_extra("gym"):

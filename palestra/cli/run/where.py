@@ -132,7 +132,7 @@ def _test(op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], bool]:
     raise WhereError(f"{ast.unparse(node)!r}: compare with < <= > >= = != in")
 
 
-def _ordered(test: Callable[[Any, Any], bool], a: Any, b: Any, node: ast.AST) -> bool:
+def _ordered(test: Callable[[Any, Any], bool], a: object, b: object, node: ast.AST) -> bool:
     """What a rollout does not have, as a failed one its reward, is neither less nor more."""
     if a is None or b is None:
         return False

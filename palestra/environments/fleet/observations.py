@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 NO_CALL = 'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'
 COMPLETE = "Task marked as complete."
@@ -15,7 +14,7 @@ EXECUTED = "Action executed."
 RESULT = "Tool result:\n"
 
 
-def error_of(result: Any) -> str | None:
+def error_of(result: object) -> str | None:
     """The error in a result that came back: some tools say in words that they failed."""
     if isinstance(result, str) and result.startswith(("Error:", "error:")):
         return result.partition(":")[2].strip() or result
@@ -24,12 +23,12 @@ def error_of(result: Any) -> str | None:
     return None
 
 
-def result_text(result: Any, indent: int | None = 2) -> str:
+def result_text(result: object, indent: int | None = 2) -> str:
     """None: the tool had nothing to say."""
     return EXECUTED if result is None else RESULT + text_of(result, indent)
 
 
-def text_of(value: Any, indent: int | None = None) -> str:
+def text_of(value: object, indent: int | None = None) -> str:
     if isinstance(value, str) and value:
         return value
     separators = (",", ":") if indent is None else None

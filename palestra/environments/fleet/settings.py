@@ -50,7 +50,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     verifier_memory_mib: int = 512
 
     @classmethod
-    def of(cls, env_config: Any) -> FleetSettings:
+    def of(cls, env_config: object) -> FleetSettings:
         """From any mapping with `get`. Raises ValueError."""
         get = getattr(env_config, "get", None)
         if env_config is not None and get is None:
@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if is_list else value
 
 
-def _warn_of_others(env_config: Any, known: tuple[str, ...]) -> None:
+def _warn_of_others(env_config: object, known: tuple[str, ...]) -> None:
     for name in env_config.keys() - set(known) if isinstance(env_config, Mapping) else ():
         near = nearest(name, known)
         log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near}?" if near else "")

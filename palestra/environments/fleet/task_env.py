@@ -141,7 +141,7 @@ class OpenEnvTask:
         info["tool_result"] = result
         return result
 
-    async def _tried(self, name: Any, arguments: Any) -> tuple[Any, str]:
+    async def _tried(self, name: object, arguments: object) -> tuple[Any, str]:
         """The result, or what the model is told instead. A lost instance is no mistake of the model's, and raises."""
         assert self._backend is not None
         if not isinstance(name, str):
@@ -181,7 +181,7 @@ class OpenEnvTask:
             self._backend, self._is_done = None, True
             await backend.close()
 
-    def _observation(self, observation: Any) -> JsonObject:
+    def _observation(self, observation: object) -> JsonObject:
         return {
             "prompt": self.task.prompt,
             "observation": observation,

@@ -73,5 +73,5 @@ def _flawed(found: ModelCalls, flaw: Flaw, why: str) -> ModelCalls:
     return found
 
 
-def _ids(found: Any) -> list[int]:
+def _ids(found: object) -> list[int]:
     return found if isinstance(found, list) and all(type(one) is int for one in found) else []

@@ -116,7 +116,7 @@ def messages_of(given: str | list[Any]) -> list[Message]:
     return read or [{"role": "user", "content": ""}]
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

@@ -115,7 +115,7 @@ def _are_met(fields: JsonMapping, row: JsonMapping) -> bool:
     return all(name in row and _is_met(wanted, row[name]) for name, wanted in fields.items())
 
 
-def _is_met(wanted: Any, found: Any) -> bool:
+def _is_met(wanted: object, found: object) -> bool:
     if isinstance(wanted, _Free):
         return True
     return wanted.fits(found) if isinstance(wanted, Text) else wanted == found

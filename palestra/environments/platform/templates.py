@@ -38,7 +38,7 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
-def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, JsonObject, list[Params]]:
+def read_pages(tool: str, rows: str, **wanted: object) -> Generator[Call, JsonObject, list[Params]]:
     """All that a tool shows page by page, under this name."""
     found: list[Params] = []
     while True:

@@ -75,7 +75,7 @@ def part_of(table: str) -> str:
 def _tool_of(app: App, tool: Tool) -> Tool:
     names = table_names(app.key, app.schema)
 
-    def run(desk: Desk, **arguments: Any) -> JsonObject:
+    def run(desk: Desk, **arguments: object) -> JsonObject:
         try:
             return tool.run(desk.of_part(app.key, names), **arguments)
         except ToolError as e:

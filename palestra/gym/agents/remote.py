@@ -140,7 +140,7 @@ class _Talk:
         except (BadReply, ValueError):
             raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
 
-    async def use_tool(self, name: str, arguments: Any) -> str:
+    async def use_tool(self, name: str, arguments: object) -> str:
         resources = self._agent.settings.resources_server.name
         answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)
         self.resources_cookies = answer.cookies

@@ -52,7 +52,7 @@ class _Table:
         self.model_cookies = answer.cookies
         return checked_response(answer.value(), name)
 
-    async def use_tool(self, name: str, arguments: Any) -> str:
+    async def use_tool(self, name: str, arguments: object) -> str:
         """Whatever its status: an error is for the model to read."""
         resources = self._settings.resources_server.name
         answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)

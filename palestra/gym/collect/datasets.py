@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -163,7 +162,7 @@ def _observe_params(params: JsonMapping, numbers: dict[str, list[float]]) -> Non
     numbers[_WORDS].append(len(orjson.dumps(params).decode().replace(":", ": ").replace(",", ", ").split()))
 
 
-def _observe(name: str, value: Any, numbers: dict[str, list[float]], texts: dict[str, Counter[str]]) -> None:
+def _observe(name: str, value: object, numbers: dict[str, list[float]], texts: dict[str, Counter[str]]) -> None:
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, int | float):
             numbers.setdefault(name, []).append(float(one))

@@ -103,12 +103,12 @@ def _of_servers(gym: JsonMapping) -> dict[str, str]:
     return {name: _digest(_lasting(block)) for name, block in servers.items()}
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _lasting(value: Any) -> Any:
+def _lasting(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _lasting(each) for key, each in value.items() if not _is_passing(str(key))}
     return [_lasting(each) for each in value] if isinstance(value, list) else value

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -189,7 +188,7 @@ def _labels(row: JsonMapping) -> JsonObject:
     return {name: row[name] for name in (TASK_INDEX, ROLLOUT_INDEX, AGENT_REF)}
 
 
-def _resources_of(block: Any) -> str | None:
+def _resources_of(block: object) -> str | None:
     """The resources server an agent's block refers to."""
     agents = block.get(ServerKind.AGENT) if isinstance(block, Mapping) else None
     settings = next(iter(agents.values()), None) if isinstance(agents, Mapping) else None

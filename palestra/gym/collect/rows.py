@@ -130,7 +130,7 @@ def _prepared(row: Row, how: Expansion, number: int) -> Row:
     return row
 
 
-def _is_rollout_id(given: Any) -> bool:
+def _is_rollout_id(given: object) -> bool:
     return isinstance(given, str) and len(given) <= MAX_ROLLOUT_ID and ROLLOUT_NAME.fullmatch(given) is not None
 
 

@@ -5,8 +5,6 @@ Owns: checking the entries. Never touches: the files they name.
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.gym.roots import did_you_mean
 from palestra.util.json_types import JsonObject
 
@@ -27,7 +25,7 @@ SOURCES = {"gitlab": ("dataset_name", "version", "artifact_fpath"), "huggingface
 LEGACY = ("gitlab_identifier", "huggingface_identifier")
 
 
-def dataset_problems(entries: Any) -> list[str]:
+def dataset_problems(entries: object) -> list[str]:
     """One line for each mistake, starting with the key below the server."""
     if entries is None:
         return []
@@ -36,7 +34,7 @@ def dataset_problems(entries: Any) -> list[str]:
     return [f"datasets[{index}]{problem}" for index, entry in enumerate(entries) for problem in _of_one(entry)]
 
 
-def _of_one(entry: Any) -> list[str]:
+def _of_one(entry: object) -> list[str]:
     if not isinstance(entry, dict):
         return [f": should be a mapping, is {entry!r}"]
     kind = entry.get("type")

@@ -52,7 +52,7 @@ class _Expander:
         self.taken: list[tuple[str, ...]] = []
         self._underway: list[tuple[str, ...]] = []
 
-    def expand(self, node: Any, where: str) -> Any:
+    def expand(self, node: object, where: str) -> Any:
         if isinstance(node, list):
             return [self.expand(value, f"{where}[{index}]") for index, value in enumerate(node)]
         if isinstance(node, dict):
@@ -109,13 +109,13 @@ class _Expander:
             node = node[part]
         return node
 
-    def _with_source(self, node: Any, where: str) -> Any:
+    def _with_source(self, node: object, where: str) -> Any:
         """A part on the way may get what is looked for from elsewhere."""
         has_source = isinstance(node, dict) and (INHERIT in node or COPY in node)
         return self.expand(node, where) if has_source or _source_in_text(node) else node
 
 
-def _source_in_text(node: Any) -> _Source | None:
+def _source_in_text(node: object) -> _Source | None:
     if isinstance(node, str):
         for start, name in _IN_TEXT.items():
             if node.startswith(start) and node.endswith("}"):

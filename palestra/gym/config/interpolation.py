@@ -21,7 +21,7 @@ _MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_][\w-]*)(?!\w*:)")
 
 
-def references(data: Any) -> set[str]:
+def references(data: object) -> set[str]:
     """Top-level names that some `${name…}` speaks of."""
     texts = (value for _, value in leaves(data) if isinstance(value, str) and "${" in value)
     return {name for text in texts for name in _REFERENCE.findall(text)}
@@ -64,7 +64,7 @@ class _At:
         return self.above if self.key is None else self.above.value()[self.key]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 

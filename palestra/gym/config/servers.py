@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from palestra.gym.config.datasets import dataset_problems
 from palestra.gym.config.settings import RESERVED
@@ -89,7 +88,7 @@ def _unknown_kind(value: JsonObject) -> str | None:
     )
 
 
-def _implementations(value: Any) -> Iterator[tuple[str, JsonObject]]:
+def _implementations(value: object) -> Iterator[tuple[str, JsonObject]]:
     if isinstance(value, dict):
         yield from ((str(name), fields) for name, fields in value.items() if isinstance(fields, dict))
 
@@ -116,7 +115,7 @@ def field_problems(entry: Entry) -> list[str]:
     return [f"{entry.where}.{problem}" for problem in problems]
 
 
-def _domain_problems(domain: Any) -> list[str]:
+def _domain_problems(domain: object) -> list[str]:
     if domain in DOMAINS:
         return []
     if domain is None:
@@ -138,7 +137,7 @@ def reference_problems(entries: list[Entry]) -> list[str]:
     return problems
 
 
-def is_reference(value: Any) -> bool:
+def is_reference(value: object) -> bool:
     return (
         isinstance(value, dict)
         and set(value) == {"type", "name"}

@@ -167,7 +167,7 @@ def _read(path: Path) -> JsonObject:
         raise GymConfigError(str(error)) from None
 
 
-def _paths(value: Any, where: str) -> list[str]:
+def _paths(value: object, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise GymConfigError(f"{where}: should be a list of files, as in [a.yaml,b.yaml]; is {value!r}")
     return list(value)

@@ -23,7 +23,7 @@ def from_yaml(text: str) -> JsonObject:
     return _mapped(yaml.safe_load(text), lambda text: text.replace("\\${", "${"))
 
 
-def _mapped(node: Any, change: Callable[[str], str]) -> Any:
+def _mapped(node: object, change: Callable[[str], str]) -> Any:
     if isinstance(node, dict):
         return {key: _mapped(value, change) for key, value in node.items()}
     if isinstance(node, list):

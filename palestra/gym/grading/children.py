@@ -35,7 +35,7 @@ class Children:
         self._room = asyncio.Semaphore(count or os.cpu_count() or 1)
         self._idle: list[asyncio.subprocess.Process] = []
 
-    async def ask(self, question: Any, limit_s: float) -> Any:
+    async def ask(self, question: object, limit_s: float) -> Any:
         """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
         try:
             asked = orjson.dumps(question)

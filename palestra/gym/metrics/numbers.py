@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from palestra.gym.records import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping
@@ -66,7 +65,7 @@ def deviation(values: list[float], mean: float | None = None) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int | float) and math.isfinite(value):

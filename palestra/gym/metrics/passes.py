@@ -162,5 +162,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _hashable(answer: Any) -> Any:
+def _hashable(answer: object) -> Any:
     return answer if isinstance(answer, str | int | float | bool) else repr(answer)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -120,7 +119,7 @@ class Captures:
         await self._keep(exchange, status, _category(error), None, response_raw=str(error))
 
     async def _keep(
-        self, exchange: Exchange, status: int, problem: str | None, response: JsonObject | None, **more: Any
+        self, exchange: Exchange, status: int, problem: str | None, response: JsonObject | None, **more: object
     ) -> None:
         if self._calls is None:
             return

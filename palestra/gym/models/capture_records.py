@@ -5,8 +5,6 @@ Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajec
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
 from palestra.gym.models.capture import Kept
@@ -140,7 +138,7 @@ def _said(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
     return calls, reasoning
 
 
-def _call(call_id: Any, name: Any, arguments: Any) -> JsonObject:
+def _call(call_id: object, name: object, arguments: object) -> JsonObject:
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)

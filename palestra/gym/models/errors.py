@@ -5,8 +5,6 @@ Owns: the two errors, in FastAPI's words where a caller reads them. Never touche
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.gym.errors import BadCall, PeerFailed
 from palestra.types.gym_failures import Failure, FailureClass
 
@@ -16,7 +14,7 @@ Place = tuple[str | int, ...]
 class BadRequest(BadCall):
     """A body that cannot be served, however often it is sent."""
 
-    def __init__(self, place: Place, message: str, *, kind: str = "value_error", given: Any = None) -> None:
+    def __init__(self, place: Place, message: str, *, kind: str = "value_error", given: object = None) -> None:
         super().__init__(422, [{"type": kind, "loc": ["body", *place], "msg": message, "input": given}])
 
 

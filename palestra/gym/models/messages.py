@@ -137,7 +137,7 @@ def _tools(body: JsonMapping) -> JsonObject:
     return chosen
 
 
-def _tool(tool: Any, at: int) -> JsonObject:
+def _tool(tool: object, at: int) -> JsonObject:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or tool.get("type", "custom") != "custom":
         raise BadRequest(
             ("tools", at), "only tools of the client's own, with a name and an input_schema, are supported"

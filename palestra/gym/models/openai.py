@@ -5,8 +5,6 @@ Owns: its settings' effects. Never touches: conversions.
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.gym.models.base import ModelServer
 from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import OpenAISettings, read_settings
@@ -59,7 +57,7 @@ def whole_completion(answer: JsonObject, upstream: Upstream, *, key: str = "mess
     return answer
 
 
-def _are_calls(message: Any) -> bool:
+def _are_calls(message: object) -> bool:
     if not isinstance(message, dict):
         return True
     try:

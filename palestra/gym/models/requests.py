@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from palestra.gym.models.errors import BadRequest
 from palestra.gym.records import TOKEN_FIELDS
@@ -75,7 +74,7 @@ def checked(body: JsonMapping) -> JsonObject:
     return params
 
 
-def _check_item(at: int, item: Any) -> None:
+def _check_item(at: int, item: object) -> None:
     if not isinstance(item, dict):
         raise BadRequest(("input", at), "Input should be an object", kind="type_error", given=item)
     kind = item.get("type")
@@ -115,7 +114,7 @@ def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
     return params, joined
 
 
-def _flattened(tools: Any, joined: dict[str, tuple[str, str]]) -> list[JsonObject]:
+def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonObject]:
     """Plain function tools; those of a namespace under one joined name."""
     flat: list[JsonObject] = []
     for tool in tools if isinstance(tools, list) else ():
@@ -138,7 +137,7 @@ def _flattened(tools: Any, joined: dict[str, tuple[str, str]]) -> list[JsonObjec
 CHAT_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 
-def _fit_item(item: Any, tools: list[JsonObject], joined: dict[str, tuple[str, str]]) -> JsonObject | None:
+def _fit_item(item: object, tools: list[JsonObject], joined: dict[str, tuple[str, str]]) -> JsonObject | None:
     if not isinstance(item, dict):
         return None
     kind = item.get("type") or ("message" if item.get("role") in ROLES else None)

@@ -6,7 +6,6 @@ Owns: the events of the three APIs, in the order their SDKs wait for. Never touc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 from uuid import uuid4
 
 from palestra.gym.wire import Answer, encoded
@@ -36,7 +35,7 @@ def chat_events(completion: JsonMapping, *, has_usage: bool) -> Iterator[bytes]:
     yield DONE
 
 
-def _chunk(completion: JsonMapping, choices: list[JsonObject], **more: Any) -> bytes:
+def _chunk(completion: JsonMapping, choices: list[JsonObject], **more: object) -> bytes:
     head = {key: completion.get(key) for key in ("id", "created", "model")}
     return b"data: " + encoded({**head, "object": "chat.completion.chunk", "choices": choices, **more}) + b"\n\n"
 

@@ -89,7 +89,7 @@ def _numbers(names: list[Any]) -> list[int]:
         ) from None
 
 
-def _agreeing(inline: Any, names: list[Any]) -> list[int]:
+def _agreeing(inline: object, names: list[Any]) -> list[int]:
     if not isinstance(inline, list) or len(inline) != len(names):
         raise TokensMissing(
             f"it tells {len(inline) if isinstance(inline, list) else 'no'} token ids and {len(names)} logprobs"

@@ -6,7 +6,6 @@ Owns: what its settings do to a request and an answer. Never touches: connection
 from __future__ import annotations
 
 import time
-from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -108,7 +107,7 @@ class VLLMModel(ModelServer):
         wanted = metadata.get(POLICY) if isinstance(metadata, dict) else None
         return wanted if isinstance(wanted, str) and wanted else self.settings.model
 
-    def _message(self, message: Any) -> JsonObject:
+    def _message(self, message: object) -> JsonObject:
         """As the endpoint wants roles and reasoning. The one given is left as it is."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(("messages",), "Input should be a list of messages with a role", given=message)
@@ -186,7 +185,7 @@ class VLLMModel(ModelServer):
             "usage": None,
         }
 
-    def _bad(self, path: str, why: str, answer: Any) -> BadAnswer:
+    def _bad(self, path: str, why: str, answer: object) -> BadAnswer:
         return BadAnswer(self.upstream.replicas[0].url, path, why, encoded(answer))
 
     # Other routes of the endpoint

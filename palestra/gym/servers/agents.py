@@ -110,7 +110,9 @@ class AgentServer(GymServer, Generic[S]):
     def routes(self) -> dict[str, JsonObject]:
         return {path: {"type": "object"} for path in ("/run", "/v1/responses", "/aggregate_metrics")}
 
-    async def asked(self, name: str, path: str, body: Any, cookies: Cookies, timeout_s: float | None = None) -> Answer:
+    async def asked(
+        self, name: str, path: str, body: object, cookies: Cookies, timeout_s: float | None = None
+    ) -> Answer:
         """Raises PeerFailed where it is no success."""
         answer = await self.peers.post(name, path, body, cookies=cookies, timeout_s=timeout_s)
         if not answer.is_ok:
@@ -170,7 +172,7 @@ class WorldAgentServer(AgentServer[W]):
         """The world knows which figures matter."""
         return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
 
-    async def ask_resources(self, path: str, body: Any, cookies: Cookies) -> Answer:
+    async def ask_resources(self, path: str, body: object, cookies: Cookies) -> Answer:
         """Raises PeerFailed where it is no success."""
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 

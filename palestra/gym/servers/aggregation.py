@@ -6,7 +6,6 @@ Owns: looking at what was sent. Never touches: the figures (`palestra.gym.metric
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
@@ -35,5 +34,5 @@ def aggregated(
     return Answer(body=aggregate(rollouts, compute, pick))
 
 
-def _problem(kind: str, where: list[int], words: str, given: Any) -> JsonObject:
+def _problem(kind: str, where: list[int], words: str, given: object) -> JsonObject:
     return {"type": kind, "loc": ["body", FIELD, *where], "msg": words, "input": given}

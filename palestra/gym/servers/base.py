@@ -6,7 +6,8 @@ sockets.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
@@ -30,7 +31,13 @@ class Peers(Protocol):
         ...
 
     async def post(
-        self, name: str, path: str, body: Any, *, cookies: Any = None, timeout_s: float | None = None
+        self,
+        name: str,
+        path: str,
+        body: object,
+        *,
+        cookies: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Whatever status it has. Raises UnreachableServer after bounded retries; only what cannot have been
         begun (no connection) is sent again, unless the path is one that may be repeated."""

@@ -59,7 +59,7 @@ class GymnasiumServer(ResourcesServer[S]):
     _reset: ClassVar[Handler]
     _step: ClassVar[Handler]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._reset, cls._step = Handler(cls.reset), Handler(cls.step)
 
@@ -110,6 +110,6 @@ class GymnasiumServer(ResourcesServer[S]):
         self._answered.drop(call.session_id)
         return await self._closed(call)
 
-    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> Any:
         """In this kind of world a call is part of a step."""
         raise BadCall(404, "Not Found")

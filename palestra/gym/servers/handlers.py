@@ -81,7 +81,7 @@ class Handler:
         except TypeError as error:
             raise GymConfigError(f"{function.__qualname__}: a parameter cannot be read from JSON: {error}") from None
 
-    async def run(self, server: object, session: object, body: Any, *, is_strict: bool = False) -> Any:
+    async def run(self, server: object, session: object, body: object, *, is_strict: bool = False) -> Any:
         """`is_strict`: fields that the method does not know are refused. Raises BadCall."""
         given = self.checked(body, is_strict=is_strict)
         if self._takes_session:
@@ -91,7 +91,7 @@ class Handler:
         result = self.function(server, **given)
         return await result if self._is_async else result
 
-    def checked(self, body: Any, *, is_strict: bool = False) -> JsonObject:
+    def checked(self, body: object, *, is_strict: bool = False) -> JsonObject:
         if not isinstance(body, dict):
             raise BadCall(422, [_problem("dict_type", [], "Input should be an object", body)])
         problems: list[JsonObject] = []
@@ -114,7 +114,7 @@ def _hints(function: Callable[..., Any]) -> JsonObject:
         ) from None
 
 
-def _problem(kind: str, where: list[str], words: str, given: Any) -> JsonObject:
+def _problem(kind: str, where: list[str], words: str, given: object) -> JsonObject:
     return {"type": kind, "loc": ["body", *where], "msg": words, "input": given}
 
 

@@ -79,7 +79,7 @@ class McpFace:
         ]
         return {**row, "response": {**row["response"], "output": bare}}
 
-    def _is_ours(self, item: Any) -> bool:
+    def _is_ours(self, item: object) -> bool:
         return (
             isinstance(item, dict)
             and item.get("type") == "function_call"
@@ -102,7 +102,7 @@ class McpFace:
             found = found.answered(await self._called(session, found.name, found.arguments))
         return Answer(status=found.status, body=found.body)
 
-    async def _called(self, session: Session, name: str, arguments: Any) -> mcp.ToolResult:
+    async def _called(self, session: Session, name: str, arguments: object) -> mcp.ToolResult:
         try:
             found = await self._call_tool(session, name, arguments)
         except BadCall as error:

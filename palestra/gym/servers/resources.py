@@ -79,7 +79,7 @@ class ResourcesServer(GymServer, Generic[S]):
     _seed: ClassVar[Handler]
     _verify: ClassVar[Handler]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         marked = {name: Handler(getattr(cls, name)) for name in dir(cls) if hasattr(getattr(cls, name), TOOL_MARK)}
         if bad := sorted(RESERVED & marked.keys()):
@@ -118,7 +118,7 @@ class ResourcesServer(GymServer, Generic[S]):
     def tool_specs(self) -> list[ToolSpec]:
         return [ToolSpec(one.name, one.description, one.schema) for one in self.tools.values()]
 
-    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> Any:
         """To be overridden, with `tool_specs`, where the tools are not methods. Raises BadCall."""
         found = self.tools.get(name)
         if found is None:
@@ -191,7 +191,7 @@ class ResourcesServer(GymServer, Generic[S]):
         self.states.drop(named if isinstance(named, str) else call.session_id)
         return Answer(body={})
 
-    async def ask_judge(self, name: str, body: Any, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
+    async def ask_judge(self, name: str, body: object, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
         """A model's answer. Whatever keeps it from coming is a JudgeError: the rollout is no wrong answer for that."""
         try:
             answer = await self.peers.post(name, path, body, timeout_s=timeout_s)

@@ -27,7 +27,7 @@ PARAM_DEFAULTS: JsonObject = dict.fromkeys([*ECHOED, "include", "model", "store"
 PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 
 
-def checked_params(params: Any, where: list[str]) -> JsonObject:
+def checked_params(params: object, where: list[str]) -> JsonObject:
     """Raises BadCall (422) as NeMo Gym does."""
     if not isinstance(params, dict):
         raise BadCall(422, [_problem("missing" if params is None else "dict_type", where, params)])
@@ -41,7 +41,7 @@ def checked_params(params: Any, where: list[str]) -> JsonObject:
     return params
 
 
-def _problem(kind: str, where: list[str], given: Any) -> JsonObject:
+def _problem(kind: str, where: list[str], given: object) -> JsonObject:
     words = {
         "missing": "Field required",
         "dict_type": "Input should be an object",
@@ -69,7 +69,7 @@ def checked_response(found: Any, name: str) -> JsonObject:
     return found
 
 
-def checked_object(found: Any, name: str) -> JsonObject:
+def checked_object(found: object, name: str) -> JsonObject:
     """Any other answer of a server. Raises BadReply where it is no object."""
     if not isinstance(found, dict):
         raise BadReply(f"{name} answered with something else than an object: {str(found)[:500]}")
@@ -90,7 +90,7 @@ class _Given(Struct):
     output: list[_Item]
 
 
-def check_given(response: Any) -> None:
+def check_given(response: object) -> None:
     """What is to be graded. Raises BadCall (422) where it is no Responses object."""
     try:
         items = msgspec.convert(response, _Given).output
@@ -143,7 +143,7 @@ def output_text(response: JsonMapping) -> str:
     return "".join(parts)
 
 
-def tool_output(call_id: Any, output: str) -> Item:
+def tool_output(call_id: object, output: str) -> Item:
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -29,11 +28,11 @@ class Verdict(Struct, frozen=True):
     """Several rewards by name, the same names for every task; `reward` is their sum."""
 
     @classmethod
-    def of(cls, components: Mapping[str, float], **extra: Any) -> Verdict:
+    def of(cls, components: Mapping[str, float], **extra: object) -> Verdict:
         return cls(float(sum(components.values())), extra, components)
 
     @classmethod
-    def from_result(cls, result: Any) -> Verdict:
+    def from_result(cls, result: object) -> Verdict:
         """A verdict, a number, a truth, or a mapping with a `reward`."""
         if isinstance(result, Verdict):
             return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Protocol
+from typing import Protocol
 
 from palestra.net.mcp.rpc import HEADER_MISMATCH, INVALID_PARAMS, UNKNOWN_VERSION, RpcError
 from palestra.util.json_types import JsonObject
@@ -52,7 +52,7 @@ def check_envelope(message: JsonObject, headers: Headers | None, version: str | 
         raise _unknown_version(requested)
 
 
-def _check_headers(headers: Headers, message: JsonObject, requested: Any) -> None:
+def _check_headers(headers: Headers, message: JsonObject, requested: object) -> None:
     version, method, name = (_only(headers, key) for key in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
     if version is None or version != requested:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
@@ -76,7 +76,7 @@ def version_of(headers: Headers | None) -> str | None:
     return values[0].strip(" \t") if values else None
 
 
-def _unknown_version(requested: Any) -> RpcError:
+def _unknown_version(requested: object) -> RpcError:
     data = {"supported": SUPPORTED, "requested": requested}
     return RpcError(UNKNOWN_VERSION, "Unsupported protocol version", data)
 

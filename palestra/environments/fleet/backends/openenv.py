@@ -121,7 +121,7 @@ class OpenEnvBackend:
         return {"error": told.get("message") or told["code"]}
 
 
-def _tool_answer(result: Any) -> ToolAnswer:
+def _tool_answer(result: object) -> ToolAnswer:
     """Plain data, or a result of MCP's, in either spelling."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return ToolAnswer(result)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -81,16 +80,16 @@ class ControlPlane:
 
     # Environments
 
-    def environments(self, asked: Asked) -> Any:
+    def environments(self, asked: Asked) -> object:
         return [wire.environment(app) for app in APPS.values()]
 
-    def environment(self, asked: Asked) -> Any:
+    def environment(self, asked: Asked) -> object:
         return wire.environment(_app(asked.name))
 
-    def regions(self, asked: Asked) -> Any:
+    def regions(self, asked: Asked) -> object:
         return [wire.REGION]
 
-    def account(self, asked: Asked) -> Any:
+    def account(self, asked: Asked) -> object:
         usage = self.pool.usage()
         return {
             "team_id": asked.team,
@@ -100,12 +99,12 @@ class ControlPlane:
             "memory": {"resident": usage.resident, "resident_bytes": usage.resident_bytes, "spilled": usage.spilled},
         }
 
-    def runner_token(self, asked: Asked) -> Any:
+    def runner_token(self, asked: Asked) -> object:
         return {"token": self._door.runner_token(asked.team)}
 
     # Instances
 
-    def make(self, asked: Asked) -> Any:
+    def make(self, asked: Asked) -> object:
         wanted = wanted_of(asked.body)
         try:
             record = self.pool.create(asked.team, wanted, asked.request_id)
@@ -120,7 +119,7 @@ class ControlPlane:
         is_world = bool(app_of(record.wanted.app).parts)
         return wire.instance(record, asked.base_url, self._door.login(record.id) if is_world else "")
 
-    def instances(self, asked: Asked) -> Any:
+    def instances(self, asked: Asked) -> object:
         _check_profile(asked)
         status, run_id = asked.one("status"), asked.one("run_id")
         found = (
@@ -131,13 +130,13 @@ class ControlPlane:
         )
         return [self._shown(record, asked) for record in found]
 
-    def instance(self, asked: Asked) -> Any:
+    def instance(self, asked: Asked) -> object:
         return self._shown(self.pool.record(asked.name, asked.team), asked)
 
-    def close(self, asked: Asked) -> Any:
+    def close(self, asked: Asked) -> object:
         return self._shown(self.pool.close(asked.name, asked.team), asked)
 
-    def close_all(self, asked: Asked) -> Any:
+    def close_all(self, asked: Asked) -> object:
         """Closes the instances of a run, or with `profile_id=self` all of the team's."""
         run_id = asked.one("run_id")
         if run_id is None and not _check_profile(asked):
@@ -148,7 +147,7 @@ class ControlPlane:
         found = [record for record in alive if run_id is None or record.wanted.run_id == run_id]
         return [self._shown(self.pool.close(record.id, asked.team), asked) for record in found]
 
-    def heartbeat(self, asked: Asked) -> Any:
+    def heartbeat(self, asked: Asked) -> object:
         record = self.pool.beat(asked.name, asked.team)
         beats = None if record.wanted.heartbeat_s is None else int(record.wanted.heartbeat_s)
         return {
@@ -159,7 +158,7 @@ class ControlPlane:
             "interval_seconds": beats,
         }
 
-    def runs(self, asked: Asked) -> Any:
+    def runs(self, asked: Asked) -> object:
         _check_profile(asked)
         runs: dict[str, list[Record]] = {}
         for record in self.pool.records(asked.team):
@@ -170,7 +169,7 @@ class ControlPlane:
 
     # Tasks
 
-    def tasks(self, asked: Asked) -> Any:
+    def tasks(self, asked: Asked) -> object:
         """Those with the keys that are named, or a page of all that are listed."""
         keys, env_key, data_id = asked.query.getlist("task_keys"), asked.one("env_key"), asked.one("data_id")
         apps = [_app(env_key)] if env_key else list(APPS.values())
@@ -180,12 +179,12 @@ class ControlPlane:
         told = [wire.task(one, asked.team, self._source_of(one)) for one in made]
         return {"tasks": told, "total": len(told) if keys or data_id else listed}
 
-    def task(self, asked: Asked) -> Any:
+    def task(self, asked: Asked) -> object:
         one = make_task(asked.name)
         source = self._source_of(one)
         return {**wire.task(one, asked.team, source), "verifier": wire.verifier(str(one.key), source)}
 
-    def keep_task(self, asked: Asked) -> Any:
+    def keep_task(self, asked: Asked) -> object:
         raise Refusal(400, "tasks come from their keys here and cannot be changed; put your own into a tasks file")
 
 

@@ -32,7 +32,7 @@ class JsonBytes(Response):
     media_type = "application/json"
 
 
-def json_answer(content: Any, status: int = 200) -> JsonBytes:
+def json_answer(content: object, status: int = 200) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(content), status)
 
 

@@ -169,7 +169,7 @@ def describe(copy: sqlite3.Connection) -> list[JsonObject]:
     return found
 
 
-def _column(_place: int, name: str, kind: str, notnull: int, default: Any, key: int) -> JsonObject:
+def _column(_place: int, name: str, kind: str, notnull: int, default: object, key: int) -> JsonObject:
     """`pk` beside `primary_key`: the SDK reads both."""
     told = {"name": name, "type": kind, "notnull": bool(notnull), "default_value": default}
     return {**told, "primary_key": key > 0, "pk": key}

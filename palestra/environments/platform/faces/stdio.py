@@ -7,7 +7,7 @@ protocol (`mcp.py`), how a verdict comes about.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -51,7 +51,7 @@ class StdioWorld:
         about = f"{self.instance.app.instructions} In this world today is {day}, and you are {name}."
         return about if self.task is None else f"{about}\n\nThe task: {self.task.prompt}"
 
-    def call(self, name: str, arguments: Any) -> ToolResult:
+    def call(self, name: str, arguments: object) -> ToolResult:
         if self._is_over:
             return _refused(OVER)
         if name != ANSWER_TOOL or not self._is_answered:

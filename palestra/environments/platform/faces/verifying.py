@@ -80,17 +80,17 @@ class Verifying:
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         """Processes at a time."""
 
-    def check(self, asked: Asked) -> Any:
+    def check(self, asked: Asked) -> object:
         return {"success": (asked.team, asked.one("sha256") or "") in self._sources}
 
-    def source(self, asked: Asked) -> Any:
+    def source(self, asked: Asked) -> object:
         key = asked.name.removeprefix(wire.VERIFIER_PREFIX)
         task = _task(key)
         if task is None:
             raise Refusal(400, f"there is no verifier {asked.name[:100]!r}")
         return wire.verifier(key, self._source_of(task))
 
-    async def execute(self, asked: Asked) -> Any:
+    async def execute(self, asked: Asked) -> object:
         request = read_as(asked.body, ExecuteRequest, "this is no request to verify something")
         self.pool.record(instance_id := _instance_id(request), asked.team)
         began = time.perf_counter()
@@ -223,7 +223,7 @@ def _given(args: str | None) -> Given:
     return given
 
 
-def _check_size(value: Any) -> None:
+def _check_size(value: object) -> None:
     """A small pickle that names a list twice, that one, too, and so on, is endless when it is written out."""
     room, waiting = MAX_ARGUMENTS, [value]
     while waiting:

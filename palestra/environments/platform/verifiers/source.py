@@ -71,7 +71,7 @@ def _fields(fields: Any) -> dict[str, Sequence[Any]]:
     return {name: _value(value) for name, value in fields.items()}
 
 
-def _value(value: Any) -> list[Any]:
+def _value(value: object) -> list[Any]:
     if value is FREE:
         return ["free", None]
     return ["text", value.wanted] if isinstance(value, Text) else ["is", value]

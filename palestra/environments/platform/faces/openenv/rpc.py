@@ -8,7 +8,6 @@ is the WebSocket's own. Without one each call has a world of its own.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -95,7 +94,7 @@ class Rpc:
         if session is not None:
             return message_answer(app, session.call, headers, message, ALWAYS_200)
 
-        def once(name: str, arguments: Any) -> ToolResult:
+        def once(name: str, arguments: object) -> ToolResult:
             return call_once(app, name, arguments)
 
         if message["method"] == "tools/call":

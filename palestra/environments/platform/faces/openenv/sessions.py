@@ -10,7 +10,6 @@ import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
 from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.app import App
@@ -72,7 +71,7 @@ class Session:
                 extra = [SUBMIT] if self._is_answered else []
                 return wire.observed({"tools": wire.tools_shown([*self.app.tools, *extra])}, {})
 
-    def call(self, name: str, arguments: Any) -> ToolResult:
+    def call(self, name: str, arguments: object) -> ToolResult:
         """Raises Mistake where the episode is over, or the task allows no more calls."""
         self._check_running()
         if self._has_no_turn:
@@ -102,7 +101,7 @@ class Session:
         if self.is_done:
             raise Mistake(ErrorCode.EXECUTION, "the episode is over: reset for another")
 
-    def _finish(self, answer: Any) -> JsonObject:
+    def _finish(self, answer: object) -> JsonObject:
         """The verifier looks once: an episode that is over stays so."""
         self._check_running()
         if self.task is None:
@@ -184,7 +183,7 @@ def first_observation(task: PlatformTask) -> JsonObject:
     return wire.observed({"prompt": task.prompt, "variables": dict(task.variables)}, about)
 
 
-def call_once(app: App, name: str, arguments: Any) -> ToolResult:
+def call_once(app: App, name: str, arguments: object) -> ToolResult:
     """In a world that is gone afterwards."""
     instance = Instance(seed_named(app, DEFAULT_DATA))
     try:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -144,5 +143,5 @@ async def _close(socket: WebSocket) -> None:
         await socket.close()
 
 
-def _bytes(text: Any) -> bytes:
+def _bytes(text: str | bytes) -> bytes:
     return text.encode(errors="surrogatepass") if isinstance(text, str) else text

@@ -124,7 +124,7 @@ def _told(app: App, split: str, index: int) -> JsonObject:
     }
 
 
-def _asked(given: JsonObject, kind: Any) -> Any:
+def _asked(given: JsonObject, kind: object) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as e:

@@ -111,7 +111,7 @@ def frame_of(text: str | bytes) -> Frame:
     return _read(given, Frame, "message")
 
 
-def _read(given: Any, kind: Any, what: str) -> Any:
+def _read(given: object, kind: object, what: str) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as e:
@@ -140,11 +140,11 @@ def tools_shown(tools: Iterable[ListedTool]) -> list[JsonObject]:
     return [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
 
 
-def frame(kind: str, data: Any) -> str:
+def frame(kind: str, data: object) -> str:
     return msgspec.json.encode({"type": kind, "data": data}).decode()
 
 
-def error_frame(code: ErrorCode, message: str, **more: Any) -> str:
+def error_frame(code: ErrorCode, message: str, **more: object) -> str:
     return frame("error", {"message": message, "code": code, **more})
 
 
