@@ -98,3 +98,27 @@ def _kind_of(path: str, status: int) -> FailureClass:
     if path.endswith(MODEL_PATHS):
         return FailureClass.ROW_REFUSED if status in WRONG_REQUEST else FailureClass.MODEL_ERROR
     return FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.WORLD_ERROR
+
+
+class CollectError(GymError):
+    """The collection cannot begin or go on. The message says what to do."""
+
+
+Place = tuple[str | int, ...]
+
+
+class BadRequest(BadCall):
+    """A body that cannot be served, however often it is sent."""
+
+    def __init__(self, place: Place, message: str, *, kind: str = "value_error", given: object = None) -> None:
+        super().__init__(422, [{"type": kind, "loc": ["body", *place], "msg": message, "input": given}])
+
+
+class BadAnswer(PeerFailed):
+    """An endpoint answered with success, and with something else than an answer."""
+
+    def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
+        super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)
+        told = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
+        self.failure = Failure.of(FailureClass.BAD_ANSWER, told)
+        self.args = (told,)

@@ -129,8 +129,7 @@ def collect(
     with needs_extra("gym"):
         from palestra.gym.collect.collection import Wanted
         from palestra.gym.collect.playing import Patience
-        from palestra.gym.collect.prompts import PromptFile
-        from palestra.gym.collect.rows import Expansion
+        from palestra.gym.collect.rows import Expansion, PromptFile
         from palestra.gym.errors import GymError
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     with one_line_errors(GymError):
@@ -178,13 +177,11 @@ def _found(data: Path, roots: tuple[Path, ...]) -> Path:
 async def _collect(
     wanted: Wanted, no_metrics: bool, quiet: bool, given: JsonObject
 ) -> tuple[Standing, list[JsonObject]]:
-    from palestra.gym.collect.aggregating import aggregated, save_metrics
+    from palestra.gym.collect.aggregating import FailedAttempts, aggregated, save_metrics
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
-    from palestra.gym.collect.failed_attempts import FailedAttempts
     from palestra.gym.collect.files import OutputFiles
-    from palestra.gym.collect.folding import Captured
-    from palestra.gym.collect.playing import RowPlayer
+    from palestra.gym.collect.playing import Captured, RowPlayer
 
     async with open_gym(**given) as (client, directory):
         settings = await directory.settings()
@@ -257,7 +254,7 @@ def _figures(standing: Any) -> str:
 
 
 def _say(wanted: Wanted, standing: Standing, metrics: list[JsonObject], as_json: bool) -> None:
-    from palestra.gym.collect.failed_attempts import counted
+    from palestra.gym.collect.aggregating import counted
     from palestra.gym.collect.files import OutputFiles
 
     files = OutputFiles(wanted.output)

@@ -34,7 +34,7 @@ COMMANDS = [
     LazyCommand("collect", "palestra.cli.gym.collect:collect", "Play the rows of a file through a gym's agents."),
     LazyCommand("compare", "palestra.cli.gym.results:compare", "What got better or worse between two collections."),
     LazyCommand("datasets", "palestra.cli.gym.results:datasets", "Check and join the datasets that configs name."),
-    LazyCommand("list", "palestra.cli.gym.listing:list_", "Servers, environments and benchmarks that can be run."),
+    LazyCommand("list", "palestra.cli.gym.new:list_", "Servers, environments and benchmarks that can be run."),
     LazyCommand("new", "palestra.cli.gym.new:new", "Make a resources server: code, config, rows, tests."),
     LazyCommand("profile", "palestra.cli.gym.results:profile", "How hard each task of a collection is."),
     LazyCommand("reverify", "palestra.cli.gym.results:reverify", "Grade stored rollouts again, without a model."),

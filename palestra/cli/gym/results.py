@@ -169,8 +169,7 @@ def aggregate(
 ) -> None:
     """Metrics over the rollouts of several files, as of shards."""
     with needs_extra("gym"):
-        from palestra.gym.collect.aggregating import aggregated, aggregated_here, save_metrics
-        from palestra.gym.collect.failed_attempts import FailedAttempts
+        from palestra.gym.collect.aggregating import FailedAttempts, aggregated, aggregated_here, save_metrics
         from palestra.gym.collect.files import OutputFiles
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError

@@ -254,7 +254,7 @@ def show(key: str, solution: bool, as_json: bool) -> None:
 @json_option
 def export(file: Path, as_json: bool, **choice: Any) -> None:
     """Write a tasks_file as Fleet reads it, each task with a verifier that needs nothing of ours."""
-    from palestra.environments.fleet.export import export_tasks
+    from palestra.environments.fleet.platform_tasks import export_tasks
     from palestra.environments.platform import PlatformError
 
     with one_line_errors(PlatformError, OSError):

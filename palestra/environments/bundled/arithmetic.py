@@ -11,8 +11,8 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from palestra.chat.tool_calls import without_thinking
-from palestra.environments.bundled.grading import last_integer
-from palestra.environments.lazy_tasks import LazyTasks
+from palestra.environments.bundled.draws import last_integer
+from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonObject

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from palestra.environments.calls import words
-from palestra.environments.fleet import context_tools, observations
+from palestra.environments.fleet import context_tools, prompts
 from palestra.environments.fleet.actions import Action, CallRequest, parse_action
 from palestra.environments.fleet.backends import kind_of
 from palestra.environments.fleet.background import run_sync
@@ -236,11 +236,11 @@ class FleetTaskEnv(BaseTextEnv):
             told = f"Error: {outcome.error}"
         elif outcome.was_called and (outcome.result is not None or not outcome.is_ended):
             indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
-            told = observations.result_text(outcome.result, indent)
+            told = prompts.result_text(outcome.result, indent)
         elif outcome.is_ended:
-            told = observations.COMPLETE
+            told = prompts.COMPLETE
         else:
-            told = observations.problem_text(read.problem)
+            told = prompts.problem_text(read.problem)
         if read.ignored_calls:
             told += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
         return told if self._context is None or outcome.is_context_tools else self._context.cut(told)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SPELLINGS: dict[str, tuple[str, ...]] = {

@@ -17,11 +17,11 @@ from palestra.environments.fleet.backend import Attempt, Backend, BackendFactory
 from palestra.environments.fleet.backends import make_backend
 from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.observations import error_of
+from palestra.environments.fleet.prompts import error_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.platform import answering
+from palestra.environments.platform import golden
 from palestra.util.json_types import JsonMapping, JsonObject
 
 ToolSpec = JsonObject
 DROPPED = ("title", "default")
 
-SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(answering.SUBMIT)}
+SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(golden.SUBMIT)}
 
 
 def openai_tool(name: str, description: str | None, schema: JsonMapping | None) -> ToolSpec:

@@ -26,7 +26,7 @@ from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
-from palestra.environments.platform.pool_memory import PoolMemory
+from palestra.environments.platform.pool_memory import PoolMemory, Wheel
 from palestra.environments.platform.pool_records import (
     DiskFull,
     DuplicateRequest,
@@ -40,7 +40,6 @@ from palestra.environments.platform.pool_records import (
     Wanted,
 )
 from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.wheel import Wheel
 
 log = logging.getLogger(__name__)
 

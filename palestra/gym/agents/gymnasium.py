@@ -104,7 +104,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
         step: JsonObject = {}
         reply = Reply(response={})
         for _ in range(self.settings.max_steps):
-            await asyncio.sleep(0)  # as in `loop.py`
+            await asyncio.sleep(0)  # as in `simple.play`
             reply = await self._ask({**params, "input": [*first, *produced]}, cookies, prefix)
             cookies = reply.cookies
             produced += reply.response["output"]

@@ -3,7 +3,7 @@
 The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
 and comes back to it in the next request's input; calls that it answered itself stay as they are.
 
-Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`loop.py`).
+Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from palestra.chat.responses_output import message_item, response_body, text_part
-from palestra.gym.agents.loop import play
+from palestra.gym.agents.simple import play
 from palestra.gym.errors import BadReply, GymConfigError, GymError
 from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings

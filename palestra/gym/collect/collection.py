@@ -13,12 +13,11 @@ from pathlib import Path
 import orjson
 from msgspec import Struct, field
 
-from palestra.gym.collect.concurrently import as_finished
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines, write_whole
-from palestra.gym.collect.playing import Patience, Played, RowPlayer
+from palestra.gym.collect.playing import Patience, Played, RowPlayer, as_finished
 from palestra.gym.collect.resuming import Progress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
+from palestra.gym.errors import CollectError
 from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 

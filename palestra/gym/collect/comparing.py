@@ -11,10 +11,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import read_lines
-from palestra.gym.metrics.aggregate import by_task
-from palestra.gym.metrics.numbers import deviation, numbers_of
+from palestra.gym.errors import CollectError
+from palestra.gym.metrics.aggregate import by_task, deviation, numbers_of
 from palestra.gym.records import TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import orjson
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import write_whole
-from palestra.gym.collect.prompts import PromptFile
-from palestra.gym.collect.rows import Row, read_rows
-from palestra.gym.metrics.numbers import deviation
+from palestra.gym.collect.rows import PromptFile, Row, read_rows
+from palestra.gym.errors import CollectError
+from palestra.gym.metrics.aggregate import deviation
 from palestra.gym.records import AGENT_REF, PARAMS, GymConfig, ServerKind
 from palestra.util.json_types import JsonMapping, JsonObject
 

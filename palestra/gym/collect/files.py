@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 
 import orjson
 
-from palestra.gym.collect.errors import CollectError
+from palestra.gym.errors import CollectError
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import read_lines
 from palestra.gym.collect.rows import Key, Row, key_of
+from palestra.gym.errors import CollectError
 from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonObject
 

@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from palestra.gym.collect.aggregating import by_agent
-from palestra.gym.collect.failed_attempts import FAILED_ATTEMPTS, FailedAttempts
+from palestra.gym.collect.aggregating import FAILED_ATTEMPTS, FailedAttempts, by_agent
 from palestra.gym.collect.files import read_lines, write_whole
 from palestra.gym.collect.pairing import paired
 from palestra.gym.metrics import aggregate, pass_metrics

@@ -14,12 +14,11 @@ import orjson
 from msgspec import Struct
 
 from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.concurrently import as_finished
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.pairing import Pair, indexed, paired
+from palestra.gym.collect.playing import as_finished
 from palestra.gym.collect.rows import Key, agent_of, key_of
-from palestra.gym.errors import answer_failure
+from palestra.gym.errors import CollectError, answer_failure
 from palestra.gym.records import (
     AGENT_REF,
     FAILURE_CLASS,

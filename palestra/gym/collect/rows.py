@@ -1,6 +1,7 @@
 """Rows of a data file, expanded to what is played: an agent, indices, repeats. The same input gives the same rows.
 
-Owns: reading and checking rows, their expansion. Never touches: servers, results.
+Owns: reading and checking rows, their expansion, prompts that are made from their fields. Never touches: servers,
+results.
 """
 
 from __future__ import annotations
@@ -11,14 +12,54 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
+import yaml
 from msgspec import Struct, field
 
-from palestra.gym.collect.errors import CollectError
-from palestra.gym.collect.prompts import PromptFile
+from palestra.gym.errors import CollectError
 from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
 from palestra.types.gym import overruled
 from palestra.util.json_types import JsonMapping, JsonObject
+
+
+class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`{field}` is a row's top-level field; braces are doubled to be themselves."""
+
+    user: str
+    system: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> PromptFile:
+        try:
+            return msgspec.convert(yaml.safe_load(path.read_text()), cls)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+            raise CollectError(f"prompt file {path}: {error}; it has `user`, and `system` if you like") from error
+
+    def applied(self, row: JsonMapping) -> JsonObject:
+        """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
+        params = row.get(PARAMS) or {}
+        if not isinstance(params, dict):
+            raise CollectError(f"a row's {PARAMS} is an object, found {type(params).__name__}")
+        if params.get("input"):
+            raise CollectError(f"a row has {PARAMS}.input and there is a prompt file; use one of the two")
+        messages = [
+            {"role": role, "content": self._filled(template, row)}
+            for role, template in (("system", self.system), ("user", self.user))
+            if template is not None
+        ]
+        return {**row, PARAMS: {**params, "input": messages}}
+
+    def _filled(self, template: str, row: JsonMapping) -> str:
+        try:
+            return template.format_map(row)
+        except (KeyError, IndexError) as error:
+            raise CollectError(f"the prompt's {error} is not among the row's fields {sorted(row)}") from error
+        except (ValueError, AttributeError, TypeError) as error:
+            raise CollectError(
+                f"the prompt cannot be filled in: {error}; braces are doubled to be themselves"
+            ) from error
+
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.gym.metrics.numbers import deviation
+from palestra.gym.metrics.aggregate import deviation
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Rollout = JsonMapping

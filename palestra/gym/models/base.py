@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.errors import BadRequest, PeerFailed, UnreachableServer
 from palestra.gym.models import messages, streams
 from palestra.gym.models.capture import Captures, Exchange
-from palestra.gym.models.errors import BadRequest
 from palestra.gym.models.requests import checked, fitted
 from palestra.gym.models.settings import read_capture
 from palestra.gym.models.to_responses import output_items

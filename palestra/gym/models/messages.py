@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import orjson
 
-from palestra.gym.models.errors import BadRequest, Place
+from palestra.gym.errors import BadRequest, Place
 from palestra.gym.wire import encoded
 from palestra.util.json_types import JsonMapping, JsonObject
 

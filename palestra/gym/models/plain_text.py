@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from palestra.gym.errors import GymConfigError
-from palestra.gym.models.errors import BadRequest
+from palestra.gym.errors import BadRequest, GymConfigError
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:

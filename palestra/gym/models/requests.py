@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from palestra.gym.models.errors import BadRequest
+from palestra.gym.errors import BadRequest
 from palestra.gym.records import TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 

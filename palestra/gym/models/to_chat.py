@@ -14,7 +14,7 @@ from palestra.chat.responses_input import (
     chat_tool_choice,
     chat_tools,
 )
-from palestra.gym.models.errors import BadRequest
+from palestra.gym.errors import BadRequest
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("metadata", "service_tier", "store", "temperature", "top_p", "user")

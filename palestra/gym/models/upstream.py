@@ -21,8 +21,7 @@ from typing import Any
 
 import orjson
 
-from palestra.gym.errors import PeerFailed, UnreachableServer
-from palestra.gym.models.errors import BadAnswer
+from palestra.gym.errors import BadAnswer, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection

@@ -10,11 +10,10 @@ from uuid import uuid4
 
 import orjson
 
-from palestra.gym.errors import PeerFailed
+from palestra.gym.errors import BadAnswer, BadRequest, PeerFailed
 from palestra.gym.models import tokens
 from palestra.gym.models.base import ModelServer
 from palestra.gym.models.call_seeds import CallSeeds
-from palestra.gym.models.errors import BadAnswer, BadRequest
 from palestra.gym.models.openai import whole_completion, whole_response
 from palestra.gym.models.plain_text import as_chat, template_of, text_request
 from palestra.gym.models.settings import VLLMSettings, read_settings

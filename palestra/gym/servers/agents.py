@@ -23,8 +23,7 @@ from palestra.gym.records import (
     ServerInstance,
     ServerKind,
 )
-from palestra.gym.servers.aggregation import aggregated
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import Reference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Answer, Call

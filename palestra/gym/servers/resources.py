@@ -26,8 +26,7 @@ from msgspec import Meta, Struct
 
 from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.servers.aggregation import aggregated
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.handlers import Handler, ToolSpec
 from palestra.gym.servers.mcp import PURPOSE, McpFace
 from palestra.gym.servers.responses import check_given

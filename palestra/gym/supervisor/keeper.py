@@ -15,8 +15,7 @@ from pathlib import Path
 from palestra.gym.config import OurSettings, our_settings
 from palestra.gym.errors import ServerStartError, WrongServerSettings
 from palestra.gym.start import BAD_CODE, BAD_SETTINGS
-from palestra.gym.supervisor.child import log_to
-from palestra.gym.supervisor.places import NotPlaced, Place, Running
+from palestra.gym.supervisor.child import NotPlaced, Place, Running, log_to
 from palestra.gym.supervisor.plan import Process
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 

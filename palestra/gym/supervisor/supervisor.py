@@ -24,11 +24,11 @@ from palestra.gym.config.settings import is_on_ray
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.head import head_app, is_loopback
 from palestra.gym.records import GymConfig, ServerInstance
+from palestra.gym.supervisor.child import Place, ThisMachine
 from palestra.gym.supervisor.keeper import Keeper, State
-from palestra.gym.supervisor.places import Place, ThisMachine
 from palestra.gym.supervisor.plan import processes
+from palestra.gym.supervisor.probes import wait_for_upstreams
 from palestra.gym.supervisor.reaper import Reaper
-from palestra.gym.supervisor.upstreams import wait_for_upstreams
 from palestra.net.serving import HttpServer
 from palestra.util.json_types import JsonObject
 

@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.mcp import mcp_answer
+from palestra.environments.platform.golden import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import PlatformTask

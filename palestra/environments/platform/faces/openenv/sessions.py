@@ -11,11 +11,11 @@ import logging
 import secrets
 from dataclasses import dataclass
 
-from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.app import App
 from palestra.environments.platform.faces.openenv import wire
 from palestra.environments.platform.faces.openenv.tasks import task_for
 from palestra.environments.platform.faces.openenv.wire import Action, CallTool, ErrorCode, Finish, Mistake, Reset
+from palestra.environments.platform.golden import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, make_task, verify
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings
 from palestra.gym.servers.responses import output_text
