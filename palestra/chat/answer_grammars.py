@@ -3,8 +3,6 @@
 Owns: rules for thoughts and for free text, in llguidance's Lark dialect. Never touches: which requests ask for one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 

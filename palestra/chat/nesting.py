@@ -3,8 +3,6 @@
 Owns: the bound. Never touches: what becomes of what is deeper.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 MAX_DEPTH = 100  # nobody means more; a few hundred, and whatever recurses over it fails

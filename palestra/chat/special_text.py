@@ -3,8 +3,6 @@
 Owns: finding them, stand-ins for them. Never touches: tokenizers, templates.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

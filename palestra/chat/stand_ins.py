@@ -3,8 +3,6 @@
 Owns: what stands in for a turn, for tools, for the end of an open answer. Never touches: templates, tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Owns: the first of several, and what may yet become one. Never touches: what a tag means.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Owns: that bound. Never touches: encoding.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 

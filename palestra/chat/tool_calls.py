@@ -3,8 +3,6 @@
 Owns: finding calls, and saying why a try at one is none. Never touches: which tools exist, what becomes of a call.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -3,8 +3,6 @@
 Owns: arguments and printing. Never touches: tensors.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -9,8 +9,6 @@ Owns: the gym behind it, the stream of results, what is counted. Never touches: 
     await bridge.shutdown()
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 Owns: finding them, and the config that a name stands for. Never touches: what a config says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path

@@ -4,8 +4,6 @@ Owns: the session of a call, the rollout prefix of a path, what an exception loo
 sockets, JSON.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 

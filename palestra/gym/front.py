@@ -5,8 +5,6 @@ exceptions (`door.py`), what a path means: servers say that themselves, as most 
 process and never pass here. Whoever starts it opens and closes the server.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -3,8 +3,6 @@
 Owns: uvicorn's settings that all of them share. Never touches: sockets, signals, applications.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

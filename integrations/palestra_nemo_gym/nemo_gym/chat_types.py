@@ -3,8 +3,6 @@
 Owns: their shapes. Never touches: the Responses API, conversions.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, Required, TypeAlias
 
 from pydantic import BaseModel

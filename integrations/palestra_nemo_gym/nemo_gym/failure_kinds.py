@@ -1,7 +1,5 @@
 """The words for what went wrong, few enough to be counted. A server's own are `<server>:<kind>`."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal, TypeAlias
 

@@ -3,8 +3,6 @@
 Owns: one profile and its file. Never touches: servers.
 """
 
-from __future__ import annotations
-
 import cProfile
 import io
 import pstats

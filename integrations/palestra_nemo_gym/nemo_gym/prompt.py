@@ -3,8 +3,6 @@
 Owns: reading and filling them. Never touches: datasets.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import yaml

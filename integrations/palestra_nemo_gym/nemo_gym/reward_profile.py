@@ -3,8 +3,6 @@
 Owns: which fields are numbers, figures about them, the shape of the answer. Never touches: pass rates (`pass_rates`).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 Owns: options, settings (`+key=value`), which gym is meant. Never touches: running anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

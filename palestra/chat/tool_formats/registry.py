@@ -3,8 +3,6 @@
 Owns: the names. Never touches: how a format works.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 

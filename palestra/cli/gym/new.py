@@ -3,8 +3,6 @@
 Owns: arguments and printing. Never touches: what a server is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Owns: comparing net changes with those expected, one to one. Never touches: databases.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from typing import Any

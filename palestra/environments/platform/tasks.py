@@ -3,8 +3,6 @@
 Owns: drawing until a task is sound. Never touches: instances.
 """
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -3,8 +3,6 @@
 Owns: reading and checking them. Never touches: the clock.
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from palestra.environments.platform.errors import ToolError

@@ -3,8 +3,6 @@
 Owns: which settings are secret. Never touches: where the text goes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

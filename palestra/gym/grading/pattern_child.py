@@ -3,8 +3,6 @@
 Owns: the last match of each. Never touches: time; who asks ends it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 Owns: the formulas. Never touches: files, what a score means.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Owns: which fields have another name there. Never touches: items and tools (`pal
 of a server, the network.
 """
 
-from __future__ import annotations
-
 from palestra.chat.responses_input import (
     ChatDialect,
     ItemError,

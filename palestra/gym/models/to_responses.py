@@ -4,8 +4,6 @@ Owns: thoughts in think tags, ids on the last item, what an endpoint counted. Ne
 (`palestra.chat.responses_output`), the network.
 """
 
-from __future__ import annotations
-
 import re
 
 from palestra.chat import responses_output as written

@@ -3,8 +3,6 @@
 Owns: command, environment and sockets of each process. Never touches: starting it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

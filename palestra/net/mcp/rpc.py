@@ -3,8 +3,6 @@
 Owns: what a message is, answers as bytes. Never touches: methods, headers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

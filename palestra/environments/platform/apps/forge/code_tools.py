@@ -1,7 +1,5 @@
 """Tools for files, branches and pull requests."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from palestra.environments.platform.apps.forge.checks import failed_checks

@@ -1,7 +1,5 @@
 """Tools that look: posts, comments, communities."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Literal
 

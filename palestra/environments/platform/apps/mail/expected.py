@@ -2,8 +2,6 @@
 in order, so a first new mail's is known; only the time of sending is anybody's.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks on mail of one person or one number: mark, move, label, reply."""
 
-from __future__ import annotations
-
 import random
 
 from palestra.environments.platform.app import Seed, Size, TemplateMaker

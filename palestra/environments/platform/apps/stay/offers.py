@@ -3,8 +3,6 @@
 Tools ask with the instance's tables, task templates with the seed's: both can say `rows(query, *args)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

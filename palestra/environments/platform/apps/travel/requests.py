@@ -3,8 +3,6 @@
 Owns: writing them into a world, reading them again. Never touches: tasks.
 """
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Tasks over mail, calendar and hotels."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator
 

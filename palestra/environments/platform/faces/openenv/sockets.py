@@ -3,8 +3,6 @@
 Owns: frames in, frames out, the end of a connection. Never touches: what an action does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
