@@ -60,6 +60,11 @@ def print_json(content: object) -> None:
     click.echo(json.dumps(content, indent=2))
 
 
+def print_result(as_json: bool, content: object, words: str) -> None:
+    """The result for programs, or the same in words."""
+    click.echo(json.dumps(content, indent=2) if as_json else words)
+
+
 def bytes_text(size_bytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:

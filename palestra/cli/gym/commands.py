@@ -53,6 +53,14 @@ def head_options(*, default: str | None = HEAD, hint: str = "") -> Callable[[F],
     return server_options(help=about, default=default, envvar=None, key_envvar="PALESTRA_GYM_KEY", old="--head")
 
 
+def search_dir_option(help: str) -> Callable[[F], F]:  # noqa: A002
+    """Folders to look in first: `roots`."""
+    folder = click.Path(path_type=Path, file_okay=False, exists=True)
+    return click.option(
+        "--search-dir", "roots", multiple=True, type=folder, help=f"{help}; may repeat.  [NEMO_GYM_EXTRA_ROOTS]"
+    )
+
+
 def source_options(command: F) -> F:
     """Where a gym's config comes from: `sources(**kwargs)` takes them."""
     options = [
@@ -62,13 +70,7 @@ def source_options(command: F) -> F:
             metavar="FILE",
             help="YAML, below the current folder or a search dir; may repeat, later ones win.",
         ),
-        click.option(
-            "--search-dir",
-            "roots",
-            multiple=True,
-            type=click.Path(path_type=Path, file_okay=False, exists=True),
-            help="Look for configs and server folders here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
-        ),
+        search_dir_option("Look for configs and server folders here first"),
         click.option("-m", "--model", metavar="NAME", help="The policy: policy_model_name."),
         click.option("--model-url", metavar="URL", help="Where it is served: policy_base_url."),
         click.option(

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import rich_click as click
 
+from palestra.cli.gym.commands import search_dir_option
 from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
 
@@ -47,13 +48,7 @@ def new(name: str, agent: bool, below: Path) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option(
-    "--search-dir",
-    "roots",
-    multiple=True,
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Look for the server's folder here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
-)
+@search_dir_option("Look for the server's folder here first")
 @click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
 def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> None:
     """Check that a server loads and its example rows can be begun, then run its own tests. NAME is a server, or
@@ -112,13 +107,7 @@ KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]
 @click.command("list")
 @click.argument("kind", type=click.Choice(KINDS), required=False)
 @click.option("--matching", metavar="TEXT", help="Only those with this in their name.")
-@click.option(
-    "--search-dir",
-    "roots",
-    multiple=True,
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Look here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
-)
+@search_dir_option("Look here first")
 @json_option
 def list_(kind: str | None, matching: str | None, roots: tuple[Path, ...], as_json: bool) -> None:
     """Servers, environments and benchmarks that can be run, with their configs."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
-from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table, safe_text
 from palestra.util.json_types import JsonObject
 
@@ -180,10 +180,11 @@ def openenv_package(name: str, folder: Path, as_json: bool) -> None:
 
     with one_line_errors(PlatformError, OSError):
         written = write_package(app_of(name), folder)
-    if as_json:
-        print_json({"app": name, "files": [str(file) for file in written]})
-    else:
-        click.echo(f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static")
+    print_result(
+        as_json,
+        {"app": name, "files": [str(file) for file in written]},
+        f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static",
+    )
 
 
 # Tasks
@@ -259,10 +260,7 @@ def export(file: Path, as_json: bool, **choice: Any) -> None:
 
     with one_line_errors(PlatformError, OSError):
         count = export_tasks(chosen_keys(**choice), file)
-    if as_json:
-        print_json({"file": str(file), "tasks": count})
-    else:
-        click.echo(f"{count} tasks in {file}")
+    print_result(as_json, {"file": str(file), "tasks": count}, f"{count} tasks in {file}")
 
 
 def chosen_keys(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from palestra.cli.output import needs_extra, print_json
+from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run.common import (
     duration_text,
     find,
@@ -194,10 +194,7 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
         found = find(which, root)
         file = out or found.path / "plot.png"
         panels = draw(found, file)
-    if as_json:
-        print_json({"file": str(file), "panels": panels})
-    else:
-        click.echo(f"{file}: {', '.join(panels)}")
+    print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
 
 
 def overview(one: RunReader) -> JsonObject:
