@@ -65,7 +65,7 @@ def numbers_of(answer: object) -> dict[str, float]:
 def shown(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except Exception:  # a stranger's `__repr__`
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
@@ -141,5 +141,5 @@ def _number(found: Any) -> float | None:
         return None
     try:
         return float(found)
-    except Exception:
+    except Exception:  # a stranger's `__float__`
         return None

@@ -95,7 +95,7 @@ def words(error: BaseException) -> str:
     """On one line, of bounded length, also where the exception cannot say what it is."""
     try:
         said = " ".join(str(error).split())
-    except Exception:
+    except Exception:  # a stranger's `__str__`
         said = "(it cannot be shown)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
 

@@ -101,7 +101,7 @@ class EnvSession:
             return {}
         try:
             return numbers_of(await self._call("get_metrics"))
-        except Exception as error:
+        except Exception as error:  # of the environment's own code: metrics are not worth a rollout
             if self._name not in _without_metrics:
                 _without_metrics.add(self._name)
                 log.warning("no metrics: %s (said once for %s)", words(error), self._name)
@@ -111,7 +111,7 @@ class EnvSession:
         """All rollouts of a task share its prompt, and an environment may change what it gets."""
         try:
             return copy.deepcopy(prompt)
-        except Exception as error:
+        except Exception as error:  # of the environment's own objects
             raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
 
     async def _make(self, deferred: Deferred) -> Any:

@@ -70,7 +70,7 @@ class Front:
             return Answer(body=openapi(self.server))
         try:
             found = await self.server.look(path)
-        except Exception as error:
+        except Exception as error:  # a server's own code: callers get an answer
             log.error("%s%s broke", self.server.name, path, exc_info=error)
             return Answer(status=500, body=repr(error))
         if found is None:

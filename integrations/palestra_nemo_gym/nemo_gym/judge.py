@@ -30,7 +30,7 @@ async def reraise_judge_errors(coro: Awaitable[Result]) -> Result:
         return await coro
     except JudgeError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever keeps a judge from answering is its failure
         told = getattr(error, "response_content", b"")[:TOLD_BYTES].decode(errors="replace")
         raise JudgeError(f"{type(error).__name__}: {error}{told and f'; it said: {told}'}") from error
 

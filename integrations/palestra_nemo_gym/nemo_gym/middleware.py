@@ -75,7 +75,7 @@ class _Errors:
 
         try:
             await self._app(scope, receive, sent)
-        except Exception as error:
+        except Exception as error:  # of a server's own code: callers get an answer
             if scope["type"] != "http" or has_begun:
                 raise
             log.exception("%s: %s %s failed", self._name, scope["method"], scope["path"])

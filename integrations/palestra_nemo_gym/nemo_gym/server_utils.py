@@ -171,7 +171,7 @@ class ServerClient(BaseModel):
             return "timeout"
         except OSError:
             return "connection_error"
-        except Exception:
+        except Exception:  # of an address that is none
             return "unknown_error"
 
     def _may_repeat(self, server_name: str, url_path: str, method: str) -> bool:

@@ -85,10 +85,10 @@ class FleetTaskEnv(BaseTextEnv):
         self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
         try:
             observation = await self.openenv_task_env.reset_async()
-        except Exception as e:
+        except Exception as e:  # SkyRL expects a RuntimeError, whatever it was
             await self.close_async()
             raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
-        except BaseException:
+        except BaseException:  # cancelled: the instance must not stay
             await self.close_async()
             raise
         self.tools = list(observation["tools"])

@@ -80,7 +80,7 @@ class McpConnection:
             if not asking.done():
                 raise BackendError(f"the connection to {self._address} ended")
             return asking.result()
-        except Exception as e:
+        except Exception as e:  # the client's transports raise what they like
             if _is_lost(e):
                 raise BackendError(f"the connection to {self._address} is lost: {words(e)}") from e
             raise
@@ -92,7 +92,7 @@ class McpConnection:
             async with _client(self._address, self._timeout_s) as self._client:
                 ready.set_result(None)
                 await self._is_wanted.wait()
-        except Exception as e:
+        except Exception as e:  # told to whoever waits in `open`
             if not ready.done():
                 ready.set_exception(BackendError(f"no MCP server at {self._address}: {_innermost(e)}"))
 

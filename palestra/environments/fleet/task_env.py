@@ -153,7 +153,7 @@ class OpenEnvTask:
             raise
         except TimeoutError:
             return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
-        except Exception as e:
+        except Exception as e:  # of a tool: for the model to read
             return None, words(e)
         return answer.result, answer.error or error_of(answer.result) or ""
 
@@ -161,7 +161,7 @@ class OpenEnvTask:
         """What breaks while grading leaves the grade unknown."""
         try:
             return await backend.verify(Attempt(answer=self._answer, conversation=self.conversation))
-        except Exception as e:
+        except Exception as e:  # a verifier that breaks is no verdict
             log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
             return Grade(score=None, error=words(e))
 

@@ -87,7 +87,7 @@ class Instance:
             except ToolError as e:
                 connection.execute("ROLLBACK")
                 told, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
-            except BaseException:
+            except BaseException:  # nothing of a broken call may stay
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("INSERT INTO _events (call, error) VALUES (?, ?)", (noted, error))
@@ -124,7 +124,7 @@ class Instance:
                 yield connection
                 if connection.in_transaction:  # SQLite takes all back itself when it had to stop a statement
                     connection.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # nothing of a broken call may stay
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise

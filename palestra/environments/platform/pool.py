@@ -84,7 +84,7 @@ class Pool:
             record = self._new(team, wanted, request_id)
         try:
             instance = Instance(seed_named(app_of(wanted.app), wanted.data), variables=wanted.variables)
-        except Exception as e:
+        except Exception as e:  # whatever it is, the record must not stay open
             with self._lock:
                 self._end(record, InstanceState.ERROR, f"it could not be made: {e}")
             raise

@@ -72,7 +72,7 @@ class _World(Struct):
         name = self.agent.settings.resources_server.name
         try:
             await self.agent.asked(name, "/close", self.row, self.cookies, CLOSE_S)
-        except Exception as error:
+        except Exception as error:  # the rollout is played already
             log.warning("%s could not be closed: %s", name, error)
 
 

@@ -87,7 +87,7 @@ class RemoteAgent(WorldAgentServer[S]):
             try:
                 async with limit:
                     return await super().run(clean, rollout)
-            except Exception as error:
+            except Exception as error:  # every failure becomes a row
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = RemoteError(f"the rollout took longer than run_timeout_secs = {limit_s:g}")
                 log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])

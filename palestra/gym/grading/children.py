@@ -47,7 +47,7 @@ class Children:
             except TimeoutError:
                 await kill(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
-            except BaseException:
+            except BaseException:  # cancelled, too: it may still be at work
                 await kill(child)
                 raise
             self._idle.append(child)
@@ -66,7 +66,7 @@ class Children:
         except (ChildError, TimeoutError) as error:
             await kill(child)
             raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
-        except BaseException:
+        except BaseException:  # cancelled: nobody would end it
             await kill(child)
             raise
         return child

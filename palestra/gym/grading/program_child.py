@@ -64,7 +64,7 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> dict[
         return {"printed": _text(printed)[:MAX_PRINTED], "result": result}
     except OutOfTime:
         return {"error": f"no end within {limit_s:g} s", "is_late": True}
-    except BaseException as error:
+    except BaseException as error:  # the program's own
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 

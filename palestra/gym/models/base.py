@@ -66,7 +66,7 @@ class ModelServer(GymServer):
         exchange = Exchange(call.rollout_id, dialect, call.body)
         try:
             told = await way(call, call.body)
-        except Exception as error:
+        except Exception as error:  # kept for the record, and raised again
             await self._captures.keep_failure(exchange, error)
             raise
         await self._captures.keep(exchange, told.answer.status, told.response)

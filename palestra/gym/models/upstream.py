@@ -70,7 +70,7 @@ class Upstream:
         try:
             async with self._gate:
                 replica, reply = await self._tried(self._home(session_id), path, payload)
-        except Exception:
+        except Exception:  # only counted
             self.counts["failed"] += 1
             raise
         return _parsed(replica.url, path, reply.body)

@@ -194,6 +194,6 @@ class ResourcesServer(GymServer, Generic[S]):
             answer = await self.peers.post(name, path, body, timeout_s=timeout_s)
             if answer.is_ok:
                 return answer.value()
-        except Exception as error:
+        except Exception as error:  # whatever keeps a judge from answering is no wrong answer
             raise JudgeError(f"{type(error).__name__}: {error}") from error
         raise JudgeError(str(PeerFailed(name, path, answer.status, answer.raw())))

@@ -49,7 +49,7 @@ class AsyncSandbox:
         self._handle, self._spec = await self._provider.create(wanted), wanted
         try:
             await self._upload_texts(wanted.files)
-        except BaseException:
+        except BaseException:  # cancelled, too: it must not be left running
             await self.stop()
             raise
         return self
@@ -61,7 +61,7 @@ class AsyncSandbox:
         await self.start(spec)
         try:
             await setup(self)
-        except BaseException:
+        except BaseException:  # cancelled, too: it must not be left running
             await self.stop()
             raise
         return self

@@ -58,7 +58,7 @@ class OpenEnvBackend:
             self._socket = await connect(
                 address, additional_headers=headers, max_size=MAX_FRAME, open_timeout=self._timeout_s, proxy=None
             )
-        except Exception as e:
+        except Exception as e:  # of DNS, TLS, HTTP or WebSockets
             raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
         told = await self._asked("reset", self._filled(self._given.reset, None))
         if "error" in told:
@@ -108,7 +108,7 @@ class OpenEnvBackend:
         try:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             frame: Any = json.loads(await self._socket.recv())
-        except Exception as e:
+        except Exception as e:  # of the socket, or JSON that is none
             raise BackendError(f"the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
         self._is_waiting = False
         told = frame.get("data") or {}

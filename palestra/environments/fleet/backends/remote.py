@@ -91,7 +91,7 @@ class RemoteBackend:
         try:
             if instance is not None:
                 await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
-        except Exception as e:
+        except Exception as e:  # closing must not hide how the episode ended
             log.warning("an instance at %s was not deleted, and ends with its time: %s", self._base_url, words(e))
         finally:
             await http.aclose()
@@ -133,7 +133,7 @@ class RemoteBackend:
         try:
             answer = await self._http.request(method, url, json=body, headers=headers)
             found = answer.json() if answer.is_success else None
-        except Exception as e:
+        except Exception as e:  # of the connection, or JSON that is none
             raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e
         if not isinstance(found, dict):
             raise BackendError(f"the platform at {self._base_url} answered {answer.status_code}: {answer.text[:SHOWN]}")

@@ -214,7 +214,7 @@ def _given(args: str | None) -> Given:
         kwargs = json.loads(json.dumps(found["kwargs"]))
         given = msgspec.convert(kwargs, Given)
         others = [*found["args"][1:-1], *(set(kwargs) - set(Given.__struct_fields__))]
-    except Exception as e:
+    except Exception as e:  # a stranger's pickle may raise anything
         raise CannotVerify(f"the arguments cannot be read: {e}") from None
     if others:
         raise CannotVerify("a verifier is given final_answer and conversation here, nothing else")

@@ -193,6 +193,6 @@ def call_once(app: App, name: str, arguments: object) -> ToolResult:
 def _verdict(task: PlatformTask, instance: Instance, answer: str | None) -> Verdict:
     try:
         return verify(task, instance, answer)
-    except Exception:
+    except Exception:  # a verifier that breaks is no verdict
         log.exception("the verifier of %s broke", task.key)
         return Verdict(score=None)
