@@ -24,9 +24,10 @@ from palestra.gym.collect.playing import Patience, Played, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import Ports, load_gym
 from palestra.gym.errors import GymError, ServerStartError
-from palestra.gym.records import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
+from palestra.gym.records import ROW_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
+from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FINAL, Failure, FailureClass
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from palestra.gym.bridge import Streamed
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.errors import GymError
-from palestra.gym.records import PARAMS, ROW_INDEX, TASK_INDEX
+from palestra.gym.records import ROW_INDEX
+from palestra.types.gym import PARAMS, TASK_INDEX
 from palestra.util.json_types import JsonObject
 
 Result = JsonObject

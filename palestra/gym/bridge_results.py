@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from palestra.environments.gym.calls import Flaw, ModelCall, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
-from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
-from palestra.types.gym import ROUTED_EXPERTS
+from palestra.types.gym import FAILURE_CLASS, MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Message = JsonObject

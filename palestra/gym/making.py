@@ -14,12 +14,13 @@ from string import Template
 import yaml
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.records import PARAMS, ServerInstance, ServerKind
+from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.registry import OURS, is_stock, load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.servers.gymnasium import GymnasiumServer
 from palestra.gym.servers.resources import RESERVED, ResourcesServer
 from palestra.gym.testing import opened
+from palestra.types.gym import PARAMS
 from palestra.types.gym_failures import plain_words
 from palestra.util.json_types import JsonObject
 

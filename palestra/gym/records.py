@@ -9,43 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from palestra.types.gym import (
-    AGENT_REF,
-    ATTEMPT_INDEX,
-    FAILURE_CLASS,
-    FAILURE_REASON,
-    FAILURE_TERMINAL,
-    MASK_SAMPLE,
-    NO_PERSIST,
-    PARAMS,
-    ROLLOUT_ID,
-    ROLLOUT_INDEX,
-    TASK_INDEX,
-    TOKEN_FIELDS,
-)
 from palestra.util.json_types import JsonObject
-
-__all__ = [
-    "AGENT_REF",
-    "ATTEMPT_INDEX",
-    "FAILURE_CLASS",
-    "FAILURE_REASON",
-    "FAILURE_TERMINAL",
-    "MASK_SAMPLE",
-    "NO_PERSIST",
-    "PARAMS",
-    "ROLLOUT_ID",
-    "ROLLOUT_INDEX",
-    "ROLLOUT_NAME",
-    "ROW_INDEX",
-    "STEP_ID",
-    "TASK_INDEX",
-    "TOKEN_FIELDS",
-    "GymConfig",
-    "Isolation",
-    "ServerInstance",
-    "ServerKind",
-]
 
 ROW_INDEX = "_rowidx"
 STEP_ID = "_ng_step_request_id"

@@ -21,10 +21,11 @@ import msgspec
 
 from palestra.gym.errors import PeerFailed
 from palestra.gym.peers import GymPeers
-from palestra.gym.records import PARAMS, GymConfig, ServerInstance, ServerKind
+from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 
 Script = Callable[[Call], Any]

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from msgspec import Meta, Struct
 
-from palestra.gym.records import PARAMS, STEP_ID
+from palestra.gym.records import STEP_ID
 from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import (
     PARAM_DEFAULTS,
@@ -27,6 +27,7 @@ from palestra.gym.servers.responses import (
 )
 from palestra.gym.servers.settings import Reference
 from palestra.gym.wire import NO_COOKIES
+from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)

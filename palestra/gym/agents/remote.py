@@ -16,12 +16,13 @@ from msgspec import Meta
 from palestra.chat.responses_output import message_item, response_body, text_part
 from palestra.gym.agents.simple import play
 from palestra.gym.errors import BadReply, GymConfigError, GymError
-from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
+from palestra.gym.records import ServerInstance
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.responses import checked_response, filled_row, unanswered_calls
 from palestra.gym.wire import encoded
 from palestra.net.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
+from palestra.types.gym import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST
 from palestra.types.gym_failures import Failure, FailureClass
 from palestra.util.json_types import JsonObject
 

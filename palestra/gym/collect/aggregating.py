@@ -17,8 +17,8 @@ from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
 from palestra.gym.collect.rows import agent_of
 from palestra.gym.errors import CollectError
 from palestra.gym.metrics import aggregate
-from palestra.gym.records import AGENT_REF, PARAMS, TASK_INDEX
 from palestra.net.http_client import CallFailed, HttpClient
+from palestra.types.gym import AGENT_REF, PARAMS, TASK_INDEX
 from palestra.types.gym_failures import class_in, plain_words
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -16,7 +16,7 @@ from palestra.gym.collect.playing import Patience, Played, RowPlayer, as_finishe
 from palestra.gym.collect.resuming import Progress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
 from palestra.gym.errors import CollectError
-from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
+from palestra.types.gym import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from palestra.gym.collect.files import read_lines
 from palestra.gym.errors import CollectError
 from palestra.gym.metrics.aggregate import by_task, deviation, numbers_of
-from palestra.gym.records import TASK_INDEX
+from palestra.types.gym import TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 CLEAR = 1.96  # standard errors: 95 % of a normal distribution

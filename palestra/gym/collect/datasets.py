@@ -15,7 +15,8 @@ from palestra.gym.collect.files import write_whole
 from palestra.gym.collect.rows import PromptFile, Row, read_rows
 from palestra.gym.errors import CollectError
 from palestra.gym.metrics.aggregate import deviation
-from palestra.gym.records import AGENT_REF, PARAMS, GymConfig, ServerKind
+from palestra.gym.records import GymConfig, ServerKind
+from palestra.types.gym import AGENT_REF, PARAMS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 _TOLD = 10

@@ -11,7 +11,7 @@ from msgspec import Struct
 from palestra.gym.collect.files import read_lines
 from palestra.gym.collect.rows import Key, Row, key_of
 from palestra.gym.errors import CollectError
-from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonObject
 
 _TOLD = 10

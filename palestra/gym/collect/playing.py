@@ -21,7 +21,9 @@ from palestra.gym.models.capture import CaptureFolder, folders
 from palestra.gym.models.capture_records import model_call_capture, trajectory
 from palestra.gym.models.prefix_merge import folded, rebuild
 from palestra.gym.models.settings import read_capture
-from palestra.gym.records import (
+from palestra.gym.servers.agents import rollout_id_of
+from palestra.net.http_client import HttpClient
+from palestra.types.gym import (
     AGENT_REF,
     ATTEMPT_INDEX,
     FAILURE_CLASS,
@@ -31,8 +33,6 @@ from palestra.gym.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
 )
-from palestra.gym.servers.agents import rollout_id_of
-from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -15,7 +15,7 @@ from palestra.gym.collect.files import read_lines, write_whole
 from palestra.gym.collect.pairing import paired
 from palestra.gym.metrics import aggregate, pass_metrics
 from palestra.gym.metrics.aggregate import with_expected
-from palestra.gym.records import AGENT_REF, TASK_INDEX
+from palestra.types.gym import AGENT_REF, TASK_INDEX
 from palestra.util.json_types import JsonObject
 
 

@@ -14,7 +14,8 @@ from msgspec import Struct
 from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
 from palestra.gym.collect.rows import Key, Row, key_of
 from palestra.gym.errors import CollectError
-from palestra.gym.records import FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+from palestra.gym.records import ServerKind
+from palestra.types.gym import FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FailureClass, class_in
 from palestra.util.json_types import JsonMapping, JsonObject
 

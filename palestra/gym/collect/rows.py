@@ -18,8 +18,8 @@ import yaml
 from msgspec import Struct, field
 
 from palestra.gym.errors import CollectError
-from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
-from palestra.types.gym import overruled
+from palestra.gym.records import ROLLOUT_NAME
+from palestra.types.gym import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX, overruled
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from palestra.gym.records import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
+from palestra.types.gym import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 _KEYS = (TASK_INDEX, ROLLOUT_INDEX, MASK_SAMPLE)

@@ -20,9 +20,9 @@ import orjson
 
 from palestra.gym.errors import BadCall, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CaptureSettings
-from palestra.gym.records import ROLLOUT_NAME, TOKEN_FIELDS, ServerKind
+from palestra.gym.records import ROLLOUT_NAME, ServerKind
 from palestra.gym.wire import encoded
-from palestra.types.gym import ROUTED_EXPERTS
+from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)

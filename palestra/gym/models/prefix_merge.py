@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from palestra.gym.records import MASK_SAMPLE, TOKEN_FIELDS
-from palestra.types.gym import ROUTED_EXPERTS
+from palestra.types.gym import MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 CAPTURE = "_ng_token_capture"

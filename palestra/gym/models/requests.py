@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from palestra.gym.errors import BadRequest
-from palestra.gym.records import TOKEN_FIELDS
+from palestra.types.gym import TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)

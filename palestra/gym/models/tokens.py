@@ -6,7 +6,7 @@ Owns: the three places, and that they agree. Never touches: the network, which c
 from collections.abc import Sequence
 from typing import Any
 
-from palestra.gym.records import TOKEN_FIELDS
+from palestra.types.gym import TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 PREFIX = "token_id:"

@@ -18,10 +18,10 @@ from palestra.gym.models.settings import VLLMSettings, read_settings
 from palestra.gym.models.to_chat import chat_request
 from palestra.gym.models.to_responses import THOUGHT, response
 from palestra.gym.models.upstream import Upstream
-from palestra.gym.records import TOKEN_FIELDS, ServerInstance
+from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import Answer, Call, encoded
-from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED
+from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED, TOKEN_FIELDS
 from palestra.util.json_types import JsonObject
 
 CHAT, TEXT, RESPONSES, TOKENIZE = "/chat/completions", "/completions", "/responses", "/tokenize"

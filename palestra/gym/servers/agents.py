@@ -11,20 +11,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec import Struct, field
 
 from palestra.gym.errors import BadCall, PeerFailed, RolloutTimeout
-from palestra.gym.records import (
-    ATTEMPT_INDEX,
-    PARAMS,
-    ROLLOUT_ID,
-    ROLLOUT_INDEX,
-    ROLLOUT_NAME,
-    TASK_INDEX,
-    ServerInstance,
-    ServerKind,
-)
+from palestra.gym.records import ROLLOUT_NAME, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import Reference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Answer, Call
+from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Cookies = Mapping[str, str]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from palestra.gym.errors import BadCall
-from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX, ServerInstance, ServerKind
+from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call
+from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from palestra.chat.responses_output import ECHOED
 from palestra.gym.errors import BadCall, BadReply
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Item = JsonObject

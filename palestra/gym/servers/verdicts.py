@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from palestra.gym.errors import JudgeError
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
 from palestra.types.gym_failures import Failure, FailureClass
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -15,11 +15,11 @@ from palestra.gym.agents.gymnasium import GymnasiumAgentSettings
 from palestra.gym.agents.remote import RemoteAgentSettings
 from palestra.gym.agents.simple import SimpleAgentSettings
 from palestra.gym.errors import GymConfigError
-from palestra.gym.records import PARAMS
 from palestra.gym.servers.agents import AgentServer, Reply, Rollout
 from palestra.gym.servers.responses import output_text
 from palestra.gym.testing import opened, said
 from palestra.gym.wire import Call
+from palestra.types.gym import PARAMS
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
 NAMES = [

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from palestra.gym.making import make_server
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
 from tests.gym.servers.conftest import free_port
 
 CLIENTS, EACH, KILL_AFTER = 16, 30, 60
