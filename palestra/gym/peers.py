@@ -8,7 +8,6 @@ body and its answer are handed over as they are.
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
@@ -63,9 +62,7 @@ class GymPeers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     async def post(

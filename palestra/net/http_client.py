@@ -10,7 +10,6 @@ A whole rollout with one tool call over HTTP takes 4 to 5 ms (`benchmarks/gym.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
@@ -93,9 +92,7 @@ class HttpClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from palestra.gym.config import Ports, our_settings
@@ -66,9 +65,7 @@ class Supervisor:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def build(self) -> None:
