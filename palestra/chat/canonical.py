@@ -90,14 +90,14 @@ def _call(call: JsonMapping) -> list[Any]:
     return [function["name"], _parsed(function.get("arguments"))]
 
 
-def _parsed(arguments: object) -> Any:
+def _parsed(arguments: object) -> object:
     if not isinstance(arguments, str):
         return _numbers_alike(arguments or {})
     parsed = read_json(arguments or "{}")
     return arguments if parsed is None else _numbers_alike(parsed)
 
 
-def _numbers_alike(value: object) -> Any:
+def _numbers_alike(value: object) -> object:
     """1.0 comes back as 1 from languages that have one kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)

@@ -5,6 +5,8 @@ tokens of the messages after it; a history that was changed becomes a branch.
 Owns: the ids held, finding them again, how many are held, and of whom. Never touches: models, HTTP, databases.
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from array import array

@@ -214,7 +214,7 @@ def _text(content: object, place: Place) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
-def _chat_content(content: object, place: Place) -> Any:
+def _chat_content(content: object, place: Place) -> object:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -288,7 +288,7 @@ def _chat_tool(tool: Any, without: Collection[str], place: Place) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def chat_tool_choice(choice: Any, dialect: ChatDialect) -> Any:
+def chat_tool_choice(choice: Any, dialect: ChatDialect) -> object:
     match choice:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}

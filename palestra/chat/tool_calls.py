@@ -49,7 +49,7 @@ def closing_of(tag: str) -> str:
     return tag.replace("<", "</")
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str) -> object:
     """None where it cannot be read, or only by those who can follow any depth; no call is null either."""
     try:
         value, end = _decode(text, 0)
@@ -139,7 +139,7 @@ def _refuse_half_characters(value: object) -> None:
         raise ValueError("a \\ud8xx escape without its second half") from None
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 

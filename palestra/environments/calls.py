@@ -40,7 +40,7 @@ class Caller:
         except (Exception, SystemExit) as error:
             raise EnvironmentFailure(f"{where} raised {words(error)}") from error
 
-    async def _in_task(self, where: str, method: Callable[..., Any], *args: object) -> Any:
+    async def _in_task(self, where: str, method: Callable[..., Any], *args: object) -> object:
         """In the caller's own task: what an environment opens in one call it may have to close in the same task."""
         limit = asyncio.timeout(self._timeout_s)
         try:
@@ -51,7 +51,7 @@ class Caller:
                 raise self._too_late(where) from error
             raise
 
-    async def _in_thread(self, where: str, method: Callable[..., Any], *args: object) -> Any:
+    async def _in_thread(self, where: str, method: Callable[..., Any], *args: object) -> object:
         call = _ThreadCall(method, args)
         waiter = asyncio.wrap_future(self._pool.submit(call.run))
         try:

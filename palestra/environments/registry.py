@@ -47,7 +47,7 @@ class EnvSpec:
         """The class, or what stands for it. Raises UnknownEnvironment where there is none."""
         return self.entry_point if callable(self.entry_point) else _import(self.entry_point, self.id)
 
-    def make(self, **kwargs: object) -> Any:
+    def make(self, **kwargs: object) -> object:
         creator = self.load()
         arguments = {**copy.deepcopy(dict(self.kwargs)), **kwargs}
         try:
@@ -94,7 +94,7 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
     raise _unknown(id)
 
 
-def make(id: str, **kwargs: object) -> Any:  # noqa: A002
+def make(id: str, **kwargs: object) -> object:  # noqa: A002
     """An environment; `env_config` and `extras` are what most take."""
     return spec(id).make(**kwargs)
 

@@ -114,13 +114,13 @@ class EnvSession:
         except Exception as error:  # of the environment's own objects
             raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
 
-    async def _make(self, deferred: Deferred) -> Any:
-        async def in_this_thread() -> Any:
+    async def _make(self, deferred: Deferred) -> object:
+        async def in_this_thread() -> object:
             return deferred.make()
 
         return await self._caller.call(f"making {self._name}", in_this_thread if deferred.is_async else deferred.make)
 
-    async def _call(self, name: str, *args: object) -> Any:
+    async def _call(self, name: str, *args: object) -> object:
         method = self._method(name)
         if method is None:
             raise EnvironmentFailure(f"{self._name} has neither {name} nor {name}_async: it is no text environment")

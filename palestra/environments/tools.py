@@ -37,7 +37,7 @@ class ToolGroup:
     def get_tool_names(self) -> list[str]:
         return list(self._tools)
 
-    def execute_tool(self, name: str, *args: object, **kwargs: object) -> Any:
+    def execute_tool(self, name: str, *args: object, **kwargs: object) -> object:
         found = self.get_tool(name)
         if found is None:
             raise ValueError(f"no tool {name!r} in the group {self.name!r} (it has {', '.join(self._tools) or 'none'})")

@@ -111,10 +111,10 @@ class Reader:
             assert isinstance(call.item, dict)
             call.item.update(prompt_str=prompt, generation_str=text)
 
-    def _ids(self, ids: list[int]) -> Any:
+    def _ids(self, ids: list[int]) -> object:
         return ids if self._torch is None else self._torch.tensor(ids, dtype=self._torch.int64)
 
-    def _numbers(self, numbers: list[float]) -> Any:
+    def _numbers(self, numbers: list[float]) -> object:
         return numbers if self._torch is None else self._torch.tensor(numbers, dtype=self._torch.float32)
 
 

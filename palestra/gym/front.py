@@ -6,7 +6,6 @@ process and never pass here. Whoever starts it opens and closes the server.
 """
 
 import logging
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -94,7 +93,7 @@ class Front:
         return response
 
 
-def _parsed(body: bytes) -> Any:
+def _parsed(body: bytes) -> object:
     if not body:
         return {}
     try:

@@ -144,7 +144,7 @@ class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleSe
     def normalize_tool_name(self, name: str) -> str:
         return normalize_tool_name(name, self.config.name)
 
-    def mcp_tools(self, harvested: list[Any], catchall: Any) -> list[Any] | None:
+    def mcp_tools(self, harvested: list[Any], catchall: object) -> list[Any] | None:
         """Which tools are shown over MCP; more of them come from `catchall.tool(name, schema, description)`."""
         return harvested
 

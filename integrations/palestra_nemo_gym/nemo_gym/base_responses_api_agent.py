@@ -96,12 +96,12 @@ class SimpleResponsesAPIAgent(BaseResponsesAPIAgent, AgentSessions, AggregateMet
     def _capture_correlation_enabled(self) -> bool:
         return self._model_call_capture_enabled() or self._token_id_capture_enabled()
 
-    def url_path_for_run(self, url_path: str, body: Any) -> str:
+    def url_path_for_run(self, url_path: str, body: object) -> str:
         """For calls made by `run`: to the model, or to its own `/v1/responses`."""
         captures = self._token_id_capture_enabled()
         return rollout_path_prefix(self.rollout_id_from_run(body), token_capture=captures) + url_path
 
-    def base_url_for_run(self, base_url: str, body: Any) -> str:
+    def base_url_for_run(self, base_url: str, body: object) -> str:
         """For clients that are told an address once."""
         captures = self._token_id_capture_enabled()
         return apply_rollout_prefix(base_url, self.rollout_id_from_run(body), token_capture=captures)

@@ -5,7 +5,7 @@ the gym has merged them.
 """
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -46,7 +46,7 @@ ServerRef = ModelServerRef | ResourcesServerRef | AgentServerRef
 _SERVER_REF: TypeAdapter[ServerRef] = TypeAdapter(ServerRef)
 
 
-def is_server_ref(config_dict: Any) -> ServerRef | None:
+def is_server_ref(config_dict: object) -> ServerRef | None:
     """The reference, where it is one: exactly a type and a name."""
     if isinstance(config_dict, DictConfig):
         config_dict = OmegaConf.to_container(config_dict, resolve=True)

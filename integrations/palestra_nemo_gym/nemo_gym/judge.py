@@ -36,7 +36,7 @@ async def reraise_judge_errors(coro: Awaitable[Result]) -> Result:
 
 
 async def call_judge(
-    server_client: ServerClient, *, server_name: str, url_path: str, json: Any, response_model: type[Answer]
+    server_client: ServerClient, *, server_name: str, url_path: str, json: object, response_model: type[Answer]
 ) -> Answer:
     """Raises JudgeError for any answer but a good one of that shape."""
 
@@ -53,7 +53,7 @@ def judge_failsafe(verify_fn: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
     original."""
 
     @functools.wraps(verify_fn)
-    async def verified(*args: Any, **kwargs: Any) -> Any:
+    async def verified(*args: object, **kwargs: object) -> object:
         try:
             return await verify_fn(*args, **kwargs)
         except JudgeError as error:

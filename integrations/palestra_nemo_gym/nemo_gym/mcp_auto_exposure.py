@@ -187,7 +187,7 @@ class _McpFace:
             return _failed(f"Tool {name!r} is not allowed for this session.")
         return await self._called(name, params.get("arguments") or {}, claims["sid"], scope)
 
-    async def _called(self, name: str, arguments: Any, session_id: str, scope: Scope) -> JsonObject:
+    async def _called(self, name: str, arguments: object, session_id: str, scope: Scope) -> JsonObject:
         inner = {**scope, "path": f"/{name}", "raw_path": f"/{name}".encode()}
         answer: Answer = await post_within(self._app, inner, json.dumps(arguments).encode(), self._signed(session_id))
         value, text = answer.value(), answer.body.decode(errors="replace")

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-from typing import Any
 from uuid import uuid4
 
 from aiohttp import ClientResponseError
@@ -107,7 +106,7 @@ def _passed_on(error: ClientResponseError) -> JsonObject:
     return {CLASS: kind, **told, **({TERMINAL: True} if is_refused else {})}
 
 
-def _words(found: Any, text: str) -> str:
+def _words(found: object, text: str) -> str:
     """Without the JSON around them, and without the body that FastAPI shows again."""
     detail = found.get("detail") if isinstance(found, dict) else found
     if isinstance(detail, list):

@@ -31,22 +31,22 @@ class NeMoGymAsyncOpenAI(BaseModel):
     max_connection_retries: int | None = None
     """Nothing to us: a server that is away has `peer_reconnect_s`."""
 
-    async def create_models(self) -> Any:
+    async def create_models(self) -> object:
         return await self._call("GET", f"{self.base_url}/models")
 
-    async def create_chat_completion(self, **kwargs: Any) -> Any:
+    async def create_chat_completion(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/chat/completions", kwargs)
 
-    async def create_completion(self, **kwargs: Any) -> Any:
+    async def create_completion(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/completions", kwargs)
 
-    async def create_response(self, **kwargs: Any) -> Any:
+    async def create_response(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/responses", kwargs)
 
-    async def create_tokenize(self, **kwargs: Any) -> Any:
+    async def create_tokenize(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", kwargs)
 
-    async def _call(self, method: str, url: str, body: JsonObject | None = None) -> Any:
+    async def _call(self, method: str, url: str, body: JsonObject | None = None) -> object:
         """Raises ClientResponseError with the last answer, where none was good."""
         failed = busy = 0
         pause_s = FIRST_PAUSE_S

@@ -124,7 +124,7 @@ def _majority(rollouts: Rollouts, scores: Scores, answer_key: str, name: str, k:
     return _mean([score for (_, score), count in votes.items() if count == max(votes.values())])
 
 
-def _hashable(answer: Any) -> Any:
+def _hashable(answer: object) -> object:
     return answer if isinstance(answer, str | int | float) else repr(answer)
 
 

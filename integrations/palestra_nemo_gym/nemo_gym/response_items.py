@@ -24,7 +24,7 @@ class Open(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_another(cls, given: Any) -> Any:
+    def _of_another(cls, given: object) -> object:
         """The OpenAI package's own objects are as good."""
         return given.model_dump() if isinstance(given, BaseModel) and not isinstance(given, cls) else given
 
@@ -75,7 +75,7 @@ class NeMoGymResponseReasoningItem(Open):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_status(cls, given: Any) -> Any:
+    def _without_status(cls, given: object) -> object:
         """OpenAI's API gives one and takes none back."""
         return {k: v for k, v in given.items() if k != "status"} if isinstance(given, Mapping) else given
 
@@ -208,7 +208,7 @@ _CLASSES = [NeMoGymEasyInputMessage, NeMoGymMessage, NeMoGymResponseOutputMessag
 _TAGS = {one.__name__ for one in (*_CLASSES, *RESPONSES_TO_TRAIN.values())}
 
 
-def _tag(value: Any) -> str:
+def _tag(value: object) -> str:
     """The name of the class that it is, or that it should fit."""
     if isinstance(value, BaseModel):
         named = next((one.__name__ for one in type(value).__mro__ if one.__name__ in _TAGS), None)

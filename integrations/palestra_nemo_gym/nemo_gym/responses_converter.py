@@ -217,14 +217,14 @@ VLLMConverter = ResponsesConverter
 VLLMConverterResponsesToChatCompletionsState = ResponsesConverterState
 
 
-def _usage_detail(usage: Any, detail_group: str, detail_name: str, *top_level_aliases: str) -> int | None:
+def _usage_detail(usage: object, detail_group: str, detail_name: str, *top_level_aliases: str) -> int | None:
     """A count that providers keep in different places: within a group, or under another name."""
     places = [(_field(usage, detail_group), detail_name), *((usage, name) for name in top_level_aliases)]
     counts = (_field(place, name) for place, name in places)
     return next((one for one in counts if isinstance(one, int) and not isinstance(one, bool)), None)
 
 
-def _field(value: Any, name: str) -> Any:
+def _field(value: object, name: str) -> object:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 

@@ -53,7 +53,7 @@ def compute_aggregate_metrics(
     return AggregateMetrics(group_level_metrics=groups, agent_metrics=overall, key_metrics=pick(overall))
 
 
-def _group(index: Any, rollouts: list[Rollout]) -> JsonObject:
+def _group(index: object, rollouts: list[Rollout]) -> JsonObject:
     numbers = [_numbers(one) for one in rollouts]
     return {
         **_described(numbers),
@@ -67,7 +67,7 @@ def _group(index: Any, rollouts: list[Rollout]) -> JsonObject:
     }
 
 
-def _info(index: Any, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
+def _info(index: object, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
     number = rollout.get(ROLLOUT_INDEX_KEY_NAME, 0)
     return {"rollout_id": f"{index}:{number}", TASK_INDEX_KEY_NAME: index, ROLLOUT_INDEX_KEY_NAME: number, **numbers}
 

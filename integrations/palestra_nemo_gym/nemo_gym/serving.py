@@ -75,7 +75,7 @@ def _close_client_at_end(app: FastAPI) -> None:
     inner = app.router.lifespan_context
 
     @asynccontextmanager
-    async def lifespan(served: Any) -> AsyncIterator[Any]:
+    async def lifespan(served: object) -> AsyncIterator[Any]:
         async with inner(served) as state:
             yield state
         await close_client()

@@ -39,7 +39,7 @@ class Answer:
         made.raw_headers = [*self.headers]
         return made
 
-    def with_value(self, value: Any) -> Response:
+    def with_value(self, value: object) -> Response:
         body = json.dumps(value).encode()
         made = Response(body, status_code=self.status)
         kept = [pair for pair in self.headers if pair[0].lower() != b"content-length"]

@@ -6,7 +6,6 @@ Owns: groups, help, old names, what is said of commands that have no counterpart
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -68,7 +67,7 @@ def _face_command(name: str, face: Face) -> click.Command:
         options.append(click.Option(["--no-serve"], is_flag=True, help="Of a gym that runs."))
         options.append(click.Option(["--split"], help="Play this dataset of the configs, instead of --input."))
 
-    def called(rest: tuple[str, ...], **typed: Any) -> None:
+    def called(rest: tuple[str, ...], **typed: object) -> None:
         run(face, typed, rest)
 
     arguments = click.Argument(["rest"], nargs=-1, metavar="[NAME] [KEY=VALUE]..." if face.names else "[KEY=VALUE]...")

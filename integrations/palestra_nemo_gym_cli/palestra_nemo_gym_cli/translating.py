@@ -5,7 +5,6 @@ Owns: options, settings (`+key=value`), which gym is meant. Never touches: runni
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -95,7 +94,7 @@ def _configs(settings: Settings) -> Iterator[str]:
     yield from (f"--config={path}" for value in listed for path in (value if isinstance(value, list) else [value]))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

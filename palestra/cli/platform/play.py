@@ -8,7 +8,6 @@ import random
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import rich_click as click
@@ -144,7 +143,7 @@ class Game:
             click.echo(safe_text(text))
 
 
-def arguments_of(tool: Tool, text: str) -> Any:
+def arguments_of(tool: Tool, text: str) -> object:
     """`name=value …` or one JSON object. A value is text where the tool takes text, JSON elsewhere."""
     if text.lstrip().startswith("{"):
         try:
@@ -190,7 +189,7 @@ def list_length(text: str) -> int:
     raise ValueError(f'{text!r} is not a list such as ["a", "b"]')
 
 
-def value_of(schema: JsonObject, text: str) -> Any:
+def value_of(schema: JsonObject, text: str) -> object:
     if schema.get("type") == "string":
         return text
     try:

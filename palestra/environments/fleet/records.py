@@ -5,8 +5,6 @@ Owns: both spellings, what a row must have. Never touches: files.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from palestra.environments.platform.golden import ANSWER_TOOL
@@ -60,5 +58,5 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
         return ANSWER_TOOL in self.prompt
 
 
-def _first(row: JsonMapping, names: tuple[str, ...]) -> Any:
+def _first(row: JsonMapping, names: tuple[str, ...]) -> object:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)

@@ -6,7 +6,6 @@ Owns: reading results and failures back, the fingerprint. Never touches: servers
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -107,7 +106,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _lasting(value: object) -> Any:
+def _lasting(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _lasting(each) for key, each in value.items() if not _is_passing(str(key))}
     return [_lasting(each) for each in value] if isinstance(value, list) else value

@@ -58,7 +58,7 @@ class _Expander:
         source = _source_in_text(node)
         return node if source is None else self._fetch(source, where)
 
-    def _expand_mapping(self, node: dict[Any, Any], where: str) -> Any:
+    def _expand_mapping(self, node: dict[Any, Any], where: str) -> object:
         unwanted = _names(node.get(DELETE))
         source = _source_in_mapping(node, where)
         own = {
@@ -91,7 +91,7 @@ class _Expander:
             self.taken.append(source.path)
         return copy.deepcopy(expanded)
 
-    def _find(self, path: tuple[str, ...], where: str) -> Any:
+    def _find(self, path: tuple[str, ...], where: str) -> object:
         node: Any = self.data
         for depth, part in enumerate(path):
             if depth:
@@ -107,7 +107,7 @@ class _Expander:
             node = node[part]
         return node
 
-    def _with_source(self, node: object, where: str) -> Any:
+    def _with_source(self, node: object, where: str) -> object:
         """A part on the way may get what is looked for from elsewhere."""
         has_source = isinstance(node, dict) and (INHERIT in node or COPY in node)
         return self.expand(node, where) if has_source or _source_in_text(node) else node

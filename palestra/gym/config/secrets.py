@@ -4,7 +4,6 @@ Owns: which settings are secret. Never touches: where the text goes.
 """
 
 import re
-from typing import Any
 
 import yaml
 
@@ -23,7 +22,7 @@ def is_secret_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.search(name) is not None
 
 
-def masked(settings: object) -> Any:
+def masked(settings: object) -> object:
     """A copy. A secret that was interpolated into other text is blacked out there too."""
     known = sorted({text for text in _secrets(settings) if len(text) >= SHORTEST}, key=len, reverse=True)
     return _masked(settings, known, is_secret=False)
@@ -42,7 +41,7 @@ def _secrets(settings: object) -> set[str]:
     }
 
 
-def _masked(node: object, known: list[str], *, is_secret: bool) -> Any:
+def _masked(node: object, known: list[str], *, is_secret: bool) -> object:
     if isinstance(node, dict):
         return {key: _masked(value, known, is_secret=is_secret or is_secret_name(key)) for key, value in node.items()}
     if isinstance(node, list):

@@ -160,5 +160,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _hashable(answer: object) -> Any:
+def _hashable(answer: object) -> object:
     return answer if isinstance(answer, str | int | float | bool) else repr(answer)

@@ -110,6 +110,6 @@ class GymnasiumServer(ResourcesServer[S]):
         self._answered.drop(call.session_id)
         return await self._closed(call)
 
-    async def call_tool(self, session: Session, name: str, arguments: object) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> object:
         """In this kind of world a call is part of a step."""
         raise BadCall(404, "Not Found")

@@ -66,7 +66,7 @@ class McpFace:
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
         return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
-    def with_bare_names(self, row: Any) -> Any:
+    def with_bare_names(self, row: Any) -> object:
         """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
         response = row.get("response") if isinstance(row, dict) else None
         output = response.get("output") if isinstance(response, dict) else None

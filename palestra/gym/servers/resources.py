@@ -115,7 +115,7 @@ class ResourcesServer(GymServer, Generic[S]):
     def tool_specs(self) -> list[ToolSpec]:
         return [ToolSpec(one.name, one.description, one.schema) for one in self.tools.values()]
 
-    async def call_tool(self, session: Session, name: str, arguments: object) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> object:
         """To be overridden, with `tool_specs`, where the tools are not methods. Raises BadCall."""
         found = self.tools.get(name)
         if found is None:

@@ -159,7 +159,7 @@ def added_usage(total: JsonMapping | None, one: JsonMapping | None) -> JsonMappi
     return {name: _added(total.get(name), one.get(name)) for name in {**total, **one}}
 
 
-def _added(a: Any, b: Any) -> Any:
+def _added(a: Any, b: Any) -> object:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return {name: _added(a.get(name), b.get(name)) for name in {**a, **b}}
     return None if a is None or b is None else a + b

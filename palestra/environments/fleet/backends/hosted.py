@@ -109,7 +109,7 @@ class HostedBackend:
         if fleet is not None:
             await fleet._httpx_client.aclose()  # the SDK has no way of its own to let go of its connections
 
-    async def _made(self) -> Any:
+    async def _made(self) -> object:
         task, delays_s = self._task, iter(MAKE_DELAYS_S)
         while True:
             try:

@@ -100,7 +100,7 @@ class Verifying:
         spent = {"execution_time_ms": round((time.perf_counter() - began) * 1000), "bundle_cache_hit": is_known}
         return {**told, **spent, "key": request.key, "execution_id": secrets.token_hex(8)}
 
-    async def execute_function(self, instance_id: str, body: bytes) -> Any:
+    async def execute_function(self, instance_id: str, body: bytes) -> object:
         """At an instance's runner."""
         request = read_as(body, FunctionRequest, "this is no verifier")
         try:
@@ -200,7 +200,7 @@ def _check_first(source: str, name: str | None) -> None:
 class _PlainData(pickle.Unpickler):
     """Numbers, texts, lists and the like. A pickle that names anything of Python's is refused unread."""
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
+    def find_class(self, module_name: str, global_name: str, /) -> object:
         raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, and may hold plain data only")
 
 
