@@ -1,7 +1,10 @@
 """Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; and what it only thought.
 
-Owns: finding calls, and saying why a try at one is none. Never touches: which tools exist, what becomes of a call.
+Owns: finding calls, saying why a try at one is none, how deep JSON may be nested. Never touches: which tools exist, what
+becomes of a call.
 """
+
+from __future__ import annotations
 
 import json
 import math
@@ -9,8 +12,22 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.chat.nesting import is_too_deep
 from palestra.util.json_types import JsonObject
+
+MAX_DEPTH = 100  # nobody means more; a few hundred, and whatever recurses over it fails
+
+
+def is_too_deep(value: object) -> bool:
+    """Level by level: nothing here recurses."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _items(outer) if isinstance(inner, dict | list)]
+    return bool(level)
+
+
+def _items(outer: object) -> Any:
+    return outer.values() if isinstance(outer, dict) else outer
+
 
 TAGS = ("<tool_call>", "<function_call>")
 """In the order they are tried: the first that holds a call wins."""

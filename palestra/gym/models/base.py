@@ -11,9 +11,9 @@ from msgspec import Struct
 from palestra.gym.errors import BadRequest, PeerFailed, UnreachableServer
 from palestra.gym.models import messages, streams
 from palestra.gym.models.capture import Captures, Exchange
+from palestra.gym.models.conversions import output_items
 from palestra.gym.models.requests import checked, fitted
 from palestra.gym.models.settings import read_capture
-from palestra.gym.models.to_responses import output_items
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers
 from palestra.gym.wire import Answer, Call
