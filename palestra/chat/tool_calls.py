@@ -1,7 +1,7 @@
 """Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; and what it only thought.
 
-Owns: finding calls, saying why a try at one is none, how deep JSON may be nested. Never touches: which tools exist, what
-becomes of a call.
+Owns: finding calls, saying why a try at one is none, how deep JSON may be nested. Never touches: which tools exist,
+what becomes of a call.
 """
 
 from __future__ import annotations

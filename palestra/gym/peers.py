@@ -7,7 +7,7 @@ body and its answer are handed over as they are.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
@@ -15,7 +15,7 @@ from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
+from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies, encoded
 from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
 from palestra.util.json_types import JsonMapping
@@ -66,13 +66,7 @@ class GymPeers:
         await self._client.close()
 
     async def post(
-        self,
-        name: str,
-        path: str,
-        body: object,
-        *,
-        cookies: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
     ) -> Answer:
         door = self._doors.get(name)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -97,7 +91,7 @@ class GymPeers:
     # Over HTTP
 
     async def _post_far(
-        self, peer: ServerInstance, path: str, body: object, cookies: Mapping[str, str] | None, limit_s: float
+        self, peer: ServerInstance, path: str, body: object, cookies: Cookies | None, limit_s: float
     ) -> Answer:
         limit = asyncio.timeout(limit_s)
         try:
@@ -109,7 +103,7 @@ class GymPeers:
             raise
 
     async def _persist(
-        self, peer: ServerInstance, path: str, data: bytes, cookies: Mapping[str, str] | None, may_repeat: bool
+        self, peer: ServerInstance, path: str, data: bytes, cookies: Cookies | None, may_repeat: bool
     ) -> Answer:
         """A server that is being started again refuses connections for a while: nothing has begun, so it is asked
         again. A connection that breaks later may have begun something."""

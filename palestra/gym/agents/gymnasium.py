@@ -13,7 +13,7 @@ from uuid import uuid4
 from msgspec import Meta, Struct
 
 from palestra.gym.records import STEP_ID
-from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import (
     PARAM_DEFAULTS,
     Item,
@@ -26,7 +26,7 @@ from palestra.gym.servers.responses import (
     user_message,
 )
 from palestra.gym.servers.settings import Reference
-from palestra.gym.wire import NO_COOKIES
+from palestra.gym.wire import NO_COOKIES, Cookies
 from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 

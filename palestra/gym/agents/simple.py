@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.resources import RESERVED
 from palestra.gym.servers.responses import (
     Item,
@@ -21,6 +21,7 @@ from palestra.gym.servers.responses import (
     tool_output,
 )
 from palestra.gym.servers.settings import Reference
+from palestra.gym.wire import Cookies
 from palestra.util.json_types import JsonObject
 
 Ask = Callable[[JsonObject], Awaitable[JsonObject]]

@@ -15,11 +15,9 @@ from palestra.gym.records import ROLLOUT_NAME, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import Reference, settings_of, settings_type
-from palestra.gym.wire import NO_COOKIES, Answer, Call
+from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies
 from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
-
-Cookies = Mapping[str, str]
 
 ROLLOUT_S, MODEL_S = 3600.0, 1800.0
 

@@ -4,13 +4,13 @@ Owns: the one interface that fronts (HTTP, in process) and kinds (model, agent, 
 `/aggregate_metrics`. Never touches: sockets, the figures (`palestra.gym.metrics`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import Answer, Call, Cookies
 from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -31,13 +31,7 @@ class Peers(Protocol):
         ...
 
     async def post(
-        self,
-        name: str,
-        path: str,
-        body: object,
-        *,
-        cookies: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
     ) -> Answer:
         """Whatever status it has. Raises UnreachableServer after bounded retries; only what cannot have been
         begun (no connection) is sent again, unless the path is one that may be repeated."""
