@@ -18,8 +18,8 @@ FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def longest_text(tokenizer: Tokenizer) -> int | None:
-    """Of one token, in characters. None where nothing bounds it: some of the text may be dropped, or any length of it
-    become one unknown token."""
+    """The longest text of one token, in characters. None where nothing bounds it: some of the text may be
+    dropped, or any length of it become one unknown token."""
     facts = json.loads(tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     steps = list(_steps(facts["pre_tokenizer"]))
@@ -55,7 +55,7 @@ def _shrinking(step: JsonMapping) -> int | None:
 
 
 def _steps(part: JsonMapping | None) -> Iterator[JsonObject]:
-    """Of a sequence, or one, or none."""
+    """The steps of a sequence; one step, or none."""
     match part:
         case None:
             return

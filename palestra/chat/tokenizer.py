@@ -161,7 +161,7 @@ class ChatTokenizer:
         return (THINK, END_THINK, *self.tool_format.tags)
 
     def special_ids(self, but: Collection[str] = ()) -> frozenset[int]:
-        """Of the tokens that decoding drops."""
+        """Ids of the tokens that decoding drops."""
         return frozenset(token for text, token in self._specials.items() if text not in but)
 
     @cached_property

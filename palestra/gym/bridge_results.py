@@ -37,7 +37,7 @@ class Decoder(Protocol):
 
 
 class Reader:
-    """Of one bridge."""
+    """Reads the results of one bridge."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         """Raises GymConfigError."""
@@ -70,7 +70,7 @@ class Reader:
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
     def failed(self, failure: JsonMapping) -> JsonObject:
-        """Of a row that was given up: worth nothing, and masked."""
+        """The result of a row that was given up: worth nothing, and masked."""
         log = self._stand_in()
         full = {"response": {"output": []}, **failure, "reward": 0.0, **_masked(failure)}
         full.setdefault(MASK_REASON, failure.get(FAILURE_CLASS))

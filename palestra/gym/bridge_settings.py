@@ -42,7 +42,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     has_tensors: bool = True
     """Ids and logprobs as torch's, which NeMo RL wants. False: lists."""
     attempts: int = 3
-    """Of a row that fails."""
+    """How often a row that fails is played."""
     row_timeout_s: float = 3600.0
 
     @property

@@ -8,7 +8,7 @@ from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
-"""Of a model server. Its other refusals, a key or a model that is not there, are no row's fault."""
+"""Statuses by which a model server refuses a row. Others, as of a wrong key or model, are no row's fault."""
 
 
 class GymConfigError(GymError, ValueError):
@@ -85,7 +85,7 @@ class JudgeError(GymError):
 
 
 def answer_failure(name: str, path: str, status: int, body: bytes) -> Failure:
-    """Of a server that answered with an error."""
+    """The failure that a server's error answer stands for."""
     return Failure.answered(f"{name}{path}", status, body, _kind_of(path, status))
 
 

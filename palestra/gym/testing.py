@@ -29,7 +29,7 @@ from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 
 Script = Callable[[Call], Any]
-"""Of a peer: a call, the body of its answer, or an Answer."""
+"""What a peer does with a call: it returns the body of its answer, or an Answer."""
 
 
 class Opened:

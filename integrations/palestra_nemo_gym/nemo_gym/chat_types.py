@@ -71,7 +71,7 @@ class NeMoGymChatCompletionToolParam(TypedDict, total=False):
 
 
 class NeMoGymFunctionToolParam(TypedDict, total=False):
-    """Of the Responses API."""
+    """A function tool as the Responses API lists it."""
 
     name: Required[str]
     parameters: Required[JsonObject | None]

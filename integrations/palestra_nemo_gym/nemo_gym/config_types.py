@@ -22,7 +22,7 @@ class ConfigError(Exception):
 
 
 class BaseNeMoGymCLIConfig(BaseModel):
-    """Of commands: what they are given beside their own options is nothing to them."""
+    """The config of a command: settings beside its own options are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -23,7 +23,7 @@ log = logging.getLogger("nemo_gym")
 SECRET_VARIABLE = "PALESTRA_GYM_SECRET"
 LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
 LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
-"""Of this process, and of its workers."""
+"""Identifies this process and its workers."""
 BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
 CLASS, REASON, TERMINAL = "_ng_failure_class", "failure_reason", "_ng_failure_terminal"
 """A failure's fields. Its words are those of `palestra.types.gym_failures`, which this process may not have."""

@@ -27,7 +27,7 @@ class NeMoGymAsyncOpenAI(BaseModel):
     internal: bool = False
     default_headers: dict[str, str] = Field(default_factory=dict)
     max_http_attempts: int = Field(default=MAX_NUM_TRIES, ge=1)
-    """Of an upstream that answers 500; one that says it is busy has its own patience."""
+    """How often an upstream that answers 500 is asked; one that says it is busy has its own patience."""
     max_connection_retries: int | None = None
     """Nothing to us: a server that is away has `peer_reconnect_s`."""
 

@@ -164,7 +164,7 @@ class NeMoGymResponseMcpApprovalRequest(Open):
 
 
 class OtherItem(Open):
-    """Of tools that the model's host runs by itself: passed on as it is."""
+    """An item of a tool that the model's host runs by itself: passed on as it is."""
 
     type: str
 

@@ -97,7 +97,7 @@ class ServerClient(BaseModel):
 
     @classmethod
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> ServerClient:
-        """Of the gym that this process is part of."""
+        """A client for the gym that this process is part of."""
         return cls(
             head_server_config=head_server_config or cls.load_head_server_config(),
             global_config_dict=get_global_config_dict(),
@@ -176,8 +176,8 @@ class BaseServer(BaseModel):
 
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
-        """Of the server that this process is. Raises pydantic's ValidationError, also for unknown keys where the class
-        forbids them; where it ignores them, as pydantic does unless told otherwise, they are told in the log."""
+        """The config of the server that this process is. Raises pydantic's ValidationError, also for unknown keys
+        where the class forbids them; where it ignores them, as pydantic does unless told otherwise, they are told in the log."""
         settings = get_global_config_dict()
         name = os.environ[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
         found = get_first_server_config_dict(settings, name)

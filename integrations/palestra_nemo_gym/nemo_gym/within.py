@@ -79,7 +79,7 @@ async def post_within(app: ASGIApp, scope: Scope, body: bytes, cookie: str | Non
 
 
 def session_in(scope: Scope, name: str, signer: TimestampSigner) -> tuple[str, bool]:
-    """Of the caller's cookie; else a new one, and True."""
+    """The session of the caller's cookie; else a new one, and True."""
     cookies: SimpleCookie = SimpleCookie()
     for header, value in scope["headers"]:
         if header == b"cookie":

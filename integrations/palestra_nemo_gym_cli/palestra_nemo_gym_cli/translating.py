@@ -101,7 +101,7 @@ def _text(value: object) -> str:
 
 
 def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Of an option, `--name=value` or `--name value`."""
+    """The value of an option, `--name=value` or `--name value`."""
     joined = [one.removeprefix(f"{name}=") for one in arguments if one.startswith(f"{name}=")]
     return joined[0] if joined else arguments[arguments.index(name) + 1] if name in arguments else None
 

@@ -82,7 +82,7 @@ FAILED_ATTEMPTS = "failed_attempts"
 
 class FailedAttempts:
     def __init__(self, outputs: Iterable[Path]) -> None:
-        """Of the collections with these outputs. Raises CollectError."""
+        """Reads the failures of the collections with these outputs. Raises CollectError."""
         self.by_agent: dict[str, Counter[str]] = defaultdict(Counter)
         self.by_task: dict[Any, Counter[str]] = defaultdict(Counter)
         for output in outputs:

@@ -45,9 +45,9 @@ class Standing(Struct):
     attempts_failed: int = 0
     reward_sum: float = 0.0
     classes: Counter[str] = field(default_factory=Counter)
-    """Of failed attempts."""
+    """Failed attempts by class."""
     earlier: int = 0
-    """Of `done` and `failed`, those of an earlier run."""
+    """How many of `done` and `failed` are from an earlier run."""
 
     @property
     def reward(self) -> float | None:

@@ -33,9 +33,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     before: float
     after: float
     difference: float
-    """Of the means over common tasks, after minus before."""
+    """Difference of the means over common tasks, after minus before."""
     standard_error: float
-    """Of the difference, paired task by task."""
+    """Standard error of the difference, paired task by task."""
     is_clear: bool
     """Further from 0 than chance explains (95 %)."""
     better: list[TaskChange]
@@ -70,7 +70,7 @@ def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
 
 
 def _means(path: Path, field: str) -> dict[int, float]:
-    """Of each task's rollouts."""
+    """The mean of each task's rollouts."""
     if not path.exists():
         raise CollectError(f"there is no {path}")
     values: dict[int, list[float]] = {}

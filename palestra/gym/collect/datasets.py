@@ -48,7 +48,7 @@ class Collated(Struct, frozen=True):
 
 
 def datasets_of(config: GymConfig, splits: Iterable[Split], find: Callable[[str], Path]) -> list[Dataset]:
-    """Of all agents. `find` turns a path of the files into one that is there, or raises. Raises CollectError."""
+    """The datasets of all agents. `find` turns a path of the files into one that is there. Raises CollectError."""
     wanted = set(splits)
     found = []
     for server in config.of_kind(ServerKind.AGENT):

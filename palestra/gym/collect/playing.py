@@ -38,7 +38,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class Captured:
-    """Of a gym that keeps exchanges, token ids, both or neither; in folders that this machine sees."""
+    """What a gym keeps of model calls: exchanges, token ids, both or neither, in folders that this machine sees."""
 
     def __init__(
         self, calls: CaptureFolder | None = None, tokens: CaptureFolder | None = None, *, rebuilds: bool = True
@@ -81,7 +81,7 @@ _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 class Patience(Struct, frozen=True, kw_only=True):
     attempts: int = 3
-    """Of rollouts that fail. Those lost with their server have as many of their own."""
+    """How often a rollout that fails is played. Those lost with their server have as many of their own."""
     lost: int = 5
     run_limit_s: float = RUN_LIMIT_S
     lost_limit_s: float = AWAY_S

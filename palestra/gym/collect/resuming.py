@@ -22,7 +22,7 @@ _KINDS = frozenset(ServerKind)
 
 
 class Progress(Struct):
-    """Of the rows of a collection."""
+    """How far the rows of a collection are."""
 
     done: set[Key]
     failed: Counter[Key]

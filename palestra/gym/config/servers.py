@@ -153,7 +153,7 @@ def _implementations(value: object) -> Iterator[tuple[str, JsonObject]]:
 
 
 def field_problems(entry: Entry) -> list[str]:
-    """Of the fields that every server has; interpolated ones."""
+    """Mistakes in the fields that every server has, once they are interpolated."""
     fields = entry.fields
     problems = dataset_problems(fields.get("datasets"))
     entrypoint = fields["entrypoint"]

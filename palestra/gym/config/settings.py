@@ -52,7 +52,7 @@ class OurSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     isolation: Isolation = Isolation.SHARED
-    """Of servers that do not say it themselves and have no requirements of their own."""
+    """For servers that do not say it themselves and have no requirements of their own."""
     use_stock: list[str] = []
     """Implementations of ours, such as `simple_agent`, to be taken from a folder of NeMo Gym's instead."""
     ray: bool = False

@@ -59,7 +59,7 @@ def median(values: list[float]) -> float:
 
 
 def deviation(values: list[float], mean: float | None = None) -> float:
-    """Of a sample (n - 1); 0 for fewer than two values."""
+    """Standard deviation of a sample (n - 1); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values) if mean is None else mean

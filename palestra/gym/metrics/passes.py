@@ -83,7 +83,7 @@ def highest_k(
     score_names: Sequence[str] | None = None,
     exclude_names: Sequence[str] = (),
 ) -> JsonObject:
-    """Of `pass@{k}` or `pass@1[avg-of-{k}]` those with the largest k there is, without their statistics."""
+    """Those of `pass@{k}` or `pass@1[avg-of-{k}]` with the largest k there is, without their statistics."""
     shape = re.compile("^" + re.escape(pattern).replace(r"\{k\}", r"(\d+)") + "/(.+)$")
     found: list[tuple[int, str]] = []
     for name in metrics:

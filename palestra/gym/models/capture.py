@@ -142,7 +142,7 @@ class Captures:
     async def keep_tokens(
         self, exchange: Exchange, response: JsonObject | None, items: list[JsonObject] | None
     ) -> None:
-        """Of a call that came with `/training-token-capture`."""
+        """Keeps the token ids of a call that came with `/training-token-capture`."""
         if self._tokens is None or response is None or not items:
             return
         last = items[-1]

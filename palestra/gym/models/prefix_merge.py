@@ -100,7 +100,7 @@ def _linked(entries: Iterable[JsonMapping]) -> list[_Call]:
 
 
 def _chosen(attempts: list[_Call]) -> _Call | None:
-    """Of several answers to one prompt: the one that was gone on from; any, where they are all the same."""
+    """The one of several answers to a prompt that was gone on from; any, where they are all the same."""
     went_on = [call for call in attempts if call.attempts]
     if len(went_on) == 1:
         return went_on[0]

@@ -31,13 +31,13 @@ STOCK_ONLY: JsonObject = {
 
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
-    """Of every model server. The limits are ours: NeMo Gym has none."""
+    """Settings of every model server. The limits are ours: NeMo Gym has none."""
 
     max_concurrent_requests: int | None = None
     request_timeout_s: float = 600.0
     """For one answer of the endpoint, from the first byte sent to the last one read."""
     max_attempts: int = 8
-    """Of one call, where the endpoint is busy or away. A status 500 is asked three times at most."""
+    """How often one call is sent where the endpoint is busy or away. A status 500 is asked three times at most."""
     retry_wait_s: float = 0.5
     """Before the second attempt; doubled with each."""
 

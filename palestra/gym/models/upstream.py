@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 BUSY = frozenset({429, 502, 503, 504, 520})
 AWAY = frozenset({502, 503})
-"""Of one replica among several: others are asked meanwhile."""
+"""Statuses of a replica that is away: others are asked meanwhile."""
 BESIDE = frozenset({"/tokenize"})
 """Paths that are not below the API's version."""
 BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never

@@ -23,7 +23,7 @@ class Peers(Protocol):
 
     @property
     def settings(self) -> JsonMapping:
-        """Of the whole gym."""
+        """Settings of the whole gym."""
         ...
 
     def signer(self, name: str, purpose: str) -> SessionSigner:

@@ -183,7 +183,7 @@ class ResourcesServer(GymServer, Generic[S]):
         return aggregated(call, self.compute_metrics, self.key_metrics)
 
     async def _closed(self, call: Call) -> Answer:
-        """Of 0.7, which names the session in the body; there is nothing wrong with one that is gone."""
+        """NeMo Gym 0.7 names the session in the body; there is nothing wrong with one that is gone."""
         named = call.body.get("resources_session_id") if isinstance(call.body, dict) else None
         self.states.drop(named if isinstance(named, str) else call.session_id)
         return Answer(body={})

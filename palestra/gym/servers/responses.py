@@ -21,7 +21,7 @@ PARAM_DEFAULTS: JsonObject = dict.fromkeys([*ECHOED, "include", "model", "store"
     "tool_choice": "auto",
     "tools": [],
 }
-"""Of `responses_create_params`; `input` has none."""
+"""Defaults of `responses_create_params`; `input` has none."""
 PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 
 

@@ -89,7 +89,7 @@ class States:
 
 
 class Session:
-    """Of one caller, during one call."""
+    """The session of one caller, during one call."""
 
     __slots__ = ("_states", "id", "rollout_id")
 

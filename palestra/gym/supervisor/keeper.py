@@ -141,7 +141,7 @@ class Keeper:
         return f"hung ({problem})"
 
     async def _problem(self, timeout_s: float) -> str | None:
-        """Of the first server that has one."""
+        """The problem of the first server that has one."""
         checks = (check_server(one.name, one.host, one.port, timeout_s) for one in self.process.servers)
         results = await asyncio.gather(*checks, return_exceptions=True)
         for server, result in zip(self.process.servers, results, strict=True):

@@ -80,7 +80,7 @@ class AsyncSandbox:
         return made
 
     async def endpoint(self, port: int) -> SandboxEndpoint:
-        """Of a service at one of the ports that the spec names."""
+        """The address of a service at one of the ports that the spec names."""
         if self._spec is None or port not in self._spec.ports:
             raise ValueError(f"port {port} is not one of the sandbox's: SandboxSpec(ports=…)")
         if not isinstance(self._provider, SupportsSandboxEndpoint):

@@ -63,7 +63,7 @@ class SandboxSpec:
     entrypoint: list[str] | None = None
     provider_options: JsonObject = field(default_factory=dict)
     ports: tuple[int, ...] = ()
-    """Of services in the sandbox, to be reached from outside."""
+    """Ports of services in the sandbox that are reached from outside."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ports", tuple(int(port) for port in self.ports))

@@ -37,7 +37,7 @@ class SchemaType(StrEnum):
 
 
 class Unfit(Exception):
-    """Of the answer. Its kind, and what is wrong."""
+    """The answer does not fit: its kind, and what is wrong."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
