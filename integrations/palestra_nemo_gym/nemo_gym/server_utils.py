@@ -177,7 +177,7 @@ class BaseServer(BaseModel):
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
         """The config of the server that this process is. Raises pydantic's ValidationError, also for unknown keys
-        where the class forbids them; where it ignores them, as pydantic does unless told otherwise, they are told in the log."""
+        where the class forbids them; where it ignores them, as pydantic does by default, the log has them."""
         settings = get_global_config_dict()
         name = os.environ[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
         found = get_first_server_config_dict(settings, name)

@@ -14,6 +14,7 @@ from typing import BinaryIO, Self
 import orjson
 
 from palestra.gym.errors import CollectError
+from palestra.util.files import replacing
 from palestra.util.json_types import JsonMapping, JsonObject
 
 
@@ -118,13 +119,10 @@ def read_lines(path: Path) -> Iterator[JsonObject]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """All of it or, after a crash, what was there before. Raises CollectError."""
-    aside = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        aside.replace(path)
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise CollectError(f"cannot write {path}: {error.strerror}") from error
 
 
