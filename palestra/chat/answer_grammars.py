@@ -3,6 +3,8 @@
 Owns: rules for thoughts and for free text, in llguidance's Lark dialect. Never touches: which requests ask for one.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection
 

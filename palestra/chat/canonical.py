@@ -4,6 +4,8 @@ parts, reasoning left out.
 Owns: when two messages are the same. Never touches: tokens, templates.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence

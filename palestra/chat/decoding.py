@@ -4,6 +4,8 @@ Owns: characters that several tokens make up, special tokens that are text to wh
 text means.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Sequence
 

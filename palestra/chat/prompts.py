@@ -3,6 +3,8 @@
 Owns: how a prompt is put together. Never touches: who holds the ids, models, HTTP.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from palestra.chat.tokenizer import ChatTokenizer

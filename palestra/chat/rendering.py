@@ -3,6 +3,8 @@
 Owns: rendering them, and a turn within a short stand-in for what came before it. Never touches: tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

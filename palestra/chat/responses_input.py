@@ -4,6 +4,8 @@ Everything the model said between two inputs is one message: its reasoning, its 
 Owns: the rules of both dialects in this direction. Never touches: which fields a request may have, HTTP.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

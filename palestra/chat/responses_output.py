@@ -3,6 +3,8 @@
 Owns: the JSON. Never touches: how an answer came about.
 """
 
+from __future__ import annotations
+
 import secrets
 import time
 from collections.abc import Iterable, Sequence

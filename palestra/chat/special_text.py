@@ -3,6 +3,8 @@
 Owns: finding them, stand-ins for them. Never touches: tokenizers, templates.
 """
 
+from __future__ import annotations
+
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,6 +3,8 @@
 Owns: telling them apart, left to right, the same whether the text comes at once or in pieces. Never touches: tokens.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial

@@ -3,6 +3,8 @@
 Owns: what stands in for a turn, for tools, for the end of an open answer. Never touches: templates, tokens.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 

@@ -3,6 +3,8 @@
 Owns: the first of several, and what may yet become one. Never touches: what a tag means.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 Owns: where a folder keeps its template, the sandbox, what a template can use. Never touches: tokens.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

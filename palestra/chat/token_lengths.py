@@ -3,6 +3,8 @@
 Owns: that bound. Never touches: encoding.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping
 

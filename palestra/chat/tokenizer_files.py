@@ -4,6 +4,8 @@ Owns: tokenizer.json, tokenizer_config.json, the eos ids of config.json and gene
 weights, transformers.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

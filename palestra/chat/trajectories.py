@@ -3,6 +3,8 @@
 Owns: joining calls by exact prefix, the loss mask. Never touches: text, rewards, databases.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Sequence
 

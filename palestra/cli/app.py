@@ -3,6 +3,8 @@
 Owns: the command table, the version flag. Never touches: anything slow to import.
 """
 
+from __future__ import annotations
+
 import rich_click as click
 
 from palestra import __version__

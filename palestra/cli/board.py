@@ -3,6 +3,8 @@
 Owns: rows, bars, sparklines. Never touches: the run.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time

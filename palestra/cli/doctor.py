@@ -3,6 +3,8 @@
 Owns: the verdict and how it is shown. Never touches: the machine; it looks and tells.
 """
 
+from __future__ import annotations
+
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 

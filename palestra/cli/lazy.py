@@ -3,6 +3,8 @@
 Owns: standing in for commands that are not loaded yet, aliases. Never touches: what the commands do.
 """
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,6 +3,8 @@
 Owns: looking. Never touches: judging and printing, which is `doctor`.
 """
 
+from __future__ import annotations
+
 import platform
 import shutil
 import sys

@@ -3,6 +3,8 @@
 Owns: arguments and printing. Never touches: tensors.
 """
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 

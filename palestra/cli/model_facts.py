@@ -3,6 +3,8 @@
 Owns: reading headers and sizes. Never touches: the weights themselves.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator

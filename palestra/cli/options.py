@@ -3,6 +3,8 @@
 Owns: `--server` and `--key`, the warning about an old name. Never touches: what is asked of a server.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, TypeVar
 

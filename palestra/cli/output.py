@@ -3,6 +3,8 @@
 Owns: exit codes, JSON output, human units. Never touches: what is being said.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

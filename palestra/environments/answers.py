@@ -3,6 +3,8 @@
 Owns: checking shapes and numbers, copying what an environment might change later. Never touches: the environment.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

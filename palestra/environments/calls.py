@@ -4,6 +4,8 @@ Owns: where it runs (coroutines in the caller's task, the rest in threads), its 
 whatever goes wrong. Never touches: what is called, what it answers.
 """
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 import time

@@ -1,5 +1,7 @@
 """What can go wrong between us and an environment."""
 
+from __future__ import annotations
+
 
 class EnvironmentFailure(Exception):
     """An environment raised, hung, or answered something that is no answer. Says nothing about the policy."""

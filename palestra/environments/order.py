@@ -4,6 +4,8 @@ Owns: shuffling each environment's tasks anew each time they have all been used,
 touches: what has been played; to go on after a restart is to ask for the next number.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 

@@ -6,6 +6,8 @@ A name is one that was registered, or `package.module:Class`, or `skyrl_gym:ID` 
 skyrl-gym knows. What is made is not asked for its base class, only for `step` and `init`.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib
 import sys

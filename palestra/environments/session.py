@@ -3,6 +3,8 @@
 Owns: one episode's calls, and what may still be called. Never touches: tokens, models, what a reward is worth.
 """
 
+from __future__ import annotations
+
 import copy
 import logging
 from collections.abc import Callable, Iterator

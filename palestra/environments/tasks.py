@@ -6,6 +6,8 @@ A row is `{"prompt": text or messages, "id": optional, ...}`, and all the rest a
 `env_class` is one of SkyRL's datasets, whose extras are all but `prompt` and `env_class`.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -5,6 +5,8 @@ Owns: the interface and its defaults. Never touches: who calls it.
 An environment written for skyrl_gym runs here as it is, or with its imports changed to `palestra.environments`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar
 

@@ -3,6 +3,8 @@
 Owns: finding and calling them by name. Never touches: how a policy writes a call.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from types import MethodType
 from typing import Any

@@ -9,6 +9,8 @@ Owns: the gym behind it, the stream of results, what is counted. Never touches: 
     await bridge.shutdown()
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time

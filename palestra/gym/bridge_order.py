@@ -3,6 +3,8 @@
 Owns: the checks that nothing is missing, there twice, or in the wrong group. Never touches: playing.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 
 from palestra.gym.bridge import Streamed

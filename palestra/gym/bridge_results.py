@@ -3,6 +3,8 @@
 Owns: what of a result becomes which message, and the stand-in for a row without any. Never touches: servers, the order.
 """
 
+from __future__ import annotations
+
 import importlib
 import math
 from collections.abc import Mapping, Sequence

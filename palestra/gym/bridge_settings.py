@@ -3,6 +3,8 @@
 Owns: the keys of its config, what of them is refused. Never touches: servers.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import msgspec

@@ -3,6 +3,8 @@
 Owns: finding them, and the config that a name stands for. Never touches: what a config says.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path

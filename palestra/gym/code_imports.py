@@ -4,6 +4,8 @@ Owns: reading imports, following those of the server's own folder and of other s
 any of that code.
 """
 
+from __future__ import annotations
+
 import ast
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

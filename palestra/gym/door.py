@@ -4,6 +4,8 @@ Owns: the session of a call, the rollout prefix of a path, what an exception loo
 sockets, JSON.
 """
 
+from __future__ import annotations
+
 import logging
 import re
 

@@ -3,6 +3,8 @@
 Owns: the error tree, and which failure of a rollout each of them is. Never touches: how an error is told over HTTP.
 """
 
+from __future__ import annotations
+
 from palestra.environments.gym.errors import GymError
 from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
 

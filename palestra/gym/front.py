@@ -5,6 +5,8 @@ exceptions (`door.py`), what a path means: servers say that themselves, as most 
 process and never pass here. Whoever starts it opens and closes the server.
 """
 
+from __future__ import annotations
+
 import logging
 
 import orjson

@@ -5,6 +5,8 @@ Owns: its routes, who may see secrets. Never touches: the servers.
 The whole config has keys and tokens: it is given to callers on this machine, and to those that send the admin key.
 """
 
+from __future__ import annotations
+
 import hmac
 import ipaddress
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 Owns: making the servers, serving them until told to stop. Never touches: other processes, what the servers do.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os

@@ -4,6 +4,8 @@ Owns: names, the files of the skeleton, what every folder of ours must stand. Ne
 tests.
 """
 
+from __future__ import annotations
+
 import json
 import keyword
 import re

@@ -6,6 +6,8 @@ Within the process a call goes through the same door as over HTTP, with the same
 body and its answer are handed over as they are.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterable
 from typing import Self

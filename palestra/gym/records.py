@@ -3,6 +3,8 @@
 Owns: the records, and the names that NeMo Gym gives to things in files and rows. Never touches: files, processes, HTTP.
 """
 
+from __future__ import annotations
+
 import re
 from enum import StrEnum
 from pathlib import Path

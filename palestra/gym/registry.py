@@ -3,6 +3,8 @@
 Owns: finding the folder, telling stock ones apart, loading the class of ours. Never touches: starting anything.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import re

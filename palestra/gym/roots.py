@@ -3,6 +3,8 @@
 Owns: the order of the folders, finding below them, the nearest names. Never touches: what the files say.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches

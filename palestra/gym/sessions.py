@@ -7,6 +7,8 @@ nobody outside can make up a session; the cookie's name is part of it, so that o
 another.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import hmac

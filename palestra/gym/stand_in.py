@@ -8,6 +8,8 @@ a name that nobody imports, so that `import nemo_gym` finds a NeMo Gym that is i
 processes of stock servers.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib.util
 import os

@@ -6,6 +6,8 @@ It goes through the process's standard input, which stays open after it: its end
 Neither the environment nor a file would do; it has the gym's secrets.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, BinaryIO
 

@@ -7,6 +7,8 @@ An environment is named for what is in it. It counts only with its mark, which i
 built is built anew. It sees our packages behind its own, so that what NeMo Gym brings need not be installed again.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import importlib.util

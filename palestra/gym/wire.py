@@ -6,6 +6,8 @@ Within one process bodies are handed over as they are, without a copy: **nobody 
 another one makes a new mapping (`{**row, "response": response}`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

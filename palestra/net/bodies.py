@@ -3,6 +3,8 @@
 Owns: the bounds, of one and of all that are being read. Never touches: what is in them, who sends them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 

@@ -3,6 +3,8 @@
 Owns: quoting and reading them. Never touches: what a cookie says.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
 

@@ -3,6 +3,8 @@
 Owns: uvicorn's settings that all of them share. Never touches: sockets, signals, applications.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

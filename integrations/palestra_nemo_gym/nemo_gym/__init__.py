@@ -4,6 +4,8 @@ Owns: the folders such servers ask for, the public names. Never touches: anythin
 is first used.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable

@@ -4,6 +4,8 @@ Owns: requests and answers, and what an agent asks about its session. Never touc
 environment servers, and plays agents by `/run`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,6 +3,8 @@
 Owns: routes and bodies that all of them have. Never touches: any world.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, TypeVar

@@ -3,6 +3,8 @@
 Owns: their routes, the rollout's id on calls. Never touches: any loop of turns.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import wraps

@@ -4,6 +4,8 @@ Owns: their routes. Never touches: upstreams; recording calls, streams and Anthr
 servers have.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from typing import Annotated
 

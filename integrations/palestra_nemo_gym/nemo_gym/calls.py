@@ -3,6 +3,8 @@
 Owns: the one HTTP client of the process, limits, retries of what did not begin. Never touches: which server is where.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os

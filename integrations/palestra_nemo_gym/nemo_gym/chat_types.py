@@ -3,6 +3,8 @@
 Owns: their shapes. Never touches: the Responses API, conversions.
 """
 
+from __future__ import annotations
+
 from typing import Any, Literal, Required, TypeAlias
 
 from pydantic import BaseModel

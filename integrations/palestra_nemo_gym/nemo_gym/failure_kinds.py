@@ -1,5 +1,7 @@
 """The words for what went wrong, few enough to be counted. A server's own are `<server>:<kind>`."""
 
+from __future__ import annotations
+
 import re
 from typing import Literal, TypeAlias
 

@@ -3,6 +3,8 @@
 Owns: reading it once, the names of its keys. Never touches: files, the command line.
 """
 
+from __future__ import annotations
+
 import os
 import random
 import socket

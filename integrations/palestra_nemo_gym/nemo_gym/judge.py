@@ -3,6 +3,8 @@
 Owns: calling a judge, its failure as an error, that error as a row. Never touches: what a verdict means.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

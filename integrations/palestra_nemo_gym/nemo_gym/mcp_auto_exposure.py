@@ -4,6 +4,8 @@ Owns: which routes are tools, the token of a session, MCP's messages. Never touc
 over MCP is the same POST, in the same session, made within the process.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from base64 import b64encode

@@ -3,6 +3,8 @@
 Owns: session ids, the key that signs them, the words of an error. Never touches: what a server does.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging

@@ -3,6 +3,8 @@
 Owns: its calls, retries of what is worth one. Never touches: sockets (`calls`), the shapes of bodies.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from typing import Any

@@ -3,6 +3,8 @@
 Owns: one profile and its file. Never touches: servers.
 """
 
+from __future__ import annotations
+
 import cProfile
 import io
 import pstats

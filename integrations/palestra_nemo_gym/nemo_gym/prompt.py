@@ -3,6 +3,8 @@
 Owns: reading and filling them. Never touches: datasets.
 """
 
+from __future__ import annotations
+
 from functools import lru_cache
 
 import yaml

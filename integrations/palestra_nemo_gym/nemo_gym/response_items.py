@@ -4,6 +4,8 @@ Owns: their shapes, telling which one a mapping is. Never touches: requests, the
 import than a server to start.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 

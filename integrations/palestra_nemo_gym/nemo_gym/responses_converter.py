@@ -3,6 +3,8 @@
 Owns: which item is which message. Never touches: upstreams, HTTP.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any, ClassVar
 from uuid import uuid4

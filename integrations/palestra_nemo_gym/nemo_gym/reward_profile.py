@@ -3,6 +3,8 @@
 Owns: which fields are numbers, figures about them, the shape of the answer. Never touches: pass rates (`pass_rates`).
 """
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping

@@ -3,6 +3,8 @@
 Owns: the id, its way through a server. Never touches: what is recorded under it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

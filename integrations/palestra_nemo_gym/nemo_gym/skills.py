@@ -1,5 +1,7 @@
 """Skills for agents: folders with a SKILL.md, laid where an agent's program looks for them."""
 
+from __future__ import annotations
+
 import shutil
 from pathlib import Path
 

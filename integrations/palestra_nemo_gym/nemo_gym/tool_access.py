@@ -1,5 +1,7 @@
 """How an agent reaches the tools of an episode."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field

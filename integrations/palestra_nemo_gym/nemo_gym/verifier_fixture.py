@@ -1,5 +1,7 @@
 """What a resources server says about its verifier's test cases. NeMo Gym's `gym env test` runs them; we do not."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

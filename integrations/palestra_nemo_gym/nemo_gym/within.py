@@ -3,6 +3,8 @@
 Owns: an ASGI request and its answer, whole. Never touches: what is asked.
 """
 
+from __future__ import annotations
+
 import json
 from base64 import b64decode
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 Owns: groups, help, old names, what is said of commands that have no counterpart. Never touches: what commands do.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -3,6 +3,8 @@
 Owns: the two tables, and that of old names. Never touches: parsing, running.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 

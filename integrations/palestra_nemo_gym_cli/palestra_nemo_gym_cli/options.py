@@ -3,6 +3,8 @@
 Owns: the options that several commands share. Never touches: commands.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,6 +3,8 @@
 Owns: options, settings (`+key=value`), which gym is meant. Never touches: running anything.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

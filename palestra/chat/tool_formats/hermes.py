@@ -3,6 +3,8 @@
 Owns: its blocks and its grammar. Never touches: other formats.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from palestra.chat.tool_calls import TAGS, ParsedCall, call_of, closing_of, read_json

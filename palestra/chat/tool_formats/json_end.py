@@ -3,6 +3,8 @@
 Owns: where it ends. Never touches: what it says; whether it is valid is for a decoder to find out.
 """
 
+from __future__ import annotations
+
 import re
 
 from msgspec import Struct

@@ -3,6 +3,8 @@
 Owns: quoting, tokens by id, calls by their schemas. Never touches: which format puts them where.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Mapping, Sequence
 

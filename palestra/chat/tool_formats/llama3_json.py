@@ -3,6 +3,8 @@
 Owns: its blocks and its grammar. Never touches: other formats.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from palestra.chat.tool_calls import ParsedCall, call_of, read_json

@@ -3,6 +3,8 @@
 Owns: its blocks and its grammar. Never touches: other formats.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 

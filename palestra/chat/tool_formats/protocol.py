@@ -3,6 +3,8 @@
 Owns: the protocols, and what becomes of a block. Never touches: any one format, thinking.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

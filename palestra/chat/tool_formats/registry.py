@@ -3,6 +3,8 @@
 Owns: the names. Never touches: how a format works.
 """
 
+from __future__ import annotations
+
 import re
 from importlib import import_module
 

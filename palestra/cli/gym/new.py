@@ -3,6 +3,8 @@
 Owns: arguments and printing. Never touches: what a server is.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import subprocess

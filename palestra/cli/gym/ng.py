@@ -3,6 +3,8 @@
 Owns: the names, which settings of theirs are which options of ours. Never touches: what the commands do.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 

@@ -3,6 +3,8 @@
 Owns: what a line means, what is shown. Never touches: the state but through tools.
 """
 
+from __future__ import annotations
+
 import io
 import random
 import shlex

@@ -4,6 +4,8 @@ Owns: a small, closed language: names of fields, numbers, text, comparisons, and
 the syntax tree is walked node by node, and what is not listed here is refused.
 """
 
+from __future__ import annotations
+
 import ast
 import operator
 import re

@@ -4,6 +4,8 @@ Owns: the questions, which of them are held out, the verifier. The bundled model
 what it reads here should not change without it.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from hashlib import blake2b
 from typing import Any, Literal

@@ -4,6 +4,8 @@ Owns: numbers out of a text by hashing. Python's own `random` may change its cho
 not change its meaning.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from collections.abc import Sequence

@@ -3,6 +3,8 @@
 Owns: the tools, the verifier. Never touches: what is in stock and what is asked, which come with the task.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any
 

@@ -4,6 +4,8 @@ Owns: items, kinds of questions, which of them are held out, what is said on bot
 taught these very words, so they should not change without it. Never touches: how replies are read and graded.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum

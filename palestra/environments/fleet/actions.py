@@ -6,6 +6,8 @@ Owns: the two grammars, what counts as done. Never touches: which tools there ar
 answered with the reason. `strict` reads what the reference reads and nothing else.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from enum import StrEnum

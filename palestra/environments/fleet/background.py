@@ -4,6 +4,8 @@ Owns: that thread. Never touches: what runs there. Not `asyncio.run`: that needs
 the last call left open.
 """
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import Coroutine

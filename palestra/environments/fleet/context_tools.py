@@ -6,6 +6,8 @@ Patterns are plain words, without regard to case; `a|b` finds either. They are n
 be written so that looking for it takes for ever.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
 

@@ -4,6 +4,8 @@ Owns: the conversation, reading what the model wrote, what it is told, counters.
 below has those. The interface is that of the FleetTaskEnv which SkyRL's training knows.
 """
 
+from __future__ import annotations
+
 import copy
 import os
 import time

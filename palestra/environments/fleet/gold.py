@@ -5,6 +5,8 @@
 Owns: playing a solution as a policy would say it, the file. Never touches: training; `kind: sft` reads such files.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 from collections.abc import Iterable

@@ -6,6 +6,8 @@ what tools mean.
 The package's transports must be left by the task that entered them, so each connection has a task of its own.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json

@@ -1,5 +1,7 @@
 """Many episodes of Fleet tasks as a handful of numbers, for each app and for all."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from palestra.util.json_types import JsonMapping

@@ -4,6 +4,8 @@ Owns: the sections of the system message and their order, its compact form for s
 said. Never touches: the task's own words, what is true.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

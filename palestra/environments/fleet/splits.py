@@ -4,6 +4,8 @@ grows does not move them.
 Owns: the split. Never touches: files. The rules are those that Fleet's datasets are built by.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest

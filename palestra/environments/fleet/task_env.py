@@ -4,6 +4,8 @@ Owns: an instance from its making to its end, steps, the final answer, the one v
 model writes a call. It has the shape of the OpenEnv layer that Fleet's own integration stands on.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time

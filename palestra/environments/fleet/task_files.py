@@ -6,6 +6,8 @@
 Owns: reading files once, finding a task by its key. Never touches: what a task is played on.
 """
 
+from __future__ import annotations
+
 import json
 import threading
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 Owns: normalising schemas, one line for each tool. Never touches: where tools come from.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 

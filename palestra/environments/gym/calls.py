@@ -3,6 +3,8 @@
 Owns: reading and checking them. Never touches: what is trained on them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum

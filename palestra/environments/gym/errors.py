@@ -1,5 +1,7 @@
 """What goes wrong between a gym and its clients."""
 
+from __future__ import annotations
+
 from palestra.types.gym_failures import Failure
 from palestra.util.json_types import JsonObject
 

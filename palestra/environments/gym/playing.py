@@ -4,6 +4,8 @@ Owns: the call, waiting for a server that is away, what its answer means. Never 
 time limit, what becomes of a result.
 """
 
+from __future__ import annotations
+
 import asyncio
 import random
 import time

@@ -1,5 +1,7 @@
 """The apps that ship with the platform, by key."""
 
+from __future__ import annotations
+
 from functools import cache
 
 from palestra.environments.platform.app import App, TaskTemplate

@@ -4,6 +4,8 @@ Owns: the hidden tables, images, net changes. Never touches: what a task allows.
 is deleted and comes back as it was, is no change.
 """
 
+from __future__ import annotations
+
 import sqlite3
 from collections.abc import Mapping, Set
 from enum import StrEnum

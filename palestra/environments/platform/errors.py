@@ -1,5 +1,7 @@
 """What can go wrong at the platform, by who is to hear of it."""
 
+from __future__ import annotations
+
 
 class PlatformError(Exception):
     """For whoever runs it: no such app or task, an instance that is gone."""

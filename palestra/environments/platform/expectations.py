@@ -3,6 +3,8 @@
 Owns: comparing net changes with those expected, one to one. Never touches: databases.
 """
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Sequence
 from typing import Any

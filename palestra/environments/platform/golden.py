@@ -3,6 +3,8 @@
 Owns: playing a solution, the tool by which an episode gives its answer. Never touches: what is made of it.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 from palestra.environments.platform.errors import PlatformError

@@ -7,6 +7,8 @@
 Owns: what they add to a prompt, the same for the same key. Never touches: the task: world, target and verifier stay.
 """
 
+from __future__ import annotations
+
 import random
 from itertools import groupby
 

@@ -4,6 +4,8 @@ Owns: names of tables and variables, statements in an app's words. Never touches
 with SQL's words in capitals and names in small letters, which is what is looked for here.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache

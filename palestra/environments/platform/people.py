@@ -4,6 +4,8 @@ Owns: drawing them. Never touches: tables. No name is part of another (an Ana Lo
 search for one finds one.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from datetime import date, timedelta

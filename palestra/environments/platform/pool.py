@@ -7,6 +7,8 @@ since nothing happened to them there; those that were in memory end with the sta
 became of the last call.
 """
 
+from __future__ import annotations
+
 import logging
 import secrets
 import sqlite3

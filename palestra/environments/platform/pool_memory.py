@@ -4,6 +4,8 @@ Owns: sizes, the order of use, going to disk and coming back, a wheel of seconds
 pool's lock, under which all of this is called.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 from collections import OrderedDict

@@ -3,6 +3,8 @@
 Owns: records, their moves, limits, refusals. Never touches: databases, files.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

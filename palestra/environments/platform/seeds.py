@@ -3,6 +3,8 @@
 Owns: building, keeping the newest in memory. Never touches: instances.
 """
 
+from __future__ import annotations
+
 import hashlib
 import random
 import sqlite3

@@ -3,6 +3,8 @@
 Owns: drawing until a task is sound. Never touches: instances.
 """
 
+from __future__ import annotations
+
 import random
 
 import msgspec

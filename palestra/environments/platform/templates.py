@@ -3,6 +3,8 @@
 Owns: typed answers, which calls must have been made. Never touches: instances, verdicts.
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from collections.abc import Callable, Generator, Sequence

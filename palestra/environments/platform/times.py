@@ -3,6 +3,8 @@
 Owns: reading and checking them. Never touches: the clock.
 """
 
+from __future__ import annotations
+
 from datetime import datetime, timedelta
 
 from palestra.environments.platform.errors import ToolError

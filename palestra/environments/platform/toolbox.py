@@ -3,6 +3,8 @@
 Owns: schemas, what a wrong argument is told, results as JSON. Never touches: state, transactions.
 """
 
+from __future__ import annotations
+
 import inspect
 import typing
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 Owns: verdicts, of a world's apps one by one. Never touches: the state it looks at.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import msgspec

@@ -6,6 +6,8 @@
 Owns: making one app of several, what templates over them need. Never touches: instances, which see no difference.
 """
 
+from __future__ import annotations
+
 import random
 import re
 import sqlite3

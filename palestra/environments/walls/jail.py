@@ -7,6 +7,8 @@ On Linux the kernel refuses every system call that computing does not need: no f
 started. Elsewhere Python's audit hook refuses the same by name, which stops mistakes but not a determined attacker.
 """
 
+from __future__ import annotations
+
 import ctypes
 import platform
 import resource

@@ -4,6 +4,8 @@ Owns: the process, its time, how much it may answer. Never touches: the question
 runs there goes behind the walls itself, with `jail.enter`, when it has loaded what it needs.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import sys

@@ -6,6 +6,8 @@ and comes back to it in the next request's input; calls that it answered itself 
 Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from typing import Annotated, Any, TypeVar

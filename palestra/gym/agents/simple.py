@@ -3,6 +3,8 @@
 Owns: the loop, whose cookies go where. Never touches: models, worlds.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

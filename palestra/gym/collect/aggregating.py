@@ -4,6 +4,8 @@ Owns: asking agents, what of a result they need, attempts that failed by what we
 touches: the formulas, what is tried again.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,6 +3,8 @@
 Owns: the order of it all. Never touches: how a row is played, what a line is.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing

@@ -3,6 +3,8 @@
 Owns: matching tasks, the difference and its error. Never touches: servers.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,6 +3,8 @@
 Owns: finding and checking them, their statistics, the collated files. Never touches: servers, downloads' transport.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum

@@ -3,6 +3,8 @@
 Owns: matching inputs and results by task and rollout. Never touches: servers, metrics.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from pathlib import Path
 

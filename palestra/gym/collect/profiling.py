@@ -3,6 +3,8 @@
 Owns: its two files. Never touches: servers, the formulas.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,8 @@
 Owns: reading results and failures back, the fingerprint. Never touches: servers.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping

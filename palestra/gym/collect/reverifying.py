@@ -3,6 +3,8 @@
 Owns: which rollouts, by which server, the new files. Never touches: agents, models.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing

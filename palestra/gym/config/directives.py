@@ -5,6 +5,8 @@ Owns: what the directives mean. Never touches: files, interpolation.
 A part that is taken may itself take from elsewhere, in any order; the original leaves such chains half done.
 """
 
+from __future__ import annotations
+
 import copy
 from dataclasses import dataclass
 from typing import Any

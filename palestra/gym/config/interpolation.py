@@ -3,6 +3,8 @@
 Owns: resolving a whole tree, telling every failure at once. Never touches: merging, files.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from typing import Any

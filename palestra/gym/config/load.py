@@ -3,6 +3,8 @@
 Owns: the order of the steps, hosts and ports. Never touches: processes.
 """
 
+from __future__ import annotations
+
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence

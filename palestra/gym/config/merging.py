@@ -3,6 +3,8 @@
 Owns: the deep merge and what `???` means in it. Never touches: files, interpolation.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,6 +3,8 @@
 Owns: which settings are secret. Never touches: where the text goes.
 """
 
+from __future__ import annotations
+
 import re
 
 import yaml

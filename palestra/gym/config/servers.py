@@ -4,6 +4,8 @@ Owns: the three-level shape, the fields that all servers share, references betwe
 touches: ports, code, the files that datasets name.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath

@@ -3,6 +3,8 @@
 Owns: which there are, what they may be. Never touches: servers.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError

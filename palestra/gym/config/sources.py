@@ -3,6 +3,8 @@
 Owns: reading, the order of precedence, who set what. Never touches: what the keys mean.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,6 +3,8 @@
 Owns: writing and reading that text. Never touches: secrets; `secrets.shown` is for people.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

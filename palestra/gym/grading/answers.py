@@ -3,6 +3,8 @@
 Owns: boxes, labels, plain numbers. Never touches: whether the answer is right.
 """
 
+from __future__ import annotations
+
 import re
 
 BOX = "\\boxed{"

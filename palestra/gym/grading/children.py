@@ -4,6 +4,8 @@ Owns: the children, how many, their time. Never touches: what the work is. A chi
 JSON on its input with one on its output.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import sys

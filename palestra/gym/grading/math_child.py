@@ -3,6 +3,8 @@
 Owns: parsing and comparing two answers with math-verify. Never touches: time; who asks ends it.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import resource

@@ -3,6 +3,8 @@
 Owns: the last match of each. Never touches: time; who asks ends it.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import sys

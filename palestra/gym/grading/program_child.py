@@ -4,6 +4,8 @@ Owns: feeding inputs, calling a function, what was printed or returned. Never to
 sent here, so that a program cannot know them. The standard library only.
 """
 
+from __future__ import annotations
+
 import builtins
 import contextlib
 import importlib

@@ -4,6 +4,8 @@ Owns: what a sandbox is asked and answers, the one that needs nothing but Linux,
 whether the outcome is right.
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib
 import math

@@ -4,6 +4,8 @@ Owns: which fields count as numbers, figures about them, grouping by task, the s
 metrics go in. Never touches: HTTP, files.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

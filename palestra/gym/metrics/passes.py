@@ -3,6 +3,8 @@
 Owns: the formulas. Never touches: files, what a score means.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter

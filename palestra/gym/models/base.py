@@ -3,6 +3,8 @@
 Owns: routes, which body goes which way, keeping what was said. Never touches: endpoints.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Awaitable, Callable
 

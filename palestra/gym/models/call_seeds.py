@@ -6,6 +6,8 @@ With one seed for all its calls, every turn would be drawn with the same numbers
 policy any more, and an agent that asks the same question again would get the same answer for ever.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b

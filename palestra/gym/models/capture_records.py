@@ -3,6 +3,8 @@
 Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajectory`. Never touches: files.
 """
 
+from __future__ import annotations
+
 import orjson
 
 from palestra.gym.models.capture import Kept

@@ -3,6 +3,8 @@
 Owns: NeMo Gym's rules for both directions. Never touches: the network, chat completions.
 """
 
+from __future__ import annotations
+
 from typing import Any
 from uuid import uuid4
 

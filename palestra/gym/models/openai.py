@@ -3,6 +3,8 @@
 Owns: its settings' effects. Never touches: conversions.
 """
 
+from __future__ import annotations
+
 from palestra.gym.errors import BadAnswer
 from palestra.gym.models.base import ModelServer
 from palestra.gym.models.settings import OpenAISettings, read_settings

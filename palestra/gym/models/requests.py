@@ -3,6 +3,8 @@
 Owns: which fields there are, what is refused and in which words. Never touches: what a field means to a model.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 

@@ -4,6 +4,8 @@ Owns: the settings of both implementations, their defaults, and errors that name
 what a setting does.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import TypeVar
 

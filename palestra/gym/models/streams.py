@@ -3,6 +3,8 @@
 Owns: the events of the three APIs, in the order their SDKs wait for. Never touches: how an answer came about.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from uuid import uuid4
 

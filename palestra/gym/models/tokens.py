@@ -3,6 +3,8 @@
 Owns: the three places, and that they agree. Never touches: the network, which call a prompt belongs to.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,6 +3,8 @@
 Owns: connections, affinity and fail-over, retries and their bounds, time limits. Never touches: what a call says.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os

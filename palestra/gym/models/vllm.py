@@ -3,6 +3,8 @@
 Owns: what its settings do to a request and an answer. Never touches: connections, the rules of conversion.
 """
 
+from __future__ import annotations
+
 import time
 from uuid import uuid4
 

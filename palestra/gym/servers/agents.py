@@ -4,6 +4,8 @@ Owns: the routes, time limits, which rollout model calls belong to. Never touche
 (`palestra.gym.agents`).
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, ClassVar, Generic, TypeVar

@@ -4,6 +4,8 @@ Owns: the one interface that fronts (HTTP, in process) and kinds (model, agent, 
 `/aggregate_metrics`. Never touches: sockets, the figures (`palestra.gym.metrics`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 

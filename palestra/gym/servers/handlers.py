@@ -6,6 +6,8 @@ Owns: reading signatures, JSON Schema, checking a body against it, what a wrong 
 touches: what the methods do. Two names are special: `session` is the caller's, `row` the whole body.
 """
 
+from __future__ import annotations
+
 import inspect
 import typing
 from collections.abc import Callable

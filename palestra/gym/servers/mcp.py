@@ -4,6 +4,8 @@ Owns: the token that says which session a client plays in, names with MCP's pref
 (`palestra.net.mcp`), what the tools do.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

@@ -16,6 +16,8 @@
 Owns: the routes of such a server, tools, sessions' states. Never touches: models, how rollouts are played.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, TypeVar

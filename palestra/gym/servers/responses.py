@@ -3,6 +3,8 @@
 Owns: texts, calls, sums of usage, which request fields there are. Never touches: models, HTTP.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,6 +3,8 @@
 Owns: checking them, what a reference to another server looks like. Never touches: files.
 """
 
+from __future__ import annotations
+
 import typing
 from typing import Any, TypeVar
 

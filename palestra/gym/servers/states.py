@@ -3,6 +3,8 @@
 Owns: keeping, ageing, letting go. Never touches: what a state is.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections import OrderedDict

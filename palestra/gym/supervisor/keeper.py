@@ -3,6 +3,8 @@
 Owns: the life of a process over its restarts. Never touches: the other processes.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable

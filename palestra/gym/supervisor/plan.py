@@ -3,6 +3,8 @@
 Owns: command, environment and sockets of each process. Never touches: starting it.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable

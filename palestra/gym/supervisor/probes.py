@@ -4,6 +4,8 @@ Owns: asking, waiting for the endpoints in the settings, the words for no answer
 answer, what endpoints serve.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -5,6 +5,8 @@ Owns: the list of process groups that must not be left behind. Never touches: ho
 Our own servers notice by themselves that their starter is gone. Those of others do not, nor do their children.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

@@ -5,6 +5,8 @@ Owns: the bytes of those connections. Never touches: HTTP.
 While the server is nowhere, callers wait: for them it is as if it were slow.
 """
 
+from __future__ import annotations
+
 import asyncio
 import socket
 from contextlib import suppress

@@ -9,6 +9,8 @@ Owns: starting all at once, telling when all are healthy, ending all. Never touc
             await gym.run()
 """
 
+from __future__ import annotations
+
 import asyncio
 import secrets
 import time

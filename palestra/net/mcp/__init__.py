@@ -10,6 +10,8 @@ official package's (`palestra.environments.fleet.mcp_client`); tests hold this s
 protocol's conformance suite.
 """
 
+from __future__ import annotations
+
 from palestra.net.mcp.rpc import (
     INTERNAL,
     INVALID_PARAMS,

@@ -3,6 +3,8 @@
 Owns: what a message is, answers as bytes. Never touches: methods, headers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -3,6 +3,8 @@
 Owns: methods and their results, the lists of tools as bytes. Never touches: how a tool is called.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -5,6 +5,8 @@ Owns: versions, the envelope in `params._meta`, the headers that repeat it. Neve
 over HTTP, headers repeat what the body says, and must agree with it.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 from typing import Protocol

@@ -3,6 +3,8 @@
 Owns: finding the block, telling the provider in it from its metadata. Never touches: providers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf

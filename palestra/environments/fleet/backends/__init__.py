@@ -1,5 +1,7 @@
 """Where instances run. Each kind is imported when it is used: some need packages of their own. Begin at `embedded`."""
 
+from __future__ import annotations
+
 import importlib
 
 from palestra.environments.fleet.backend import Backend

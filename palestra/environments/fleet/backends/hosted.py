@@ -4,6 +4,8 @@ Owns: one instance from making to deleting, its MCP endpoints, asking for the ve
 has that.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import re

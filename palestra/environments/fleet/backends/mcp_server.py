@@ -8,6 +8,8 @@ fresh process each time; behind a URL, keeping episodes apart is the server's ow
 `{data_key}` in a URL or command are filled in.
 """
 
+from __future__ import annotations
+
 import asyncio
 import importlib
 import inspect

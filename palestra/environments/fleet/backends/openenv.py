@@ -7,6 +7,8 @@ action that ends an episode there; without it the reward of the last step counts
 `{answer}` are filled in; a field whose answer is missing is left out.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from typing import Any

@@ -4,6 +4,8 @@ The suite looks for tools by name. Those that return text are here; what apps do
 prompts, questions back to the client) is not pretended.
 """
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Mapping

@@ -9,6 +9,8 @@ Owns: paths, who may take them, the reaper's beat. Never touches: what a route d
     /openenv/{app}/…         an app as an OpenEnv environment, with a team's key
 """
 
+from __future__ import annotations
+
 import asyncio
 import inspect
 import logging

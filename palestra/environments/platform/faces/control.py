@@ -4,6 +4,8 @@ Owns: `/v1` without verifiers. Never touches: an instance's state. What is wrong
 that the SDK takes as final.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

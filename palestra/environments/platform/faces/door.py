@@ -6,6 +6,8 @@ where the state can be read and written, only to the team that made it. So an ag
 tools cannot look behind them.
 """
 
+from __future__ import annotations
+
 import base64
 import binascii
 import hashlib

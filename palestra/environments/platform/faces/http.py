@@ -4,6 +4,8 @@ Owns: reading with a bound, errors as answers, what comes ahead of all routes. N
 Statuses are those that Fleet's SDK takes as final: 404 and 5xx make it wait and try again for seconds.
 """
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 import msgspec

@@ -4,6 +4,8 @@ Owns: what a client is told of a call that is refused, or breaks. Never touches:
 sockets, which instance it is: whoever asks says that.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,6 +4,8 @@ Owns: copies without the platform's own tables, what a statement may do, how lon
 happens on a copy, since Fleet's SDK lists all tables and would take ours for the agent's doing.
 """
 
+from __future__ import annotations
+
 import sqlite3
 import time
 from collections import OrderedDict

@@ -3,6 +3,8 @@
 Owns: `/i/{id}/api/v1/env`. Never touches: who may come here.
 """
 
+from __future__ import annotations
+
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,6 +3,8 @@
 Owns: the socket, signals, the key beyond loopback. Never touches: routes.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ipaddress
 import secrets

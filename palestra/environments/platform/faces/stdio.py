@@ -4,6 +4,8 @@ Owns: lines in and out, the instance between the first and the last of them, the
 protocol (`mcp.py`), how a verdict comes about.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 

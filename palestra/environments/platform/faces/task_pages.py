@@ -4,6 +4,8 @@ Owns: which tasks a page has. Never touches: the wire, how a task is made. To bu
 to make a task in one that is there takes one or two: so a page keeps to few worlds, and the next page has others.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,6 +5,8 @@ A verifier that cannot be run, or returns no score, is an execution that failed:
 not 0. One whose assertion fails has judged: its result is 0.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import binascii

@@ -3,6 +3,8 @@
 Owns: names and shapes on the wire. Never touches: the pool, HTTP.
 """
 
+from __future__ import annotations
+
 import hashlib
 from datetime import UTC, datetime
 

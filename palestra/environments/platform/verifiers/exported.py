@@ -4,6 +4,8 @@ It must say what `palestra.environments.platform.verify` says, and use nothing b
 `env`, `json`, `re` and the standard library.
 """
 
+from __future__ import annotations
+
 import json
 import re
 

@@ -6,6 +6,8 @@ An assertion of the verifier's that fails is a 0. A verifier that breaks, hangs,
 to 1 says nothing about the policy: its outcome is unknown, never 0.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json

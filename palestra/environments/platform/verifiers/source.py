@@ -3,6 +3,8 @@
 Owns: the source. Never touches: instances, how it is run.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import re

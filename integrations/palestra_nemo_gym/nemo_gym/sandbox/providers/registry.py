@@ -3,6 +3,8 @@
 Owns: finding one by its name. Never touches: sandboxes.
 """
 
+from __future__ import annotations
+
 from importlib.metadata import entry_points
 from typing import Any
 

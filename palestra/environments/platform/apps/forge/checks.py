@@ -1,5 +1,7 @@
 """Whether a branch is sound: a plain function of its files, so that making a check green is a real task."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 

@@ -1,5 +1,7 @@
 """Tools for files, branches and pull requests."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 from palestra.environments.platform.apps.forge.checks import failed_checks

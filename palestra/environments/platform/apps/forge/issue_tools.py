@@ -1,5 +1,7 @@
 """Tools for repositories, issues and labels."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from palestra.environments.platform.apps.forge.finding import (

@@ -1,5 +1,7 @@
 """What a world of `forge` begins with: repositories, one of them with a broken main, pull requests of all kinds."""
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Mapping

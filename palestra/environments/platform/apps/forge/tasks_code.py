@@ -1,5 +1,7 @@
 """Tasks of `forge` about files, branches and pull requests."""
 
+from __future__ import annotations
+
 import random
 import re
 

@@ -1,5 +1,7 @@
 """Tasks of `forge` about issues."""
 
+from __future__ import annotations
+
 import random
 from datetime import datetime, timedelta
 

@@ -1,5 +1,7 @@
 """Rows by what a caller knows of them, or an error that says how to find them."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from palestra.environments.platform.changes import Row

@@ -1,5 +1,7 @@
 """Tools that look: posts, comments, communities."""
 
+from __future__ import annotations
+
 from datetime import date
 from typing import Literal
 

@@ -1,5 +1,7 @@
 """Tasks of `forum` that go over a whole community, as a moderator or a careful reader does."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from typing import Any

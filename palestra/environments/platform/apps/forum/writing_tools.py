@@ -1,5 +1,7 @@
 """Tools that write: posts, comments, votes, reports, what moderators do."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from palestra.environments.platform.apps.forum.finding import (

@@ -4,6 +4,8 @@ The ladder of its tasks: 0a say the only thing there is to say; 0b copy a number
 the verb; 0d two calls; 1 read an observation and copy out of it.
 """
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Mapping

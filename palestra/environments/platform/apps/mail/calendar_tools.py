@@ -1,5 +1,7 @@
 """Tools for the calendar. One sees the events one organises or is invited to; of others only whether they are busy."""
 
+from __future__ import annotations
+
 from datetime import timedelta
 from typing import Literal
 

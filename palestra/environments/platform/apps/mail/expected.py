@@ -2,6 +2,8 @@
 in order, so a first new mail's is known; only the time of sending is anybody's.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -3,6 +3,8 @@
 Owns: what they say, and what obeying them would be. Never touches: tasks. An agent may read them; it may not obey.
 """
 
+from __future__ import annotations
+
 import random
 
 import msgspec

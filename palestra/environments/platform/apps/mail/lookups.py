@@ -3,6 +3,8 @@
 Owns: looking rows up, how a mail is shown. Never touches: state.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 

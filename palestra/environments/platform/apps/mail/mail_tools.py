@@ -1,5 +1,7 @@
 """Tools to find, read and put away mail. Reading changes nothing: a mail is read when somebody says so."""
 
+from __future__ import annotations
+
 from palestra.environments.platform.apps.mail.lookups import (
     LISTED,
     changed_line,

@@ -3,6 +3,8 @@
 Owns: making rules, applying them to one mail. Never touches: how mail comes in.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from palestra.environments.platform.apps.mail.lookups import check_room, folder, label, message, sender_of

@@ -3,6 +3,8 @@
 Times are ISO to the second. Ids are given out in order: the next one is the largest and one more.
 """
 
+from __future__ import annotations
+
 INBOX, SENT, ARCHIVE, TRASH, NEWSLETTERS = "Inbox", "Sent", "Archive", "Trash", "Newsletters"
 
 SCHEMA = """

@@ -3,6 +3,8 @@
 Owns: filling the tables. Never touches: tasks. Sent times are all different, so that "the latest" is one mail.
 """
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Iterator, Mapping

@@ -3,6 +3,8 @@
 Owns: filling events and attendees. Never touches: mail. Some meetings of the owner clash: people do that.
 """
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Tools that send mail. What is sent lies in Sent; what is sent to oneself comes in, too, and meets the rules."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 

@@ -1,5 +1,7 @@
 """When people are free, in working hours. Pure: intervals in, intervals out."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 

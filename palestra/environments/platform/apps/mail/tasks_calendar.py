@@ -1,5 +1,7 @@
 """Tasks on one's calendar: answer an invitation, find a time for three, resolve a clash."""
 
+from __future__ import annotations
+
 import random
 from datetime import date, timedelta
 from itertools import combinations

@@ -3,6 +3,8 @@
 What they expect is only what the person asked for: anything the mail gets done beside it is unasked for.
 """
 
+from __future__ import annotations
+
 import random
 import re
 from collections.abc import Generator

@@ -1,5 +1,7 @@
 """Tasks on mail of one person or one number: mark, move, label, reply."""
 
+from __future__ import annotations
+
 import random
 
 from palestra.environments.platform.app import Seed, Size, TemplateMaker

@@ -1,5 +1,7 @@
 """Tasks that take a look at many mails: the largest invoice, old newsletters, a rule, who writes most."""
 
+from __future__ import annotations
+
 import random
 import re
 from collections import Counter

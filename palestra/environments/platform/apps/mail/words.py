@@ -1,5 +1,7 @@
 """What mails and events of a world are about: subjects, texts, titles. Words only."""
 
+from __future__ import annotations
+
 PROJECTS = ("Harbor", "Juniper", "Lantern", "Meridian", "Orchard", "Pebble", "Saffron", "Tundra")
 
 WORK = (

@@ -1,5 +1,7 @@
 """Tools that write: quotes, bookings, wishes, messages. Money moves with them."""
 
+from __future__ import annotations
+
 from datetime import datetime, timedelta
 
 from palestra.environments.platform.apps.stay.days import checked_stay

@@ -1,5 +1,7 @@
 """Days and nights, as texts that sort."""
 
+from __future__ import annotations
+
 from datetime import date, timedelta
 
 from palestra.environments.platform.errors import ToolError

@@ -3,6 +3,8 @@
 Tools ask with the instance's tables, task templates with the seed's: both can say `rows(query, *args)`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 

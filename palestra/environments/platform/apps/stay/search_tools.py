@@ -1,5 +1,7 @@
 """Tools that look: hotels, rooms, reviews, cards, bookings."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from palestra.environments.platform.apps.stay.days import checked_stay

@@ -1,5 +1,7 @@
 """What a world of `stay` begins with."""
 
+from __future__ import annotations
+
 import random
 import sqlite3
 from collections.abc import Mapping

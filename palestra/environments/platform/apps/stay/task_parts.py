@@ -1,5 +1,7 @@
 """What the tasks of `stay` have in common: rows of a seed, a stay to book, what a booking must leave behind."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Generator
 

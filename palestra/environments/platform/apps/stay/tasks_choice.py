@@ -1,5 +1,7 @@
 """Tasks of `stay` where the agent has to weigh one thing against another."""
 
+from __future__ import annotations
+
 import random
 
 from palestra.environments.platform.app import Seed, TemplateMaker

@@ -1,5 +1,7 @@
 """Tasks of `stay` with one thing to do or to find."""
 
+from __future__ import annotations
+
 import random
 
 from palestra.environments.platform.app import Seed, Size, TemplateMaker

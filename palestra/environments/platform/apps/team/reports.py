@@ -3,6 +3,8 @@
 Owns: writing them into a world, reading them again. Never touches: tasks. Every second mail also talks to the agent.
 """
 
+from __future__ import annotations
+
 import random
 import re
 import sqlite3

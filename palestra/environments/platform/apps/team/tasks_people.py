@@ -1,5 +1,7 @@
 """Tasks of `team` about people: who has to do with an issue or a post, and how to reach them."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Generator
 

@@ -1,5 +1,7 @@
 """Tasks of `team` about problems that somebody reports by mail or in the forum, and that belong into the forge."""
 
+from __future__ import annotations
+
 import random
 
 from palestra.environments.platform.app import Seed, TemplateMaker

@@ -3,6 +3,8 @@
 Owns: writing them into a world, reading them again. Never touches: tasks.
 """
 
+from __future__ import annotations
+
 import random
 import re
 

@@ -1,5 +1,7 @@
 """Tasks over mail, calendar and hotels."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Generator
 

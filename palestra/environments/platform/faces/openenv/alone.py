@@ -4,6 +4,8 @@ Owns: an app at the root of the paths, its pool, who may come in. Never touches:
 are open to whoever reaches them; PALESTRA_PLATFORM_KEYS (separated by spaces) closes this one but for those keys.
 """
 
+from __future__ import annotations
+
 import os
 import secrets
 from collections.abc import AsyncIterator

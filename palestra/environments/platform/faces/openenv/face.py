@@ -4,6 +4,8 @@ Owns: HTTP routes, handing WebSockets on. Never touches: frames, episodes. As in
 HTTP begins and ends with a world of its own; what is to last is played over a WebSocket or in a session.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

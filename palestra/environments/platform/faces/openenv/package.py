@@ -3,6 +3,8 @@
 Owns: the files of such a folder, from `template/`. Never touches: apps.
 """
 
+from __future__ import annotations
+
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path

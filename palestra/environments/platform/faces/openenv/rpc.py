@@ -5,6 +5,8 @@ by `params.session_id` (OpenEnv's clients), by the header `Mcp-Session-Id` (MCP'
 is the WebSocket's own. Without one each call has a world of its own.
 """
 
+from __future__ import annotations
+
 import asyncio
 
 import msgspec

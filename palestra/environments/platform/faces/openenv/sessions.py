@@ -3,6 +3,8 @@
 Owns: an episode's task, its steps, the one verdict. Never touches: the wire, how long an instance lives.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging

@@ -3,6 +3,8 @@
 Owns: frames in, frames out, the end of a connection. Never touches: what an action does.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging

@@ -4,6 +4,8 @@ Owns: which task an index is, drawing one. Never touches: sessions. The template
 index i is number i // n of template i % n.
 """
 
+from __future__ import annotations
+
 import random
 from typing import Any
 

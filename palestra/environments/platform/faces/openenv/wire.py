@@ -3,6 +3,8 @@
 Owns: shapes and error codes. Never touches: sessions, sockets.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache

@@ -1,5 +1,7 @@
 """Names that a verifier uses without importing them: how texts and numbers are compared."""
 
+from __future__ import annotations
+
 import json
 import re
 import string

@@ -3,6 +3,8 @@
 Owns: opening it, reading rows, the part of a world that belongs to one app. Never touches: files.
 """
 
+from __future__ import annotations
+
 import sqlite3
 from collections.abc import Iterable
 from typing import Any

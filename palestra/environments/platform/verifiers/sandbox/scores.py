@@ -3,6 +3,8 @@
 Owns: which values are a score. Never touches: what a failed assertion or an error of the verifier's is worth.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 MAX_SHOWN = 100  # characters of what was returned instead
