@@ -6,9 +6,8 @@ what a setting does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -16,11 +15,12 @@ from msgspec import Struct, field
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.settings import check_known
+from palestra.util.json_types import JsonMapping, JsonObject
 
 S = TypeVar("S", bound="CommonSettings")
 T = TypeVar("T", bound="CommonSettings | CaptureSettings")
 
-STOCK_ONLY: dict[str, Any] = {
+STOCK_ONLY: JsonObject = {
     "endpoint_file": None,
     "supply_prefix_token_ids": False,
     "continue_final_assistant_message": False,
@@ -33,13 +33,13 @@ STOCK_ONLY: dict[str, Any] = {
 
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
-    """Of every model server. The limits are ours: NeMo Gym has none."""
+    """Settings of every model server. The limits are ours: NeMo Gym has none."""
 
     max_concurrent_requests: int | None = None
     request_timeout_s: float = 600.0
     """For one answer of the endpoint, from the first byte sent to the last one read."""
     max_attempts: int = 8
-    """Of one call, where the endpoint is busy or away. A status 500 is asked three times at most."""
+    """How often one call is sent where the endpoint is busy or away. A status 500 is asked three times at most."""
     retry_wait_s: float = 0.5
     """Before the second attempt; doubled with each."""
 
@@ -67,9 +67,9 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     replace_developer_role_with_system: bool = False
     sequential_reasoning_allowed: bool = True
     is_responses_native: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    sampling_overrides: dict[str, Any] | None = None
-    extra_body: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    sampling_overrides: JsonObject | None = None
+    extra_body: JsonObject | None = None
     default_headers: dict[str, str] = field(default_factory=dict)
     audio_root: str | None = None
     use_completions_api: bool = False
@@ -121,7 +121,7 @@ class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
     openai_base_url: str
     openai_api_key: str
     openai_model: str
-    extra_body: dict[str, Any] = field(default_factory=dict)
+    extra_body: JsonObject = field(default_factory=dict)
     openai_default_headers: dict[str, str] = field(default_factory=dict)
     drop_input_reasoning_items: bool = False
     max_http_attempts: int | None = None
@@ -142,7 +142,7 @@ class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     all_agents: bool = False
     dir: str | None = None
     sink: str | None = None
-    sink_kwargs: dict[str, Any] | None = None
+    sink_kwargs: JsonObject | None = None
     rebuild_response: bool = True
     max_mask_fraction: float | None = None
     mask_fraction_min_samples: int = 50
@@ -175,13 +175,13 @@ def read_settings(as_: type[S], instance: ServerInstance) -> S:
     return _checked(as_, given, instance.where)
 
 
-def read_capture(gym: Mapping[str, Any]) -> CaptureSettings:
+def read_capture(gym: JsonMapping) -> CaptureSettings:
     """From the settings of a whole gym."""
     known = {one.name for one in msgspec.structs.fields(CaptureSettings)}
     return _checked(CaptureSettings, {key: gym[key] for key in known if gym.get(key) is not None}, "the gym")
 
 
-def _checked(as_: type[T], own: Mapping[str, Any], where: str) -> T:
+def _checked(as_: type[T], own: JsonMapping, where: str) -> T:
     try:
         settings = msgspec.convert(own, as_, strict=False)  # environment variables are text: "false", "8"
     except msgspec.ValidationError as e:
