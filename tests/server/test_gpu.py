@@ -102,30 +102,35 @@ def test_a_crowd_of_chats_is_answered_and_a_seeded_one_does_not_notice(gpu: Serv
     assert texts[7] == alone
 
 
-def test_a_request_too_large_for_the_cache_is_refused_and_others_go_on(gpu: Server) -> None:
-    sampler = gpu.client().create_sampling_client(base_model=NAME)
-    prompt = types.ModelInput.from_ints(list(range(5, 50)))
-    going_on = sampler.sample(prompt, num_samples=4, sampling_params=types.SamplingParams(max_tokens=200, stop=[]))
-    too_large = sampler.sample(prompt, num_samples=1, sampling_params=types.SamplingParams(max_tokens=10_000_000))
-    with pytest.raises(tinker.BadRequestError, match="tokens"):
-        too_large.result(timeout=60)
-    assert all(len(s.tokens) == 200 for s in going_on.result(timeout=60).sequences)
-
-
-def test_a_training_batch_that_does_not_fit_is_computed_with_less_memory(tmp_path: Path, model_folder: Path) -> None:
-    data = []
-    for seed in range(16):
-        tokens = np.random.default_rng(seed).integers(5, 8000, 513).tolist()
-        inputs: Any = {"target_tokens": tokens[1:], "weights": [1.0] * 512}
-        data.append(types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
-    with GpuServer(tmp_path, model_folder, "models.0.cache_tokens=4096") as server:
+@pytest.fixture
+def short_of_memory(tmp_path: Path, model_folder: Path) -> Iterator[Server]:
+    with GpuServer(tmp_path, model_folder, "models.0.cache_tokens=512") as server:
         server.sabotage("""
             import torch
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(2.0e9 / total)
         """)
-        model = server.start().client().create_lora_training_client(base_model=NAME, rank=8, seed=1)
-        result = model.forward_backward(data, "cross_entropy").result(timeout=100)
-        assert len(result.loss_fn_outputs) == 16
-        assert "checkpointing" in server.worker_log.read_text()
-        model.optim_step(types.AdamParams(learning_rate=1e-3)).result(timeout=100)
+        yield server.start()
+
+
+def test_what_does_not_fit_is_refused_or_computed_with_less_memory(short_of_memory: Server) -> None:
+    server = short_of_memory
+    model = server.client().create_lora_training_client(base_model=NAME, rank=8, seed=1)
+    data = []
+    for seed in range(16):
+        tokens = np.random.default_rng(seed).integers(5, 8000, 513).tolist()
+        inputs: Any = {"target_tokens": tokens[1:], "weights": [1.0] * 512}
+        data.append(types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+    result = model.forward_backward(data, "cross_entropy").result(timeout=100)
+    assert len(result.loss_fn_outputs) == 16
+    assert "checkpointing" in server.worker_log.read_text()
+    model.optim_step(types.AdamParams(learning_rate=1e-3)).result(timeout=100)
+
+    sampler, prompt = model.save_weights_and_get_sampling_client(), types.ModelInput.from_ints(list(range(5, 50)))
+    going_on, too_large = (
+        sampler.sample(prompt, num_samples=n, sampling_params=types.SamplingParams(max_tokens=tokens, stop=[]))
+        for n, tokens in ((4, 200), (1, 1000))
+    )
+    with pytest.raises(tinker.RequestFailedError, match="ask for fewer tokens"):
+        too_large.result(timeout=60)
+    assert all(len(s.tokens) == 200 for s in going_on.result(timeout=60).sequences)
