@@ -1,0 +1,189 @@
+"""A whole GRPO step through `palestra train` and a server of its own, beside the core alone and a plain loop.
+
+    python benchmarks/grpo_step.py --quick
+    python benchmarks/grpo_step.py --device cuda --shape qwen3-4b
+
+A random model plays an environment whose reward is a coin. The core is asked for the same numbers of tokens without
+server, environment and loop; the plain loop is transformers' `generate` and PEFT's training step, each timed on a part
+of the work and scaled up to all of it. Owns: the step's rows. Never touches: how the pieces work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, versions
+from peers.ours import Ours
+from peers.workloads import SampleWork, TrainWork, timed
+
+from palestra.config.train import RunConfig, load_train_config
+from palestra.model.random_model import SHAPES, make_random_model
+from palestra.runs.writer import RunFolder
+from palestra.training.launch import train
+from palestra.training.listener import Silence
+from palestra.training.own_server import own_server
+
+INSIDE = 0.8
+FASTER = 4.0
+PEER_PART = 4  # the plain loop does a quarter of the groups
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    groups: int
+    samples: int
+    tokens: int
+    steps: int
+
+
+def main() -> None:
+    args = parse()
+    size = Size(4, 4, 16, 3) if args.quick else Size(64, 8, 512, args.steps)
+    dtype = "float32" if args.device == "cpu" else "bfloat16"
+    progress = Progress()
+    with tempfile.TemporaryDirectory() as scratch:
+        progress.doing(f"making the {args.shape} model")
+        folder = make_random_model(Path(scratch) / args.shape, shape=args.shape, dtype=dtype)
+        steps = asyncio.run(run_steps(Path(scratch), folder, args.device, size, progress))
+        prompt = round(statistics.mean(s["prompt"] for s in steps))
+        bench = Bench(folder, dtype, args.device, size, prompt)
+        progress.doing("the core alone")
+        rows = rows_of_core(bench, steps)
+        progress.doing("the plain loop")
+        rows.append(row_of_loop(bench, steps))
+    progress.done()
+    work = f"{size.groups} groups of {size.samples}, {size.tokens} new tokens, prompts of {prompt}"
+    notes = [
+        f"{args.shape}: {work}; {size.steps} steps, the first dropped",
+        "the plain loop: transformers and PEFT on a part of the work, scaled up",
+    ]
+    packages = ("palestra", "torch", "transformers", "peft")
+    report(Report("grpo_step", machine(), versions(packages), rows, notes), json_line=args.json)
+
+
+def parse() -> argparse.Namespace:
+    parser = argument_parser("grpo_step", "A GRPO step through a server, beside its parts alone.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="tiny on the CPU, qwen3-0.6b on a GPU")
+    parser.add_argument("--steps", type=positive, default=4, metavar="N")
+    args = parser.parse_args()
+    args.shape = args.shape or ("tiny" if args.device == "cpu" else "qwen3-0.6b")
+    return args
+
+
+async def run_steps(scratch: Path, folder: Path, device: str, size: Size, progress: Progress) -> list[dict[str, float]]:
+    """Seconds and tokens of each step but the first."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    async with own_server(
+        str(folder), "random", scratch / "state", scratch / "log", progress.doing, device=device
+    ) as url:
+        settings = [
+            *("kind=grpo", f"steps={size.steps}", "eval.every=0", "checkpoint.every=1000000", f"server={url}"),
+            "data.overlong=keep",
+            *("model.name=random", "model.rank=32", f"model.tokenizer={folder}", f"runs={scratch / 'runs'}"),
+            f"rollout={{group_size: {size.samples}, groups_per_step: {size.groups}, max_tokens: {size.tokens}}}",
+            'environments=[{name: "peers.coin:Coin"}]',
+        ]
+        config: RunConfig = load_train_config([], settings)
+        with RunFolder.create(config.runs, "grpo", config) as run:
+            await train(config, run, Silence())
+            metrics = run.read_metrics()[1:]
+    return [
+        {
+            "total": m["time/total_s"],
+            "collect": m["time/collect_s"],
+            "update": m["time/update_s"],
+            "sampled": m["length/mean"] * m["rollouts/total"],
+            "trained": m["batch/tokens"],
+            "prompt": m["length/prompt_mean"],
+        }
+        for m in metrics
+    ]
+
+
+def rows_of_core(bench: Bench, steps: list[dict[str, float]]) -> list[Row]:
+    rates = {"sampled": ("collect", bench.core_sampling()), "trained": ("update", bench.core_training())}
+    return [
+        Row(
+            f"{what} inside a step",
+            "tok/s",
+            Measure(tuple(s[what] / s[stage] for s in steps)),
+            "the core alone",
+            Measure((alone,)),
+            target_ratio=INSIDE,
+        )
+        for what, (stage, alone) in rates.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The pieces of a step, each alone: what it made is free again when a figure is there."""
+
+    folder: Path
+    dtype: str
+    device: str
+    size: Size
+    prompt: int
+
+    @property
+    def sequences(self) -> int:
+        return self.size.groups * self.size.samples
+
+    def core_sampling(self) -> float:
+        """Tokens per second."""
+        ours = Ours(self.folder, dtype=self.dtype, device=self.device)
+        work = self._sampling(self.size.groups)
+        generate, runs = ours.sampler(work, ours.adapters(1)), count()
+        seconds = [timed(lambda: generate(work.prompts(1000, next(runs))), ours.device) for _ in range(3)]
+        return work.tokens / min(seconds[1:])
+
+    def core_training(self) -> float:
+        ours = Ours(self.folder, dtype=self.dtype, device=self.device)
+        work = self._training(self.sequences)
+        step = ours.stepper(work, *ours.adapters(1))
+        return work.tokens / min([timed(step, ours.device) for _ in range(3)][1:])
+
+    def loop_sampling(self) -> float:
+        """Seconds of a step of the plain loop."""
+        from peers.hugging_face import GenerateSetup, generate_with, load
+
+        model = load(self.folder, attention="sdpa", dtype=self.dtype, device=self.device)
+        part = max(1, self.size.groups // PEER_PART)
+        work, setup = self._sampling(part), GenerateSetup("sdpa", part * self.size.samples)
+        short = SampleWork.uniform(part, self.prompt, 2, samples=self.size.samples)
+        generate_with(model, short, setup)(short.prompts(1000, 9))
+        generate = generate_with(model, work, setup)
+        return timed(lambda: generate(work.prompts(1000, 0)), model.device) * self.size.groups / part
+
+    def loop_training(self) -> float:
+        from peers.peft_training import PeftSetup, PeftTrainer
+
+        peft = PeftTrainer(self.folder, dtype=self.dtype, device=self.device)
+        work = self._training(max(8, self.sequences // PEER_PART**2))
+        step = peft.stepper(work, PeftSetup(8, masked=False))
+        step()
+        return timed(step, peft.device) * self.sequences / len(work.lengths)
+
+    def _sampling(self, groups: int) -> SampleWork:
+        return SampleWork.uniform(groups, self.prompt, self.size.tokens, samples=self.size.samples)
+
+    def _training(self, sequences: int) -> TrainWork:
+        return TrainWork((self.prompt + self.size.tokens,) * sequences)
+
+
+def row_of_loop(bench: Bench, steps: list[dict[str, float]]) -> Row:
+    loop = bench.loop_sampling() + bench.loop_training()
+    ours = Measure(tuple(s["total"] for s in steps))
+    return Row("a step", "s", ours, "plain loop", Measure((loop,)), target_ratio=FASTER, less_is_better=True)
+
+
+if __name__ == "__main__":
+    main()
