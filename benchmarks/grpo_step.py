@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from harness import Measure, Progress, Report, Row, argument_parser, machine, positive, report, versions
+from harness import Measure, Progress, Report, Row, argument_parser, figure, machine, positive, report, versions
 from peers.ours import Ours
 from peers.workloads import SampleWork, TrainWork, timed
 
@@ -53,11 +53,10 @@ def main() -> None:
         folder = make_random_model(Path(scratch) / args.shape, shape=args.shape, dtype=dtype)
         steps = asyncio.run(run_steps(Path(scratch), folder, args.device, size, progress))
         prompt = round(statistics.mean(s["prompt"] for s in steps))
-        bench = Bench(folder, dtype, args.device, size, prompt)
-        progress.doing("the core alone")
-        rows = rows_of_core(bench, steps)
-        progress.doing("the plain loop")
-        rows.append(row_of_loop(bench, steps))
+        for step in steps:
+            progress.say(f"a step: {', '.join(f'{name} {figure(value)}' for name, value in step.items())}")
+        bench = Bench(folder, dtype, args.device, size, prompt, progress)
+        rows = [*rows_of_core(bench, steps), row_of_loop(bench, steps)]
     progress.done()
     work = f"{size.groups} groups of {size.samples}, {size.tokens} new tokens, prompts of {prompt}"
     notes = [
@@ -132,6 +131,11 @@ class Bench:
     device: str
     size: Size
     prompt: int
+    progress: Progress
+
+    def say(self, what: str, value: float, unit: str) -> float:
+        self.progress.say(f"{what}: {figure(value)} {unit}")
+        return value
 
     @property
     def sequences(self) -> int:
@@ -143,13 +147,14 @@ class Bench:
         work = self._sampling(self.size.groups)
         generate, runs = ours.sampler(work, ours.adapters(1)), count()
         seconds = [timed(lambda: generate(work.prompts(1000, next(runs))), ours.device) for _ in range(3)]
-        return work.tokens / min(seconds[1:])
+        return self.say("sampling, the core alone", work.tokens / min(seconds[1:]), "tok/s")
 
     def core_training(self) -> float:
         ours = Ours(self.folder, dtype=self.dtype, device=self.device)
         work = self._training(self.sequences)
         step = ours.stepper(work, *ours.adapters(1))
-        return work.tokens / min([timed(step, ours.device) for _ in range(3)][1:])
+        rate = work.tokens / min([timed(step, ours.device) for _ in range(3)][1:])
+        return self.say("training, the core alone", rate, "tok/s")
 
     def loop_sampling(self) -> float:
         """Seconds of a step of the plain loop."""
@@ -161,7 +166,8 @@ class Bench:
         short = SampleWork.uniform(part, self.prompt, 2, samples=self.size.samples)
         generate_with(model, short, setup)(short.prompts(1000, 9))
         generate = generate_with(model, work, setup)
-        return timed(lambda: generate(work.prompts(1000, 0)), model.device) * self.size.groups / part
+        seconds = timed(lambda: generate(work.prompts(1000, 0)), model.device) * self.size.groups / part
+        return self.say("sampling, the plain loop", seconds, "s")
 
     def loop_training(self) -> float:
         from peers.peft_training import PeftSetup, PeftTrainer
@@ -170,7 +176,7 @@ class Bench:
         work = self._training(max(8, self.sequences // PEER_PART**2))
         step = peft.stepper(work, PeftSetup(8, masked=False))
         step()
-        return timed(step, peft.device) * self.sequences / len(work.lengths)
+        return self.say("training, the plain loop", timed(step, peft.device) * self.sequences / len(work.lengths), "s")
 
     def _sampling(self, groups: int) -> SampleWork:
         return SampleWork.uniform(groups, self.prompt, self.size.tokens, samples=self.size.samples)
