@@ -22,6 +22,8 @@ Params = dict[str, Any]
 
 
 class Call(msgspec.Struct, frozen=True):
+    """A tool call of a task's own solution."""
+
     tool: str
     arguments: dict[str, Any] = {}
 
@@ -49,6 +51,8 @@ def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, dict[str,
 
 
 class AnswerKind(StrEnum):
+    """How an answer is read before it is compared."""
+
     INTEGER = "integer"
     MONEY = "money"
     """In cents; read from 12.34, $12.34, 1,234.50."""
@@ -59,6 +63,8 @@ class AnswerKind(StrEnum):
 
 
 class Answer(msgspec.Struct, frozen=True):
+    """The answer that a task asks for, and how a given one is compared with it."""
+
     kind: AnswerKind
     value: Any
 

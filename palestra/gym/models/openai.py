@@ -19,6 +19,8 @@ Json = dict[str, Any]
 
 
 class OpenAIModel(ModelServer):
+    """The model server `openai_model`: in front of an endpoint that speaks Responses itself."""
+
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
         self.settings = read_settings(OpenAISettings, instance)

@@ -56,6 +56,7 @@ def filled_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def input_items(params: Mapping[str, Any]) -> list[Item]:
+    """The input of a Responses request as items, also where it is a text."""
     given = params["input"]
     return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
 
@@ -113,6 +114,7 @@ def checked_verdict(found: Any, name: str) -> dict[str, Any]:
 
 
 def function_calls(output: list[Item]) -> list[Item]:
+    """The function calls among the output items."""
     return [one for one in output if one["type"] == "function_call"]
 
 
@@ -125,6 +127,7 @@ def unanswered_calls(output: list[Item]) -> list[Item]:
 
 
 def has_message(output: list[Item]) -> bool:
+    """Whether the assistant says something in the output."""
     return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
 
 
@@ -143,10 +146,12 @@ def output_text(response: Mapping[str, Any]) -> str:
 
 
 def tool_output(call_id: Any, output: str) -> Item:
+    """The item that answers a function call."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
 def user_message(text: str) -> Item:
+    """The item of a user's message."""
     return {"type": "message", "role": "user", "content": text}
 
 
