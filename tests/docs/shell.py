@@ -18,6 +18,7 @@ from tests.docs.blocks import ROOT
 COMMAND_S = 900
 READY_S = 180
 STOP_S = 60
+LINES = 100
 READY = {
     "serve": "is ready at",
     "platform serve": "is ready at",
@@ -66,7 +67,7 @@ class Shell:
         plain = _plain(command)
         server = SERVER.match(plain)
         if server is None and not plain.endswith("&"):
-            self._foreground(command)
+            self._foreground(command, comments.get("typed", ""))
             return
         kind = server[1] if server else plain
         self.stop(kind)
@@ -74,7 +75,7 @@ class Shell:
 
     def close(self) -> None:
         try:
-            for kind in list(self._running):
+            for kind in reversed(list(self._running)):
                 self.stop(kind)
         finally:
             assert self._bash.stdin is not None
@@ -90,8 +91,11 @@ class Shell:
         if code not in STOPPED:
             raise Failed(f"{kind} ended with {code}:\n{said}\n{self._log(kind)}")
 
-    def _foreground(self, command: str) -> None:
-        code, said = self._send(f"{{ {command}\n}} </dev/null", COMMAND_S)
+    def _foreground(self, command: str, typed: str) -> None:
+        """What is typed is typed again and again, for as long as the command asks."""
+        lines = self.folder.parent / "typed.txt"
+        lines.write_text(f"{typed}\n" * LINES if typed else "", encoding="utf-8")
+        code, said = self._send(f"{{ {command}\n}} <{lines}", COMMAND_S)
         if code != 0:
             logs = "".join(f"\n--- {kind}:\n{self._log(kind)}" for kind in self._running)
             raise Failed(f"$ {command}\nended with {code}:\n{said[-4000:]}{logs}")
@@ -153,7 +157,5 @@ def _shortened(command: str, more: str) -> str:
     if not more:
         return command
     plain = _plain(command)
-    if TRAIN.match(plain):
-        body, background = plain.removesuffix("&").rstrip(), " &" if plain.endswith("&") else ""
-        return f"{body} {more}{background}"
-    return f'{plain} ARGS="{more}"' if plain.startswith("make demo") else command
+    body, background = plain.removesuffix("&").rstrip(), " &" if plain.endswith("&") else ""
+    return f"{body} {more}{background}" if TRAIN.match(plain) else command
