@@ -161,7 +161,7 @@ docs: .venv/.ready ## the documentation site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test-docs: .venv/.ready ## runs the commands that README and docs show
-	$(PYTEST) -m docs --timeout 900 $(ARGS)
+	$(PYTEST) -m docs -rs --timeout 1800 tests/docs $(ARGS)
 
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)

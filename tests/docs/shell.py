@@ -9,8 +9,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.docs.blocks import ROOT
@@ -34,6 +36,14 @@ TAIL = re.compile(r"""((?:[^#'"]|'[^']*'|"[^"]*"|(?<!\s)\#)*?)\s+\#.*""", re.DOT
 STOPPED = {0, 130, -signal.SIGINT}
 
 
+BASH = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp("bash", ["bash", "--noprofile", "--norc"])
+"""
+"""A shell that Ctrl-C ends, also where these tests themselves run in the background of one."""
+
+
 class Failed(AssertionError):
     pass
 
@@ -48,7 +58,7 @@ class Shell:
         environment |= {"HOME": str(folder), "TERM": "dumb"}
         with self._said.open("wb") as output:
             self._bash = subprocess.Popen(
-                ["bash", "--noprofile", "--norc"],
+                [sys.executable, "-c", BASH],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,20 +84,24 @@ class Shell:
         self._background(kind, plain.removesuffix("&").strip(), READY.get(kind, ""))
 
     def close(self) -> None:
-        try:
-            for kind in reversed(list(self._running)):
-                self.stop(kind)
-        finally:
+        """Ends all that runs, the newest first: watchers before the servers that they watch."""
+        with ExitStack() as stack:
             assert self._bash.stdin is not None
-            self._bash.stdin.close()
-            self._bash.wait(STOP_S)
+            stack.callback(self._bash.wait, STOP_S)
+            stack.callback(self._bash.stdin.close)
+            for kind in self._running:
+                stack.callback(self.stop, kind)
 
     def stop(self, kind: str) -> None:
         """Ends it as Ctrl-C would. Raises Failed where it does not end, or ends badly."""
         group = self._running.pop(kind, None)
         if group is None:
             return
-        code, said = self._send(f"kill -INT -- -{group} 2>/dev/null; wait {group}", STOP_S)
+        try:
+            code, said = self._send(f"kill -INT -- -{group} 2>/dev/null; wait {group}", STOP_S)
+        except Failed as error:
+            os.killpg(group, signal.SIGKILL)
+            raise Failed(f"{kind} does not end:\n{self._log(kind)}") from error
         if code not in STOPPED:
             raise Failed(f"{kind} ended with {code}:\n{said}\n{self._log(kind)}")
 
