@@ -20,11 +20,14 @@ from pathlib import Path
 import torch
 from harness import Progress, Report, Row, argument_parser, machine, report, some_of, versions
 from peers.contest import Contest, Target
+from peers.decode import Ceilings, DecodeWork, decode_contender
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
 
+from palestra.model.numerics import Numerics, set_numerics
 from palestra.model.random_model import SHAPES, make_random_model
 
 TENANTS = 16
+GPU_SHAPES = ("qwen3-0.6b", "qwen3-4b")
 PACKAGES = ("palestra", "torch", "transformers", "peft")
 
 
@@ -34,9 +37,11 @@ class Case:
     run: Callable[[Contest, str, Target], list[Row]]
     shapes: tuple[str, ...] = ("tiny",)
     """Where it runs on the CPU unless --shape says otherwise."""
-    on_gpu: bool = False
+    gpu_shapes: tuple[str, ...] = ()
+    """The same on a GPU; none: it does not run there."""
+    on_cpu: bool = True
     targets: dict[str, Target] = field(default_factory=dict)
-    """For each shape, on the CPU."""
+    """For each shape; the published sizes run on a GPU."""
 
 
 def sample_ragged(contest: Contest, what: str, target: Target) -> list[Row]:
@@ -46,6 +51,9 @@ def sample_ragged(contest: Contest, what: str, target: Target) -> list[Row]:
 
 
 def sample_grpo(contest: Contest, what: str, target: Target) -> list[Row]:
+    if contest.device == "cuda":
+        work = SampleWork.uniform(8 if contest.quick else 32, 1024, 64 if contest.quick else 256, samples=16)
+        return contest.sample(what, work, target, batches=(128,) if contest.quick else (64, 128, 256))
     work = SampleWork.uniform(1 if contest.quick else 8, 512, 64, samples=16)
     return contest.sample(what, work, target, batches=(16,) if contest.quick else (8, 16, 64, 128))
 
@@ -102,27 +110,133 @@ def sample_tenants(contest: Contest, what: str, target: Target) -> list[Row]:
     return [row]
 
 
+def decode(contest: Contest, what: str, target: Target) -> list[Row]:
+    """Full batches of prompts that are computed already: one adapter, sixteen of mixed ranks, none; fewer rows."""
+    ours, steps = contest.ours, 32 if contest.quick else 128
+    one = ours.adapters(1, unembed=False)
+    mixed = ours.adapters(TENANTS, (8, 16, 32, 64), unembed=False)
+    ours.tenants(TrainWork((16,)), [*one, *mixed], together=True)()  # a step each: no adapter is still zero
+    full = DecodeWork(256, steps=steps)
+    single = ("ours, one adapter", decode_contender(ours, full, one))
+    rows = [
+        contest.alone(f"{what}, 256 rows, one adapter", "tok/s", decode_contender(ours, full, one), target),
+        contest.versus(
+            f"{what}, 256 rows, {TENANTS} adapters of rank 8–64",
+            "tok/s",
+            decode_contender(ours, full, mixed),
+            single,
+            Target(ratio=0.85),
+        ),
+    ]
+    for n, adapters, goal in ((256, [], 34_000), (64, one, 9_500), (1, one, 190)):
+        name = f"{what}, {n} row{'s' if n > 1 else ''}, {'one adapter' if adapters else 'no adapter'}"
+        goals = Target(value=goal) if target.value else Target()
+        rows.append(contest.alone(name, "tok/s", decode_contender(ours, DecodeWork(n, steps=steps), adapters), goals))
+    ours.free([*one, *mixed])
+    return rows
+
+
+def decode_roofline(contest: Contest, what: str, target: Target) -> list[Row]:
+    """The share of what the card's measured bandwidth and products allow; on 4B with long contexts (512 rows of 2,048
+    tokens would be 155 GB of keys and values)."""
+    work = DecodeWork(256, 2048, 32) if contest.shape == "qwen3-4b" else DecodeWork(256)
+    limit = Ceilings.measured(contest.ours.device).tokens_per_s(contest.ours.model.spec, work)
+    rate = decode_contender(contest.ours, work, [])
+    name = f"{what}, {work.rows} rows at {work.context:,.0f} tokens"
+    return [contest.alone(name, "% of the roofline", lambda: 100 * rate() / limit, target)]
+
+
+def numerics(contest: Contest, what: str, target: Target) -> list[Row]:
+    """`exact` against `fast`; graphs remember the products that they were recorded with."""
+    ours, adapters = contest.ours, contest.ours.adapters(1, unembed=False)
+    work = TrainWork(ragged(16, 64, 960, seed=5))
+
+    def under(name: Numerics, contender: Callable[[], float]) -> Callable[[], float]:
+        def run() -> float:
+            set_numerics(name)
+            try:
+                return contender()
+            finally:
+                set_numerics("exact")
+
+        return run
+
+    rows = []
+    for kind, make in (
+        ("decode, 256 rows", lambda: decode_contender(ours, DecodeWork(256), adapters)),
+        ("training", lambda: training_contender(ours.stepper(work, *adapters), work.tokens, ours.device)),
+    ):
+        exact, fast = (under(name, make()) for name in ("exact", "fast"))
+        rows.append(contest.versus(f"{what}, {kind}", "tok/s", exact, ("ours, fast", fast), target))
+    ours.free(adapters)
+    return rows
+
+
+def train_packed(contest: Contest, what: str, target: Target) -> list[Row]:
+    """About 8,192 tokens in one micro-batch: plain, with activations recomputed, and shared by sixteen tenants."""
+    ours, work = contest.ours, TrainWork(ragged(16, 64, 960, seed=5))
+    adapters = ours.adapters(TENANTS)
+    plain, tenants, recomputed = (
+        training_contender(step, work.tokens, ours.device)
+        for step in (
+            ours.stepper(work, adapters[0]),
+            ours.stepper(work, *adapters),
+            ours.stepper(work, adapters[0], checkpointing=True),
+        )
+    )
+    goals = (target, Target(value=18_500)) if target.value else (Target(), Target())
+    rows = [
+        contest.alone(what, "tok/s", plain, goals[0]),
+        contest.alone(f"{what}, checkpointing", "tok/s", recomputed, goals[1]),
+        contest.versus(f"{what}, {TENANTS} tenants", "tok/s", tenants, ("ours, one tenant", plain), Target(ratio=0.9)),
+    ]
+    ours.free(adapters)
+    return rows
+
+
 CASES = (
     Case(
         "sample_ragged",
         sample_ragged,
         shapes=("tiny", "small"),
-        on_gpu=True,
+        gpu_shapes=GPU_SHAPES,
         targets={"tiny": Target(ratio=2.0), "small": Target(ratio=1.4)},
     ),
-    Case("sample_grpo", sample_grpo, targets={"tiny": Target(ratio=6.0)}),
-    Case("sample_uniform", sample_uniform, on_gpu=True, targets={"tiny": Target(value=3000)}),
+    Case(
+        "sample_grpo",
+        sample_grpo,
+        gpu_shapes=("qwen3-4b",),
+        targets={"tiny": Target(ratio=6.0), "qwen3-4b": Target(ratio=8.0)},
+    ),
+    Case(
+        "sample_uniform",
+        sample_uniform,
+        gpu_shapes=GPU_SHAPES,
+        targets={"tiny": Target(value=3000), "qwen3-4b": Target(ratio=4.0), "qwen3-0.6b": Target(ratio=4.0)},
+    ),
     Case("sample_single", sample_single, targets={"tiny": Target(value=350)}),
     Case(
         "train_ragged",
         train_ragged,
         shapes=("tiny", "small"),
-        on_gpu=True,
-        targets=dict.fromkeys(("tiny", "small"), Target(ratio=1.3)),
+        gpu_shapes=GPU_SHAPES,
+        targets={"tiny": Target(ratio=1.3), "small": Target(ratio=1.3), "qwen3-4b": Target(ratio=2.0)},
     ),
     Case("train_tenants_16", train_tenants_16, targets={"tiny": Target(ratio=3.0)}),
     Case("train_tenants_256", train_tenants_256, targets={"tiny": Target(ratio=1.15)}),
     Case("sample_tenants", sample_tenants, targets={"tiny": Target(ratio=0.8)}),
+    Case("decode", decode, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(value=27_000)}),
+    Case(
+        "decode_roofline",
+        decode_roofline,
+        gpu_shapes=("qwen3-4b", "qwen3-8b"),
+        on_cpu=False,
+        targets={"qwen3-4b": Target(value=50), "qwen3-8b": Target(value=50)},
+    ),
+    Case(
+        "train_packed", train_packed, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(value=26_000)}
+    ),
+    Case("numerics", numerics, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(ratio=0.95)}),
 )
 NAMES = tuple(case.name for case in CASES)
 
@@ -144,10 +258,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def plan(args: argparse.Namespace) -> dict[str, list[Case]]:
     """The rows to run on each shape: a model is made once."""
     on_gpu = args.device == "cuda"
-    wanted = [c for c in CASES if c.name in (args.rows or NAMES) and (args.rows or not on_gpu or c.on_gpu)]
+    usual = [c.name for c in CASES if (c.gpu_shapes if on_gpu else c.on_cpu)]
+    wanted = [c for c in CASES if c.name in (args.rows or usual)]
     shapes: dict[str, list[Case]] = {}
     for case in wanted:
-        own = ("qwen3-0.6b", "qwen3-4b") if on_gpu else case.shapes
+        own = (case.gpu_shapes or GPU_SHAPES) if on_gpu else case.shapes
         for shape in args.shape or (own[:1] if args.quick else own):
             shapes.setdefault(shape, []).append(case)
     return shapes
@@ -168,7 +283,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
             folder = make_random_model(Path(scratch) / shape, shape=shape, dtype=dtype)
             contest = Contest(shape, folder, dtype, args.device, rounds, args.quick, progress, notes)
             for case in cases:
-                target = case.targets.get(shape, Target()) if args.device == "cpu" else Target()
+                target = case.targets.get(shape, Target())
                 start = time.monotonic()
                 rows += case.run(contest, f"{case.name} {shape}", target)
                 contest.release()

@@ -177,10 +177,16 @@ class Contest:
         if abs(ours - peer) > tolerance * abs(peer):
             raise RuntimeError(f"ours and the peer do not train on the same loss: {ours} and {peer}")
 
-    # Ours against ours
+    # Ours alone, and against ours
+
+    def alone(self, what: str, unit: str, ours: Contender, target: Target) -> Row:
+        measured = alternate({"ours": ours}, self.rounds, warmups=1, progress=self.progress)
+        self.progress.say(f"{what}: {figure(measured['ours'].median)} {unit}")
+        return _row(what, unit, measured, target)
 
     def versus(self, what: str, unit: str, ours: Contender, peer: tuple[str, Contender], target: Target) -> Row:
         measured = alternate({"ours": ours, peer[0]: peer[1]}, self.rounds, warmups=1, progress=self.progress)
+        self.progress.say(f"{what}: {figure(measured['ours'].median)} and {figure(measured[peer[0]].median)} {unit}")
         return _row(what, unit, measured, target)
 
     # How

@@ -23,10 +23,18 @@ class Ours:
         self.device, self.vocab_size = decoder.device, self.model.spec.vocab_size
         self.pool = AdapterPool(self.model.spec, dtype=decoder.dtype, device=decoder.device)
         self.trainer = Trainer(decoder, self.pool)
+        self.checkpointing = Trainer(decoder, self.pool, checkpointing=True)
 
     def sampler(self, work: SampleWork, adapters: list[Adapter] | None = None) -> Generate:
         """With adapters: the requests take them in turn."""
-        sampler = Sampler(self.model.decoder, self.pool)
+        on_gpu = self.device.type == "cuda"
+        sampler = Sampler(
+            self.model.decoder,
+            self.pool,
+            cache_tokens=(work.tokens + sum(work.prompt_lengths) * work.samples) * 2 if on_gpu else None,
+            max_rows=512 if on_gpu else 256,
+            prefill_tokens=8192 if on_gpu else 2048,
+        )
         params = [SamplingParams(max_tokens=n, stop_token_ids=(), seed=i) for i, n in enumerate(work.output_lengths)]
         taken = None if adapters is None else [adapters[i % len(adapters)] for i in range(len(params))]
 
@@ -40,20 +48,23 @@ class Ours:
 
         return generate
 
-    def adapters(self, n: int) -> list[Adapter]:
-        return [self.pool.create(LoraConfig(rank=32, seed=i)) for i in range(n)]
+    def adapters(self, n: int, ranks: tuple[int, ...] = (32,), *, unembed: bool = True) -> list[Adapter]:
+        """Fresh ones, their ranks in turn."""
+        configs = [LoraConfig(rank=ranks[i % len(ranks)], seed=i, train_unembed=unembed) for i in range(n)]
+        return [self.pool.create(config) for config in configs]
 
     def free(self, adapters: list[Adapter]) -> None:
         for adapter in adapters:
             self.pool.free(adapter)
 
-    def stepper(self, work: TrainWork, adapter: Adapter) -> Callable[[], float]:
-        """One optimizer step over all data; returns the summed loss."""
-        items = [_item(adapter, tokens) for tokens in work.data(self.vocab_size)]
+    def stepper(self, work: TrainWork, *adapters: Adapter, checkpointing: bool = False) -> Callable[[], float]:
+        """One optimizer step over all data, which the adapters take in turn; returns the summed loss."""
+        trainer = self.checkpointing if checkpointing else self.trainer
+        items = [_item(adapters[i % len(adapters)], t) for i, t in enumerate(work.data(self.vocab_size))]
 
         def step() -> float:
-            results = self.trainer.forward_backward(items)
-            self.trainer.optim_step({adapter: AdamParams()})
+            results = trainer.forward_backward(items)
+            trainer.optim_step({adapter: AdamParams() for adapter in adapters})
             return sum(r.loss for r in results)
 
         return step

@@ -13,8 +13,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from palestra.chat.tool_calls import END_THINK, THINK, read_json
+from palestra.util.json_types import JsonMapping
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 """As chat templates read them: `content` is text."""
 REASONING_KEYS = ("reasoning_content", "reasoning")
 
@@ -22,7 +23,7 @@ _OPENING = re.compile(rf"\s*{THINK}")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # made once: every message of a request needs it
 
 
-def chain(root: Any, messages: Sequence[Message]) -> list[bytes]:
+def chain(root: object, messages: Sequence[Message]) -> list[bytes]:
     """For each length from 0 on, a name for the conversation up to there. `root`: what else it depends on."""
     names = [_digest(_dump(root))]
     for message in messages:
@@ -86,19 +87,19 @@ def _said(message: Message) -> list[Any]:
     return [role, text, calls, message.get("name")]
 
 
-def _call(call: Mapping[str, Any]) -> list[Any]:
+def _call(call: JsonMapping) -> list[Any]:
     function = call.get("function", call)
     return [function["name"], _parsed(function.get("arguments"))]
 
 
-def _parsed(arguments: Any) -> Any:
+def _parsed(arguments: object) -> object:
     if not isinstance(arguments, str):
         return _numbers_alike(arguments or {})
     parsed = read_json(arguments or "{}")
     return arguments if parsed is None else _numbers_alike(parsed)
 
 
-def _numbers_alike(value: Any) -> Any:
+def _numbers_alike(value: object) -> object:
     """1.0 comes back as 1 from languages that have one kind of number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -109,7 +110,7 @@ def _numbers_alike(value: Any) -> Any:
     return value
 
 
-def _dump(value: Any) -> bytes:
+def _dump(value: object) -> bytes:
     return _ENCODER.encode(value).encode()
 
 

@@ -195,7 +195,7 @@ class Conversations:
             self._drop(self._oldest_of_the_greatest(lambda share: share.tokens))
 
     def _oldest_of_the_greatest(self, size: Callable[[_Share], int]) -> str:
-        """Of equal shares, the one whose oldest was used longest ago."""
+        """The greatest share; of equal ones the one whose oldest was used longest ago."""
 
         def rank(share: _Share) -> tuple[int, float]:
             return size(share), -next(iter(share.conversations.values())).used_at

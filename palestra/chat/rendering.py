@@ -5,14 +5,14 @@ Owns: rendering them, and a turn within a short stand-in for what came before it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from palestra.chat.errors import ChatError
 from palestra.chat.special_text import SpecialText
 from palestra.chat.stand_ins import HELLO, WORDS, Message, StandIns
 from palestra.chat.templates import ChatTemplate, Messages, Tools
+from palestra.util.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Chat:
     messages: Messages
     tools: Tools | None = None
     add_generation_prompt: bool = True
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: JsonMapping = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

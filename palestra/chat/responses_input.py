@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from palestra.chat.errors import ChatError
 from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Json = dict[str, Any]
-Item = Mapping[str, Any]
+Item = JsonMapping
 Place = tuple[str | int, ...]
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -38,7 +38,7 @@ class ItemError(ChatError):
     """An item, a tool or a choice that has no form in a chat."""
 
     def __init__(
-        self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: Any = None
+        self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: object = None
     ) -> None:
         super().__init__(detail)
         self.place, self.field = place, field
@@ -48,7 +48,7 @@ class ItemError(ChatError):
 
 
 class PlacedMessage(NamedTuple):
-    message: Json
+    message: JsonObject
     place: Place
     """Where in the request it came from; of several items, the first."""
 
@@ -60,8 +60,8 @@ class _Turn:
     place: Place
     thoughts: list[str] = field(default_factory=list)
     content: list[Any] = field(default_factory=list)
-    calls: list[Json] = field(default_factory=list)
-    tokens: Json = field(default_factory=dict)
+    calls: list[JsonObject] = field(default_factory=list)
+    tokens: JsonObject = field(default_factory=dict)
 
 
 def chat_messages(
@@ -85,7 +85,7 @@ class _Reader:
         self.found: list[PlacedMessage] = []
         self._is_plain, self._with_ids = dialect is ChatDialect.PLAIN, with_ids
         self._turn: _Turn | None = None
-        self._last_ids: tuple[Json, Json] | None = None
+        self._last_ids: tuple[JsonObject, JsonObject] | None = None
         """A message and its ids, of the plain dialect."""
 
     def read(self, item: Item, place: Place) -> None:
@@ -106,7 +106,7 @@ class _Reader:
             message, ids = self._last_ids
             message |= ids
 
-    def _take_ids(self, tokens: Json, item: Item, place: Place) -> None:
+    def _take_ids(self, tokens: JsonObject, item: Item, place: Place) -> None:
         if self._is_plain:
             if item.get(ROUTED_EXPERTS) is not None:
                 tokens[ROUTED_EXPERTS] = item[ROUTED_EXPERTS]
@@ -123,7 +123,7 @@ class _Reader:
         if turn is None or (self._is_plain and not (turn.content or turn.calls)):
             return
         content = "".join(turn.content) if self._is_plain else turn.content
-        message: Json = {"role": "assistant", "content": content or None}
+        message: JsonObject = {"role": "assistant", "content": content or None}
         if turn.thoughts:
             message["reasoning_content"] = "\n".join(turn.thoughts)
         if turn.calls:
@@ -202,12 +202,12 @@ def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDial
 # Parts of items
 
 
-def _parts(content: Any) -> list[Any]:
+def _parts(content: object) -> list[Any]:
     """What is no content at all is refused where messages are read."""
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _text(content: Any, place: Place) -> str:
+def _text(content: object, place: Place) -> str:
     """An assistant's; a turn of calls alone has none."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -216,7 +216,7 @@ def _text(content: Any, place: Place) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
-def _chat_content(content: Any, place: Place) -> Any:
+def _chat_content(content: object, place: Place) -> object:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -224,7 +224,7 @@ def _chat_content(content: Any, place: Place) -> Any:
     return [_chat_part(part, (*place, "content", at)) for at, part in enumerate(content)]
 
 
-def _chat_part(part: Any, place: Place) -> Json:
+def _chat_part(part: Any, place: Place) -> JsonObject:
     match part:
         case {"type": "input_image", "image_url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
@@ -234,7 +234,7 @@ def _chat_part(part: Any, place: Place) -> Json:
             return _text_part(part, place)
 
 
-def _text_part(part: Any, place: Place) -> Json:
+def _text_part(part: object, place: Place) -> JsonObject:
     match part:
         case {"type": "input_text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -252,7 +252,7 @@ def _thoughts(item: Item, key: str, place: Place) -> list[str]:
     return [_string(part, "text", (*place, key, at)) for at, part in enumerate(parts)]
 
 
-def _tokens(item: Item, place: Place) -> Json:
+def _tokens(item: Item, place: Place) -> JsonObject:
     """All of them on the last item of a call, or none."""
     tokens = {key: value for key in TOKEN_FIELDS if (value := item.get(key)) is not None}
     if tokens and len(tokens) < len(TOKEN_FIELDS):
@@ -276,12 +276,12 @@ def _shown(value: object) -> str:
 # Tools and formats
 
 
-def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[Json]:
+def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[JsonObject]:
     """Fields that say nothing are left out, as are those of `without`: templates show the rest to the model."""
     return [_chat_tool(tool, {"type", *without}, ("tools", at)) for at, tool in enumerate(tools)]
 
 
-def _chat_tool(tool: Any, without: Collection[str], place: Place) -> Json:
+def _chat_tool(tool: Any, without: Collection[str], place: Place) -> JsonObject:
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else type(tool).__name__
     if kind != "function":
         detail = f"a tool of type {_shown(kind)} is not here; tools are functions that you run"
@@ -290,7 +290,7 @@ def _chat_tool(tool: Any, without: Collection[str], place: Place) -> Json:
     return {"type": "function", "function": function}
 
 
-def chat_tool_choice(choice: Any, dialect: ChatDialect) -> Any:
+def chat_tool_choice(choice: Any, dialect: ChatDialect) -> object:
     match choice:
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
@@ -306,7 +306,7 @@ def chat_tool_choice(choice: Any, dialect: ChatDialect) -> Any:
             return choice
 
 
-def chat_format(asked: Any) -> Json | None:
+def chat_format(asked: Any) -> JsonObject | None:
     """`text.format` as `response_format`; None: text. Kinds that only an endpoint knows are its own matter."""
     match asked:
         case {"type": "json_schema"}:

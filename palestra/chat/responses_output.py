@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-Json = dict[str, Any]
+from palestra.util.json_types import JsonMapping, JsonObject
 
 ECHOED = (
     *("background", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"),
@@ -25,15 +24,15 @@ def new_id(kind: str) -> str:
 
 
 def response_body(
-    request: Mapping[str, Any],
+    request: JsonMapping,
     *,
     model: str,
     status: str,
-    output: Sequence[Json] = (),
+    output: Sequence[JsonObject] = (),
     response_id: str | None = None,
     created_at: float | None = None,
-    **more: Any,
-) -> Json:
+    **more: object,
+) -> JsonObject:
     """`request` has its `ECHOED` and `TOOL_FIELDS`, as far as they were said."""
     choice = request.get("tool_choice")
     return {
@@ -54,13 +53,13 @@ def response_body(
     }
 
 
-def ending(reason: str | None) -> Json:
+def ending(reason: str | None) -> JsonObject:
     """`status` and `incomplete_details`; None: it is whole."""
     details = None if reason is None else {"reason": reason}
     return {"status": "completed" if reason is None else "incomplete", "incomplete_details": details}
 
 
-def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | None) -> Json:
+def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | None) -> JsonObject:
     """What was not counted stays null."""
     return {
         "input_tokens": read,
@@ -74,7 +73,9 @@ def usage_body(read: int, written: int, *, cached: int | None, reasoned: int | N
 # Items
 
 
-def output_items(reasoning: Json | None, message: Json, calls: Iterable[Json], *, has_text: bool) -> list[Json]:
+def output_items(
+    reasoning: JsonObject | None, message: JsonObject, calls: Iterable[JsonObject], *, has_text: bool
+) -> list[JsonObject]:
     """Reasoning, text, calls; an empty text only where there is nothing else."""
     before = [] if reasoning is None else [reasoning]
     after = list(calls)
@@ -82,26 +83,26 @@ def output_items(reasoning: Json | None, message: Json, calls: Iterable[Json], *
     return [*before, *said, *after]
 
 
-def reasoning_item(item_id: str, texts: Iterable[str]) -> Json:
+def reasoning_item(item_id: str, texts: Iterable[str]) -> JsonObject:
     """The whole of it as a summary: what clients show and send back."""
     summary = [summary_part(text) for text in texts]
     return {"id": item_id, "type": "reasoning", "summary": summary, "encrypted_content": None}
 
 
-def summary_part(text: str) -> Json:
+def summary_part(text: str) -> JsonObject:
     return {"type": "summary_text", "text": text}
 
 
-def message_item(item_id: str, content: Sequence[Json], status: str = "completed") -> Json:
+def message_item(item_id: str, content: Sequence[JsonObject], status: str = "completed") -> JsonObject:
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": list(content)}
 
 
-def text_part(text: str, logprobs: Sequence[Json] | None = None) -> Json:
+def text_part(text: str, logprobs: Sequence[JsonObject] | None = None) -> JsonObject:
     told = None if logprobs is None else list(logprobs)
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": told}
 
 
-def call_item(call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+def call_item(call_id: str, name: str, arguments: str, status: str = "completed") -> JsonObject:
     return {
         "id": call_id,
         "type": "function_call",

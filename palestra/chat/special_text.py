@@ -33,7 +33,7 @@ class SpecialText:
         found = self._pattern.search(text)
         return found[0] if found else None
 
-    def is_in(self, value: Any) -> bool:
+    def is_in(self, value: object) -> bool:
         """Whether any string of a nested value has one, or ends with the beginning of one: a template may put the
         rest behind it."""
         if isinstance(value, str):
@@ -44,7 +44,7 @@ class SpecialText:
             return any(self.is_in(item) for item in value)
         return False
 
-    def hide(self, value: Any, hidden: list[str]) -> Any:
+    def hide(self, value: object, hidden: list[str]) -> Any:
         """A copy with a stand-in for each; `hidden` gets what they stand for."""
         if isinstance(value, str):
             bare, space = _split_end(value)

@@ -6,13 +6,13 @@ Owns: what stands in for a turn, for tools, for the end of an open answer. Never
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from palestra.chat.errors import ChatError
 from palestra.chat.special_text import SpecialText
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Message = Mapping[str, Any]
+Message = JsonMapping
 
 HELLO: Message = {"role": "user", "content": "Hello"}
 WORDS: Message = {"role": "assistant", "content": "Words"}
@@ -27,11 +27,11 @@ class StandIns:
         function = {"name": self._tool, "description": self._tool, "parameters": parameters}
         self.tools = [{"type": "function", "function": function}]
 
-    def turn(self, message: Message, thought: bool) -> dict[str, Any]:
+    def turn(self, message: Message, thought: bool) -> JsonObject:
         """A message of the same shape."""
         calls = message.get("tool_calls") or ()
         words = self._words if message.get("content") or not calls else ""
-        stand_in: dict[str, Any] = {"role": "assistant", "content": words}
+        stand_in: JsonObject = {"role": "assistant", "content": words}
         if thought:
             stand_in["reasoning_content"] = self._thought
         if calls:

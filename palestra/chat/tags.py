@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class FoundTag:
     tag: str | None
     start: int
-    """Of the tag; without one, of what may become one: up to here there is none."""
+    """Where the tag begins; without one, where something begins that may become one."""
 
 
 class Tags:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 from jinja2 import meta, nodes
@@ -18,9 +18,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from palestra.chat.errors import ChatError
+from palestra.util.json_types import JsonMapping
 
-Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
+Messages = Sequence[JsonMapping]
+Tools = Sequence[JsonMapping]
 
 TEMPLATE_FILE = "chat_template.jinja"
 WITH_TOOLS = "tool_use"
@@ -44,9 +45,7 @@ class ChatTemplate:
         """Whether it ever looks at it: others would change nothing."""
         return variable in self._read
 
-    def render(
-        self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, kwargs: Mapping[str, Any]
-    ) -> str:
+    def render(self, messages: Messages, tools: Tools | None, add_generation_prompt: bool, kwargs: JsonMapping) -> str:
         template = self._compiled["default"]
         if tools is not None:
             template = self._compiled.get(WITH_TOOLS, template)
@@ -60,7 +59,7 @@ class ChatTemplate:
             ) from error
 
 
-def read_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def read_sources(folder: Path, tokenizer_config: JsonMapping) -> dict[str, str]:
     """Templates by name; `default` is always there."""
     path = folder / TEMPLATE_FILE
     if path.is_file():
@@ -98,7 +97,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
+
+from palestra.util.json_types import JsonMapping, JsonObject
 
 COMPOSED = 4  # characters that NFC makes one of, at the most: a letter and three marks
 KEEPING = frozenset(("ByteLevel", "Split", "Digits", "Metaspace"))
@@ -19,8 +20,8 @@ FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def longest_text(tokenizer: Tokenizer) -> int | None:
-    """Of one token, in characters. None where nothing bounds it: some of the text may be dropped, or any length of it
-    become one unknown token."""
+    """The longest text of one token, in characters. None where nothing bounds it: some of the text may be
+    dropped, or any length of it become one unknown token."""
     facts = json.loads(tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     steps = list(_steps(facts["pre_tokenizer"]))
@@ -35,14 +36,14 @@ def longest_text(tokenizer: Tokenizer) -> int | None:
     return max(map(len, vocabulary)) * max((factor for factor in shrinking if factor is not None), default=1)
 
 
-def _reads_all(model: Mapping[str, Any], steps: list[dict[str, Any]], vocabulary: Mapping[str, int]) -> bool:
+def _reads_all(model: JsonMapping, steps: list[JsonObject], vocabulary: Mapping[str, int]) -> bool:
     """Whether there is a token for every byte."""
     by_bytes = any(step["type"] == "ByteLevel" for step in steps)
     letters = ByteLevel.alphabet() if by_bytes else FALLBACK if model.get("byte_fallback") else None
     return model["type"] == "BPE" and letters is not None and all(letter in vocabulary for letter in letters)
 
 
-def _shrinking(step: Mapping[str, Any]) -> int | None:
+def _shrinking(step: JsonMapping) -> int | None:
     """How many characters it may make one of; None: any number."""
     match step:
         case {"type": "NFC"}:
@@ -55,8 +56,8 @@ def _shrinking(step: Mapping[str, Any]) -> int | None:
             return None
 
 
-def _steps(part: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Of a sequence, or one, or none."""
+def _steps(part: JsonMapping | None) -> Iterator[JsonObject]:
+    """The steps of a sequence; one step, or none."""
     match part:
         case None:
             return

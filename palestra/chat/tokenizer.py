@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -24,6 +23,7 @@ from palestra.chat.token_lengths import longest_text
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_formats import ToolFormat, detect
+from palestra.util.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ChatTokenizer:
         messages: Messages,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JsonMapping | None = None,
     ) -> str:
         return self._template.render(messages, tools, add_generation_prompt, template_kwargs or {})
 
@@ -83,7 +83,7 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         *,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JsonMapping | None = None,
         max_tokens: int | None = None,
     ) -> list[int]:
         """`continue_final_message`: only up to the last word of the last message, which is the assistant's. Raises
@@ -100,7 +100,7 @@ class ChatTokenizer:
         messages: Messages,
         add_generation_prompt: bool = True,
         tools: Tools | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JsonMapping | None = None,
     ) -> list[int]:
         """The tokens between the end-of-turn token of an assistant's turn and the assistant's next, where `messages`
         came in between. Prompt + turn + observation are the tokens of the whole conversation."""
@@ -110,13 +110,13 @@ class ChatTokenizer:
 
     def following(
         self,
-        turn: Mapping[str, Any],
+        turn: JsonMapping,
         messages: Messages,
         tools: Tools | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
+        template_kwargs: JsonMapping | None = None,
         max_tokens: int | None = None,
         thought: bool = False,
         opened: bool = False,
@@ -161,7 +161,7 @@ class ChatTokenizer:
         return (THINK, END_THINK, *self.tool_format.tags)
 
     def special_ids(self, but: Collection[str] = ()) -> frozenset[int]:
-        """Of the tokens that decoding drops."""
+        """Ids of the tokens that decoding drops."""
         return frozenset(token for text, token in self._specials.items() if text not in but)
 
     @cached_property

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat.errors import ChatError
 from palestra.chat.templates import read_sources
+from palestra.util.json_types import JsonMapping, JsonObject
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
@@ -66,19 +67,19 @@ def _open_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _named_tokens(config: JsonMapping) -> dict[str, str]:
     found = {name: _text_of(config.get(name)) for name in NAMED}
     return {name: text for name, text in found.items() if text}
 
 
-def _text_of(token: Any) -> str | None:
+def _text_of(token: object) -> str | None:
     """A token is its text, or a record with its text as `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
-def _add_specials(tokenizer: Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, int]:
+def _add_specials(tokenizer: Tokenizer, config: JsonMapping, named: Mapping[str, str]) -> dict[str, int]:
     """Special is what tokenizer.json calls so, and what tokenizer_config.json adds to it."""
     for text, entry in _declared(config):
         flags = {key: entry.get(key, False) for key in ("lstrip", "rstrip", "normalized", "special")}
@@ -92,7 +93,7 @@ def _add_specials(tokenizer: Tokenizer, config: Mapping[str, Any], named: Mappin
     return specials | {text: number for text in missing if (number := tokenizer.token_to_id(text)) is not None}
 
 
-def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _declared(config: JsonMapping) -> Iterator[tuple[str, JsonObject]]:
     entries = config.get("added_tokens_decoder")
     if isinstance(entries, dict):
         for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
@@ -100,7 +101,7 @@ def _declared(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
                 yield text, entry
 
 
-def _values(found: Any) -> list[Any]:
+def _values(found: object) -> list[Any]:
     return list(found.values()) if isinstance(found, dict) else found if isinstance(found, list) else []
 
 
@@ -114,7 +115,7 @@ def _eos_ids(folder: Path, named: Mapping[str, str], specials: Mapping[str, int]
                 yield token
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     """Empty where there is no such file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

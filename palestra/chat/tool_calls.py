@@ -1,6 +1,7 @@
 """Tool calls in what a model wrote: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; and what it only thought.
 
-Owns: finding calls, and saying why a try at one is none. Never touches: which tools exist, what becomes of a call.
+Owns: finding calls, saying why a try at one is none, how deep JSON may be nested. Never touches: which tools exist,
+what becomes of a call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,22 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.chat.nesting import is_too_deep
+from palestra.util.json_types import JsonObject
+
+MAX_DEPTH = 100  # nobody means more; a few hundred, and whatever recurses over it fails
+
+
+def is_too_deep(value: object) -> bool:
+    """Level by level: nothing here recurses."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _items(outer) if isinstance(inner, dict | list)]
+    return bool(level)
+
+
+def _items(outer: object) -> Any:
+    return outer.values() if isinstance(outer, dict) else outer
+
 
 TAGS = ("<tool_call>", "<function_call>")
 """In the order they are tried: the first that holds a call wins."""
@@ -25,7 +41,7 @@ class ParsedCall(Struct, frozen=True, kw_only=True):
     """A tool call that was read from what a model wrote."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
 
 class ParseFailure(Struct, frozen=True, kw_only=True):
@@ -54,7 +70,7 @@ def closing_of(tag: str) -> str:
     return tag.replace("<", "</")
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str) -> object:
     """None where it cannot be read, or only by those who can follow any depth; no call is null either."""
     try:
         value, end = _decode(text, 0)
@@ -63,7 +79,7 @@ def read_json(text: str) -> Any:
     return None if text[end:].strip() or is_too_deep(value) else value
 
 
-def call_of(value: Any) -> ParsedCall | None:
+def call_of(value: object) -> ParsedCall | None:
     """What a model wrote as JSON."""
     call = _checked(value, "")
     return call if isinstance(call, ParsedCall) else None
@@ -113,7 +129,7 @@ def _read_block(text: str, start: int, tag: str) -> ParsedCall | ParseFailure:
     return _checked(call, tag)
 
 
-def _checked(call: Any, tag: str) -> ParsedCall | ParseFailure:
+def _checked(call: object, tag: str) -> ParsedCall | ParseFailure:
     if not isinstance(call, dict):
         return ParseFailure(reason=f"{tag} holds a JSON {_kind(call)}, not an object")
     name = call.get("name") or call.get("tool")
@@ -136,7 +152,7 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
     return value, end
 
 
-def _refuse_half_characters(value: Any) -> None:
+def _refuse_half_characters(value: object) -> None:
     """A lone surrogate is no text: whoever sends it on would fail."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -144,7 +160,7 @@ def _refuse_half_characters(value: Any) -> None:
         raise ValueError("a \\ud8xx escape without its second half") from None
 
 
-def _refuse_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -159,7 +175,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite
 _KINDS = {str: "string", list: "list", dict: "object", bool: "boolean", type(None): "null"}
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return _KINDS.get(type(value), "number")
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 from palestra.chat.canonical import Message, chain, extend, join, reasoning_of
+from palestra.util.json_types import JsonMapping
 
 
 class Match(StrEnum):
@@ -52,8 +52,8 @@ class Ask:
     scope: tuple[str, ...]
     """Whose conversations these are, the owner first: those of other scopes do not exist for it."""
     messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[JsonMapping] | None = None
+    template_kwargs: JsonMapping = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """The last message, the assistant's, is only a beginning."""
@@ -75,7 +75,7 @@ class Ask:
 
     @property
     def lengths(self) -> list[int]:
-        """Of the beginnings that an answer may be held for, the longest first."""
+        """Lengths of the beginnings that an answer may be held for, the longest first."""
         least = 0 if self.prefix is None else self.prefix.length
         return [place + 1 for place in reversed(self.spoken) if place + 1 >= least]
 
@@ -105,7 +105,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a sample in a trace."""
+    """Where a sample is in a trace."""
 
     trace_id: str
     turn: int
@@ -121,7 +121,7 @@ class Held:
     read: array[int]
     sampled: array[int]
     name: bytes
-    """Of the conversation up to and with this turn."""
+    """Name of the conversation up to and with this turn."""
     thoughts: Mapping[int, str]
     """Up to and with this turn, by the place of the message; what is not known to have been thought is missing."""
     begun: int = 0
@@ -175,12 +175,12 @@ class Prompt:
     match: Match
     owner: str
     name: bytes
-    """Of the conversation up to the answer."""
+    """Name of the conversation up to the answer."""
     thoughts: Mapping[int, str]
     length: int
     """In messages: the place of the answer."""
     beginning: Message | None = None
-    """Of the answer, where the request continues its final message."""
+    """The beginning of the answer, where the request continues its final message."""
     begun: int = 0
     """How many of the ids, at their end, are that beginning; more or less, where it was not sampled here."""
     candidates: int = 0

@@ -13,7 +13,7 @@ import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
 from palestra.cli.options import server_options
-from palestra.cli.output import needs_extra, one_line_errors, print_json
+from palestra.cli.output import needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table, time_text
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def list_(server: str, key: str | None, as_json: bool) -> None:
 def set_(name: str, model: str, server: str, key: str | None, as_json: bool) -> None:
     """Make NAME point at MODEL: a base model, a tinker://…/sampler_weights/… path or a sampling session."""
     moved = call(server, key, lambda client: client.put(name, model))
-    if as_json:
-        print_json(moved)
-    else:
-        click.echo(f"{moved['id']} is {moved['model']} now (version {moved['version']})")
+    print_result(as_json, moved, f"{moved['id']} is {moved['model']} now (version {moved['version']})")
 
 
 @alias.command()

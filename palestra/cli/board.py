@@ -184,6 +184,6 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: tuple[float, ...]) -> str:
-    """Of values between 0 and 1; others are stretched to fit."""
+    """A curve of values between 0 and 1; others are stretched to fit."""
     low, high = min(0.0, *values), max(1.0, *values)
     return "".join(BLOCKS[round((value - low) / (high - low) * (len(BLOCKS) - 1))] for value in values)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from palestra.cli.output import FAILED, NOT_FOUND, fail, one_line_errors, print_json
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.environments import EnvironmentSet
@@ -69,17 +70,17 @@ def play(name: str, task_id: str | None, file: Path | None, max_turns: int | Non
         asyncio.run(_play(environments, task))
 
 
-def _facts(name: str) -> dict[str, Any]:
+def _facts(name: str) -> JsonObject:
     """An environment that cannot be loaded is listed with the reason."""
     from palestra.environments.registry import spec
 
-    facts: dict[str, Any] = {"name": name, "about": "", "train_tasks": 0, "eval_tasks": 0, "problem": None}
+    facts: JsonObject = {"name": name, "about": "", "train_tasks": 0, "eval_tasks": 0, "problem": None}
     try:
         env_class = spec(name).load()
         tasks: Any = getattr(env_class, "tasks", None)
         if tasks is not None:
             facts |= {f"{split}_tasks": len(list(tasks(split))) for split in ("train", "eval")}
-    except Exception as error:
+    except Exception as error:  # of an environment's own module: listed with the reason
         return facts | {"problem": " ".join(f"{type(error).__name__}: {error}".split())}
     lines = (env_class.__doc__ or "").strip().splitlines()
     return facts | {"about": lines[0] if lines else env_class.__name__}

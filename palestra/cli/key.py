@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich_click as click
 
-from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
+from palestra.cli.run.common import json_option, print_table
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.store import Store
@@ -33,7 +35,7 @@ BEFORE = "what was made without keys belongs to 'local'; for a key that sees it:
 def common_options(command: F) -> F:
     """How to find the server's store, and in which form to answer."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+        json_option,
         click.option("-c", "--config", "files", multiple=True, metavar="FILE", help="The server's config."),
         click.option("--database", metavar="URL", help="The server's.  [SQLite in the state folder]"),
         click.option("--state", metavar="DIR", help="The server's state folder.  [.palestra]"),
@@ -101,9 +103,7 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
         rows.append([str(shown[column] or "") for column in ("id", "name", "owner", "right", "created_at")])
         if revoked:
             rows[-1].append(shown["revoked_at"] or "")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows)
 
 
 @key.command()
@@ -119,10 +119,7 @@ def revoke(which: str, as_json: bool, **where: Any) -> None:
         gone = next((one for one in found if one is not None), None)
     if gone is None:
         raise fail(f"no key in use is called {which!r}; to see them: palestra key list", NOT_FOUND)
-    if as_json:
-        print_json(key_json(gone))
-    else:
-        click.echo(f"key {gone.key_id} {gone.name!r} of {gone.owner!r} is revoked")
+    print_result(as_json, key_json(gone), f"key {gone.key_id} {gone.name!r} of {gone.owner!r} is revoked")
 
 
 @contextmanager
@@ -145,7 +142,7 @@ def open_store(
         yield store
 
 
-def key_json(one: Key) -> dict[str, Any]:
+def key_json(one: Key) -> JsonObject:
     return {
         "id": one.key_id,
         "name": one.name,

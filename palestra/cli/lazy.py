@@ -53,7 +53,7 @@ class LazyGroup(click.RichGroup):
         name, command, rest = super().resolve_command(ctx, [known, *args[1:]])
         return name, command.load() if isinstance(command, LazyCommand) else command, rest
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -42,7 +42,7 @@ class Machine:
     memory_bytes: int
     memory_available_bytes: int
     disk_free_bytes: int
-    """Of the file system that holds the working directory."""
+    """Free space of the file system that holds the working directory."""
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ def _package(requirement: Requirement) -> Package:
 
 
 def _memory_limit() -> int:
-    """Of the container, where there is one: the machine's own figure would promise too much."""
+    """The container's limit, where there is one: the machine's own figure would promise too much."""
     for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         try:
             return int(file.read_text())

@@ -21,7 +21,9 @@ def model() -> None:
 @model.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--family", default="qwen3", show_default=True, help="qwen3, qwen2, llama or mistral.")
-@click.option("--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b or qwen3-4b.")
+@click.option(
+    "--shape", default="tiny", show_default=True, help="micro, tiny, small, qwen3-0.6b, qwen3-4b or qwen3-8b."
+)
 @click.option("--seed", default=0, show_default=True, help="Same seed, same weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
 @click.option("--shards", default=1, show_default=True, help="Number of safetensors files.")

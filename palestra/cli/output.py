@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import rich_click as click
 
@@ -59,8 +58,13 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise fail(f"this command needs {error.name}; to install it: pip install 'palestra[{extra}]'") from error
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     click.echo(json.dumps(content, indent=2))
+
+
+def print_result(as_json: bool, content: object, words: str) -> None:
+    """The result for programs, or the same in words."""
+    click.echo(json.dumps(content, indent=2) if as_json else words)
 
 
 def bytes_text(size_bytes: float) -> str:

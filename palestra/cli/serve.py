@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.output import USAGE, fail, needs_extra, one_line_errors
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.config.serve import ModelConfig
@@ -91,10 +92,10 @@ def serve(
     raise SystemExit(run(config, with_parent=with_parent))
 
 
-def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]) -> list[JsonObject]:
     """Each --name belongs to the --model before it."""
     next_model, next_name = iter(models), iter(names)
-    paired: list[dict[str, Any]] = []
+    paired: list[JsonObject] = []
     for option in order:
         if option == "model":
             name, equals, path = (text := next(next_model)).partition("=")

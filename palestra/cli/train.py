@@ -18,6 +18,7 @@ import rich_click as click
 from palestra.cli.options import server_options
 from palestra.cli.output import FAILED, INTERRUPTED, UNREACHABLE, USAGE, fail, needs_extra, one_line_errors
 from palestra.cli.run.common import resume_command, short_name
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.config.train import RunConfig
@@ -43,7 +44,7 @@ def train(
     display: str,
     with_parent: bool,
     key: str | None,
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Train a model by GRPO, SFT or DPO.
 
@@ -139,7 +140,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     return 0
 
 
-async def until_told(work: Coroutine[Any, Any, dict[str, Any]], with_parent: bool) -> dict[str, Any]:
+async def until_told(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
     """Batch systems send SIGTERM: it ends a run as ctrl-c does. So does the end of whoever started it, if asked."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -150,7 +151,7 @@ async def until_told(work: Coroutine[Any, Any, dict[str, Any]], with_parent: boo
     return await work
 
 
-def closing_words(folder: RunFolder, summary: dict[str, Any]) -> str:
+def closing_words(folder: RunFolder, summary: JsonObject) -> str:
     last = summary["last"]
     figures = [f"{name} {last[name]:.3f}" for name in ("reward/mean", "eval/success", "loss/mean") if name in last]
     return (

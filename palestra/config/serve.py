@@ -119,10 +119,16 @@ class ModelConfig(Config):
     """Of the time, while there is both training and sampling to do."""
     quantum_s: PositiveFloat = 0.03
     """How long the worker samples before it looks whether it is training's turn."""
-    max_sample_rows: PositiveInt = 256
-    """Sequences that are sampled in one batch; more wait."""
+    numerics: Literal["exact", "fast"] = "exact"
+    """How a GPU adds up matrix products. exact: a row's bits depend on that row alone, so sampler and trainer agree to
+    the bit and a seeded request gives the same tokens in any batch. fast: cuBLAS may split long sums as it likes."""
+    max_sample_rows: PositiveInt | None = None
+    """Sequences of one sampling step; more wait. None: 256 on a CPU, 512 on a GPU."""
     cache_tokens: PositiveInt | None = None
-    """Room for keys and values. None: from the memory there is."""
+    """Tokens whose keys and values are kept. None: as many as `cache_share` of a GPU's memory holds, or 512 MiB of a
+    CPU's."""
+    cache_share: float = Field(default=0.5, gt=0, lt=1)
+    """Of the memory that a GPU has left beside the weights: for keys and values; the rest is for training."""
     sampler_memory_bytes: PositiveInt = 1 << 30
     """Of kept samplers; the least recently used ones beyond it spill to disk."""
     snapshot_every_s: PositiveFloat = 10.0
@@ -248,7 +254,6 @@ DatabaseUrl = Annotated[str, AfterValidator(_known_database)]
 class ServeConfig(Config):
     host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on. Beyond loopback, keys are needed."""
-
     port: int = Field(default=8000, ge=0, le=65535)
     """0: any free one; the ready message says which."""
     state: Folder = Path(".palestra")

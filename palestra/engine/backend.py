@@ -85,6 +85,11 @@ class Backend(Protocol):
         """Of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
         ...
 
+    @property
+    def max_sample_rows(self) -> int:
+        """Sequences of one sampling step."""
+        ...
+
     # Models
     def create(self, lora: LoraConfig) -> Weights: ...
     def load(self, model: Weights, folder: str, *, optimizer: bool) -> None:
@@ -139,6 +144,11 @@ class Backend(Protocol):
     def sample_step(self) -> SampleStep: ...
 
     def load_now(self) -> BackendLoad: ...
+    def save_memory(self, error: Exception) -> str | None:
+        """After a training pass that ran out of memory: what was changed so that it may be tried again, or None where
+        nothing more can be done, or something else went wrong."""
+        ...
+
     def is_broken(self, error: BaseException) -> bool:
         """Whether nothing can be computed in this process any more."""
         ...

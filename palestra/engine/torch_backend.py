@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,15 @@ from palestra.model import (
     save_adapter,
 )
 from palestra.model.adapters import Rows
+from palestra.model.numerics import Numerics
 from palestra.types import AdamParams, LoraConfig, SampleRequest
 from palestra.types.engine import DatumOutput, ModelCard, Pass, WorkerConfig
 
+log = logging.getLogger(__name__)
+
 MOMENTS: tuple[Rows, ...] = ("exp_avg", "exp_avg_sq")
+CPU_ROWS, GPU_ROWS = 256, 512
+WARM_UP_SAYS_S = 2.0
 CUDA_TOKENS = 8192
 CPU_WORK = 1 << 31  # parameters times tokens: a forward of about 30 ms on two cores
 MIN_TOKENS, MAX_TOKENS = 128, 2048
@@ -48,8 +55,10 @@ class TorchConfig:
     max_rank: int = 256
     micro_batch_tokens: int | None = None
     checkpointing: bool = False
-    max_sample_rows: int = 256
+    numerics: Numerics = "exact"
+    max_sample_rows: int | None = None
     cache_tokens: int | None = None
+    cache_share: float = 0.5
 
     @classmethod
     def of(cls, config: WorkerConfig) -> TorchConfig:
@@ -60,12 +69,14 @@ class TorchBackend:
     def __init__(self, config: TorchConfig):
         if config.threads:
             torch.set_num_threads(config.threads)
-        model = load_model(config.model, dtype=config.dtype, device=config.device)
+        model = load_model(config.model, dtype=config.dtype, device=config.device, numerics=config.numerics)
         self.spec, decoder = model.spec, model.decoder
         self.base = str(Path(config.model).resolve())
         self.token_budget = config.micro_batch_tokens or token_budget(model.spec, decoder.device.type)
+        self.max_sample_rows = config.max_sample_rows or (CPU_ROWS if decoder.device.type == "cpu" else GPU_ROWS)
         self.pool = AdapterPool(model.spec, dtype=decoder.dtype, device=decoder.device, max_rank=config.max_rank)
         self.trainer = Trainer(decoder, self.pool, token_budget=self.token_budget, checkpointing=config.checkpointing)
+        self._has_cut = False
         tokenizer = None
         with contextlib.suppress(TokenizerError):
             tokenizer = model.tokenizer
@@ -74,11 +85,13 @@ class TorchBackend:
             self.pool,
             tokenizer=tokenizer,
             cache_tokens=config.cache_tokens,
-            max_rows=config.max_sample_rows,
+            cache_share=config.cache_share,
+            max_rows=self.max_sample_rows,
             prefill_tokens=self.token_budget,  # a step with a long prompt is a quantum too
         )
         if self.sampler.grammars is not None:
             self.sampler.grammars.warm_up()
+        self._warm_up()
         self.card = ModelCard(
             folder=config.model,
             architecture=model.spec.architecture,
@@ -89,6 +102,19 @@ class TorchBackend:
             device=str(decoder.device),
             eos_token_ids=model.spec.eos_token_ids,
         )
+
+    def _warm_up(self) -> None:
+        start = told = time.monotonic()
+
+        def tell(done: int, of: int) -> None:
+            nonlocal told
+            if (now := time.monotonic()) > told + WARM_UP_SAYS_S:
+                told = now
+                log.info("recording_decode_graphs done=%d of=%d", done, of)
+
+        self.sampler.warm_up(tell)
+        if self.sampler.graphs is not None:
+            log.info("decode_graphs_ready seconds=%.1f", time.monotonic() - start)
 
     # Models
 
@@ -223,6 +249,19 @@ class TorchBackend:
         return BackendLoad(
             self.pool.size_bytes, scheduler.running, scheduler.waiting, 1.0 - pages.available / pages.n_pages
         )
+
+    def save_memory(self, error: Exception) -> str | None:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return None
+        torch.cuda.empty_cache()
+        if not self.trainer.checkpointing:
+            self.trainer.checkpointing = True  # the same bits, recomputed
+            return "activations are recomputed in backward passes from now on (checkpointing)"
+        if not self._has_cut:
+            self._has_cut = True
+            self.token_budget = self.trainer.token_budget = self.token_budget // 2
+            return f"micro-batches have {self.token_budget} tokens from now on"
+        return None
 
     def is_broken(self, error: BaseException) -> bool:
         return isinstance(error, torch.AcceleratorError)

@@ -5,6 +5,7 @@ Owns: what is computed next, joining micro-batches of different models, who fail
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections import deque
@@ -37,6 +38,8 @@ from palestra.types.engine import (
     StepDone,
     TrainOutcome,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,14 +278,18 @@ class Training:
                 self._finish(part.model, outcome, part.running.compute_s)
 
     def _fall_back(self, parts: list[Part], error: Exception) -> None:
-        """Gradients go back to where the passes began. One that was alone fails; others begin again, each alone."""
+        """Gradients go back to where the passes began. One that was alone fails, unless memory was short and can be
+        saved; others begin again, each alone."""
         raise_if_broken(self.backend, error)
+        saved = self.backend.save_memory(error)
+        if saved is not None:
+            log.warning("out_of_memory tokens=%d now=%s", sum(p.batch.tokens for p in parts), saved)
         for part in parts:
             if not part.is_current:
                 continue
             if part.running.train:
                 self.backend.restore_gradient(part.model.weights, part.running.gradient)
-            if len(parts) == 1:
+            if len(parts) == 1 and saved is None:
                 self._finish(part.model, self._failure(error, part.model), part.running.compute_s)
             else:
                 part.model.running = None

@@ -54,7 +54,7 @@ class Worker:
         self.table = ModelTable(self._send)
         self.shelf = SamplerShelf(backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes)
         self.samples = Samples(
-            backend, self.table, self.shelf, self.counters, self._send, max_rows=config.max_sample_rows
+            backend, self.table, self.shelf, self.counters, self._send, max_rows=backend.max_sample_rows
         )
         self.training = Training(
             backend,

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from palestra.environments.calls import words
 from palestra.environments.errors import EnvironmentFailure
 from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject
 
 SHOWN_CHARS = 80  # of a value in a message
 
@@ -25,11 +26,11 @@ class StepResult(Struct, kw_only=True):
     reward: float | None
     """None: the environment could not grade it."""
     done: bool
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
     """Also holds `postprocessed_action`, where the environment wants the action to read differently."""
 
 
-def conversation_of(answer: Any) -> list[Message]:
+def conversation_of(answer: object) -> list[Message]:
     """From `init`: (messages, metadata)."""
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise EnvironmentFailure(f"init should answer (messages, metadata), not {shown(answer)}")
@@ -39,7 +40,7 @@ def conversation_of(answer: Any) -> list[Message]:
     return conversation
 
 
-def step_result_of(answer: Any) -> StepResult:
+def step_result_of(answer: object) -> StepResult:
     """From `step`: a BaseTextEnvStepOutput."""
     if not isinstance(answer, Mapping):
         raise EnvironmentFailure(f"step should answer a dict with observations, reward and done, not {shown(answer)}")
@@ -57,7 +58,7 @@ def step_result_of(answer: Any) -> StepResult:
     )
 
 
-def numbers_of(answer: Any) -> dict[str, float]:
+def numbers_of(answer: object) -> dict[str, float]:
     """From `get_metrics`: the finite numbers, booleans as 0 and 1."""
     if not isinstance(answer, Mapping):
         return {}
@@ -65,15 +66,15 @@ def numbers_of(answer: Any) -> dict[str, float]:
     return {key: number for key, number in numbers.items() if number is not None and math.isfinite(number)}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:
+    except Exception:  # a stranger's `__repr__`
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
 
-def _messages(found: Any, where: str) -> list[Message]:
+def _messages(found: object, where: str) -> list[Message]:
     if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         raise EnvironmentFailure(f"{where} should answer a list of messages, not {shown(found)}")
     try:
@@ -84,7 +85,7 @@ def _messages(found: Any, where: str) -> list[Message]:
         raise EnvironmentFailure(f"{where} answered messages that cannot be read: {words(error)}") from error
 
 
-def _message(found: Any, where: str) -> Message:
+def _message(found: object, where: str) -> Message:
     if not isinstance(found, Mapping) or not isinstance(found.get("role"), str) or "content" not in found:
         raise EnvironmentFailure(f"{where} answered a message without role and content: {shown(found)}")
     content = found["content"]
@@ -96,7 +97,7 @@ def _message(found: Any, where: str) -> Message:
     return {_key(key, where, ""): _plain(value, where, str(key)) for key, value in found.items()}
 
 
-def _plain(value: Any, where: str, path: str) -> Any:
+def _plain(value: object, where: str, path: str) -> Any:
     """A copy of what JSON can say, all the way down; `path` is how its place in the message is named."""
     if value is None or isinstance(value, bool):
         return value
@@ -111,14 +112,14 @@ def _plain(value: Any, where: str, path: str) -> Any:
     raise EnvironmentFailure(f"{where} answered a message whose {path!r} is no plain JSON data: {shown(value)}")
 
 
-def _key(key: Any, where: str, path: str) -> str:
+def _key(key: object, where: str, path: str) -> str:
     if not isinstance(key, str):
         inside = f" in {path!r}" if path else ""
         raise EnvironmentFailure(f"{where} answered a message with a key{inside} that is no text: {shown(key)}")
     return str.__str__(key)
 
 
-def reward_of(found: Any) -> float | None:
+def reward_of(found: object) -> float | None:
     """A finite number, or None."""
     if found is None:
         return None
@@ -128,7 +129,7 @@ def reward_of(found: Any) -> float | None:
     return reward
 
 
-def _flag(found: Any) -> bool:
+def _flag(found: object) -> bool:
     try:
         is_flag = found in (True, False)
     except Exception:  # an array has no truth of its own
@@ -144,5 +145,5 @@ def _number(found: Any) -> float | None:
         return None
     try:
         return float(found)
-    except Exception:
+    except Exception:  # a stranger's `__float__`
         return None

@@ -24,7 +24,7 @@ class Caller:
         self._pool = pool
         self._timeout_s = timeout_s
 
-    async def call(self, where: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, where: str, method: Callable[..., Any], *args: object) -> Any:
         """Raises EnvironmentFailure for anything but our own cancellation; `where` is how it names the call."""
         try:
             if inspect.iscoroutinefunction(method):
@@ -42,7 +42,7 @@ class Caller:
         except (Exception, SystemExit) as error:
             raise EnvironmentFailure(f"{where} raised {words(error)}") from error
 
-    async def _in_task(self, where: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def _in_task(self, where: str, method: Callable[..., Any], *args: object) -> object:
         """In the caller's own task: what an environment opens in one call it may have to close in the same task."""
         limit = asyncio.timeout(self._timeout_s)
         try:
@@ -53,7 +53,7 @@ class Caller:
                 raise self._too_late(where) from error
             raise
 
-    async def _in_thread(self, where: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def _in_thread(self, where: str, method: Callable[..., Any], *args: object) -> object:
         call = _ThreadCall(method, args)
         waiter = asyncio.wrap_future(self._pool.submit(call.run))
         try:
@@ -97,7 +97,7 @@ def words(error: BaseException) -> str:
     """On one line, of bounded length, also where the exception cannot say what it is."""
     try:
         said = " ".join(str(error).split())
-    except Exception:
+    except Exception:  # a stranger's `__str__`
         said = "(it cannot be shown)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
 

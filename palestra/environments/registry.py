@@ -18,15 +18,16 @@ from typing import Any
 
 from palestra.environments.calls import place_of, words
 from palestra.environments.errors import UnknownEnvironment
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import nearest
 
 SKYRL = "skyrl_gym:"
 
 
-class EnvConfig(dict[str, Any]):
+class EnvConfig(JsonObject):
     """`env_config` as environments read it: some by key, some by attribute, maps within maps too."""
 
-    def __init__(self, content: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, content: JsonMapping | None = None) -> None:
         found = (content or {}).items()
         super().__init__({key: EnvConfig(value) if isinstance(value, Mapping) else value for key, value in found})
 
@@ -44,13 +45,13 @@ class EnvSpec:
     id: str
     entry_point: Callable[..., Any] | str
     """What makes the environment, or where that is: `package.module:Class`."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: JsonMapping = field(default_factory=dict)
 
     def load(self) -> Callable[..., Any]:
         """The class, or what stands for it. Raises UnknownEnvironment where there is none."""
         return self.entry_point if callable(self.entry_point) else _import(self.entry_point, self.id)
 
-    def make(self, **kwargs: Any) -> Any:
+    def make(self, **kwargs: object) -> object:
         creator = self.load()
         arguments = {**copy.deepcopy(dict(self.kwargs)), **kwargs}
         try:
@@ -69,7 +70,7 @@ class EnvSpec:
 registry: dict[str, EnvSpec] = {}
 
 
-def register(id: str, entry_point: Callable[..., Any] | str, kwargs: Mapping[str, Any] | None = None) -> None:  # noqa: A002
+def register(id: str, entry_point: Callable[..., Any] | str, kwargs: JsonMapping | None = None) -> None:  # noqa: A002
     """Makes an environment known as `id`, made with `kwargs` besides `env_config` and `extras`."""
     if id in registry:
         raise ValueError(f"an environment {id!r} is registered already; to replace it: deregister({id!r})")
@@ -98,7 +99,7 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
     raise _unknown(id)
 
 
-def make(id: str, **kwargs: Any) -> Any:  # noqa: A002
+def make(id: str, **kwargs: object) -> object:  # noqa: A002
     """An environment; `env_config` and `extras` are what most take."""
     return spec(id).make(**kwargs)
 

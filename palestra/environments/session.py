@@ -39,7 +39,7 @@ class Deferred(Struct, frozen=True):
 class EnvSession:
     """One episode: `init`, then `step` until done, then `close`. After a failure only `close` is left."""
 
-    def __init__(self, env: Any, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
+    def __init__(self, env: object, pool: Executor, timeout_s: float, max_turns: int | None = None) -> None:
         """`env` is an environment or a Deferred one; without `max_turns` it is the environment's own."""
         self._env = env
         self._name = env.name if isinstance(env, Deferred) else type(env).__name__
@@ -103,7 +103,7 @@ class EnvSession:
             return {}
         try:
             return numbers_of(await self._call("get_metrics"))
-        except Exception as error:
+        except Exception as error:  # of the environment's own code: metrics are not worth a rollout
             if self._name not in _without_metrics:
                 _without_metrics.add(self._name)
                 log.warning("no metrics: %s (said once for %s)", words(error), self._name)
@@ -113,16 +113,16 @@ class EnvSession:
         """All rollouts of a task share its prompt, and an environment may change what it gets."""
         try:
             return copy.deepcopy(prompt)
-        except Exception as error:
+        except Exception as error:  # of the environment's own objects
             raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
 
-    async def _make(self, deferred: Deferred) -> Any:
-        async def in_this_thread() -> Any:
+    async def _make(self, deferred: Deferred) -> object:
+        async def in_this_thread() -> object:
             return deferred.make()
 
         return await self._caller.call(f"making {self._name}", in_this_thread if deferred.is_async else deferred.make)
 
-    async def _call(self, name: str, *args: Any) -> Any:
+    async def _call(self, name: str, *args: object) -> object:
         method = self._method(name)
         if method is None:
             raise EnvironmentFailure(f"{self._name} has neither {name} nor {name}_async: it is no text environment")

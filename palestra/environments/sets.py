@@ -148,7 +148,7 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
         raise TaskFileError(f"environment {entry.name!r}: tasks({split!r}) raised {raised}") from error
 
 
-def _asked_for_tasks(own: Callable[..., Any], split: Split, entry: EnvironmentEntry) -> Any:
+def _asked_for_tasks(own: Callable[..., Any], split: Split, entry: EnvironmentEntry) -> object:
     """Environments whose tasks depend on their config take it as `env_config`."""
     if "env_config" in inspect.signature(own).parameters:
         return own(split, env_config=EnvConfig(copy.deepcopy(entry.config)))

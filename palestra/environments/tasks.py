@@ -9,16 +9,36 @@ A row is `{"prompt": text or messages, "id": optional, ...}`, and all the rest a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar, overload
 
 import msgspec
 
 from palestra.environments.answers import shown
 from palestra.environments.errors import TaskFileError
-from palestra.environments.lazy_tasks import LazyTasks
 from palestra.types.rollouts import Message, Task
+from palestra.util.json_types import JsonMapping
+
+K = TypeVar("K")
+
+
+class LazyTasks(Sequence[Task], Generic[K]):
+    def __init__(self, keys: Sequence[K], make: Callable[[K], Task]) -> None:
+        self._keys, self._make = keys, make
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return LazyTasks(self._keys[index], self._make)
+        return self._make(self._keys[index])
+
 
 ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million files
 
@@ -26,7 +46,7 @@ ID_BYTES = 8  # of a row's hash: two of a million rows meet once in 30 million f
 class Row(msgspec.Struct, frozen=True):
     where: str
     """The file and the line, for messages."""
-    content: Mapping[str, Any]
+    content: JsonMapping
 
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
@@ -111,7 +131,7 @@ def _prompt(row: Row) -> list[Message]:
     return [dict(message) for message in prompt]
 
 
-def _is_message(found: Any) -> bool:
+def _is_message(found: object) -> bool:
     return isinstance(found, Mapping) and isinstance(found.get("role"), str) and "content" in found
 
 
@@ -128,7 +148,7 @@ def _id(row: Row) -> str:
     return str(found)
 
 
-def _free_id(row_id: str, seen: Mapping[str, Any]) -> str:
+def _free_id(row_id: str, seen: JsonMapping) -> str:
     """For a row that is there more than once: the same number each time the file is read."""
     copy = 2
     while f"{row_id}-{copy}" in seen:

@@ -7,10 +7,11 @@ An environment written for skyrl_gym runs here as it is, or with its imports cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar
 
 from palestra.environments.tools import ToolGroup
+from palestra.util.json_types import JsonMapping, JsonObject
 
 MessageType = dict[str, str]
 """A message: `role` and `content`."""
@@ -29,7 +30,7 @@ class BaseTextEnvStepOutput(TypedDict):
     reward: float | None
     """The reward of this step. None: it could not be graded, and the rollout will not count."""
     done: bool
-    metadata: dict[str, Any]
+    metadata: JsonObject
     postprocessed_action: NotRequired[str | None]
     """What the action should have read. Kept in the metadata; what the policy said stays what is trained."""
 
@@ -37,7 +38,7 @@ class BaseTextEnvStepOutput(TypedDict):
 class Env(Generic[ObsType, ActType]):
     """Something that takes actions. A `with` block closes it."""
 
-    def init(self, *args: Any) -> tuple[ObsType, dict[str, Any]]:
+    def init(self, *args: object) -> tuple[ObsType, JsonObject]:
         raise NotImplementedError(f"{type(self).__name__} has no init")
 
     def step(self, action: ActType) -> Any:
@@ -68,28 +69,28 @@ class BaseTextEnv(Env[ConversationType, str]):
     max_turns: int = 1
     """`extras["max_turns"]` where given."""
 
-    def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, env_config: object = None, extras: JsonMapping | None = None) -> None:
         super().__init__()
         self.env_config = env_config
-        self.extras: dict[str, Any] = dict(extras or {})
+        self.extras: JsonObject = dict(extras or {})
         self.turns = 0
         self.max_turns = int(self.extras.get("max_turns", type(self).max_turns))
         self.tool_groups: list[ToolGroup] = []
         self.tool_to_toolgroup: dict[str, str] = {}
 
-    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, JsonObject]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The conversation the policy sees first, and metadata."""
         return prompt, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
-    def get_metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> JsonObject:
         """About the episode so far."""
         return {}
 
     @staticmethod
-    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
         """Over many episodes."""
         return mean_of_numbers(metrics)
 
@@ -113,7 +114,7 @@ class BaseTextEnv(Env[ConversationType, str]):
         raise ValueError(f"no tool group {tool_group_name!r} in {type(self).__name__} (it has {known})")
 
 
-def mean_of_numbers(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def mean_of_numbers(metrics: Sequence[JsonMapping]) -> dict[str, float]:
     """Each metric over the episodes that have it; booleans count as 0 and 1, anything but numbers is left out."""
     values: dict[str, list[float]] = {}
     for one in metrics:

@@ -18,7 +18,7 @@ class tool:  # noqa: N801 - a decorator, called so in skyrl_gym
         self.name: str = func.__name__
         self.__doc__ = func.__doc__
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self.func, instance)
 
 
@@ -41,7 +41,7 @@ class ToolGroup:
     def get_tool_names(self) -> list[str]:
         return list(self._tools)
 
-    def execute_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def execute_tool(self, name: str, *args: object, **kwargs: object) -> object:
         found = self.get_tool(name)
         if found is None:
             raise ValueError(f"no tool {name!r} in the group {self.name!r} (it has {', '.join(self._tools) or 'none'})")

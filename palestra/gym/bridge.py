@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
 
 from palestra.environments.gym.directory import Directory
 from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachable
@@ -27,14 +26,16 @@ from palestra.gym.collect.playing import Patience, Played, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.config import Ports, load_gym
 from palestra.gym.errors import GymError, ServerStartError
-from palestra.gym.records import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, ROW_INDEX, TASK_INDEX
+from palestra.gym.records import ROW_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
+from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FINAL, Failure, FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
-Streamed = tuple[int, dict[str, Any], dict[str, float] | None]
+Streamed = tuple[int, JsonObject, dict[str, float] | None]
 SERVERS_OWN = frozenset(FailureClass) - FINAL - {FailureClass.BAD_ANSWER, FailureClass.NOT_KEPT}
 """Failures of servers: the same row may well be played later."""
 
@@ -42,7 +43,7 @@ SERVERS_OWN = frozenset(FailureClass) - FINAL - {FailureClass.BAD_ANSWER, Failur
 class GymBridge:
     """Starts its gym when it is first needed, and again after `shutdown`. One event loop."""
 
-    def __init__(self, config: Mapping[str, Any], tell: Callable[[str], None] = log.info) -> None:
+    def __init__(self, config: JsonMapping, tell: Callable[[str], None] = log.info) -> None:
         """Raises GymConfigError. `tell` hears what servers print, and what becomes of them."""
         self._settings = read_bridge_settings(config)
         self._tell = tell
@@ -98,7 +99,7 @@ class GymBridge:
             if stack is not None:
                 await stack.aclose()
 
-    def _read(self, played: Played, counted: Counter[str]) -> dict[str, Any]:
+    def _read(self, played: Played, counted: Counter[str]) -> JsonObject:
         self._count("rows", counted)
         if played.result is not None:
             try:
@@ -111,7 +112,7 @@ class GymBridge:
         not_kept = Failure.of(FailureClass.NOT_KEPT, "its agent does not want it kept").fields()
         return self._given_up(played.failures[-1] if played.failures else not_kept, counted)
 
-    def _given_up(self, failure: Mapping[str, Any], counted: Counter[str]) -> dict[str, Any]:
+    def _given_up(self, failure: JsonMapping, counted: Counter[str]) -> JsonObject:
         if self._settings.is_strict:
             raise _as_error(failure)
         self._count("failed", counted)
@@ -179,11 +180,11 @@ def _checked(examples: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def _is_well(instance: Mapping[str, Any]) -> bool:
+def _is_well(instance: JsonMapping) -> bool:
     return instance["state"] == "healthy"
 
 
-def _as_error(failure: Mapping[str, Any]) -> GymError:
+def _as_error(failure: JsonMapping) -> GymError:
     kind = failure[FAILURE_CLASS]
     text = f"{kind}: {failure.get(FAILURE_REASON) or failure}"
     return RowUnreachable(text) if kind in SERVERS_OWN else RowFailed(text)

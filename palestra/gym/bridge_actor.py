@@ -12,7 +12,7 @@ Owns: what Ray needs to know. Never touches: the bridge's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
@@ -22,6 +22,7 @@ from palestra.gym.bridge import GymBridge, Streamed
 from palestra.gym.bridge_results import Decoder
 from palestra.gym.collect.rows import Row
 from palestra.gym.records import ROW_INDEX
+from palestra.util.json_types import JsonMapping
 
 RESTART_S = 1.0
 RESTARTS = 30  # an actor that is started again takes seconds
@@ -32,7 +33,7 @@ class NemoGym:
     """A restarted one starts its gym again by itself. Its tokenizer is gone then, and with it the texts beside the ids,
     until it is set again."""
 
-    def __init__(self, cfg: Mapping[str, Any]) -> None:
+    def __init__(self, cfg: JsonMapping) -> None:
         self._bridge = GymBridge(cfg)
 
     async def _spinup(self) -> None:

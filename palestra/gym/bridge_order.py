@@ -6,14 +6,15 @@ Owns: the checks that nothing is missing, there twice, or in the wrong group. Ne
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
-from typing import Any
 
 from palestra.gym.bridge import Streamed
 from palestra.gym.collect.rows import Row, agent_of
 from palestra.gym.errors import GymError
-from palestra.gym.records import PARAMS, ROW_INDEX, TASK_INDEX
+from palestra.gym.records import ROW_INDEX
+from palestra.types.gym import PARAMS, TASK_INDEX
+from palestra.util.json_types import JsonObject
 
-Result = dict[str, Any]
+Result = JsonObject
 
 
 class BrokenStream(GymError):
@@ -59,7 +60,7 @@ async def in_groups(
     _check_whole(found, len(rows))
 
 
-def _put(found: dict[int, Result], index: Any, result: Result, count: int) -> None:
+def _put(found: dict[int, Result], index: object, result: Result, count: int) -> None:
     if type(index) is not int or not 0 <= index < count:
         raise BrokenStream(f"a result for row {index!r}, and there are rows 0 to {count - 1}")
     if index in found:

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from palestra.environments.gym.calls import Flaw, ModelCall, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
-from palestra.gym.records import FAILURE_CLASS, MASK_SAMPLE, TOKEN_FIELDS
-from palestra.types.gym import ROUTED_EXPERTS
+from palestra.types.gym import FAILURE_CLASS, MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 MASK_REASON = "mask_reason"
 INSTANCE = "instance_config"
 """In which NeMo RL's `_extract_mask_sample_flags` finds `mask_sample`."""
@@ -39,7 +39,7 @@ class Decoder(Protocol):
 
 
 class Reader:
-    """Of one bridge."""
+    """Reads the results of one bridge."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         """Raises GymConfigError."""
@@ -47,7 +47,7 @@ class Reader:
         self._torch = _torch() if settings.has_tensors else None
         self.tokenizer: Decoder | None = None
 
-    def read(self, result: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def read(self, result: JsonObject) -> tuple[JsonObject, str | None]:
         """NeMo RL's result, and the flaw that has masked it. Changes the given one: ids make room for texts. Raises
         RowFailed where that is wanted."""
         response = result.get("response")
@@ -71,8 +71,8 @@ class Reader:
         log = log or self._stand_in()
         return {"message_log": log, "input_message_log": log[:1], "full_result": result}, flaw
 
-    def failed(self, failure: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a row that was given up: worth nothing, and masked."""
+    def failed(self, failure: JsonMapping) -> JsonObject:
+        """The result of a row that was given up: worth nothing, and masked."""
         log = self._stand_in()
         full = {"response": {"output": []}, **failure, "reward": 0.0, **_masked(failure)}
         full.setdefault(MASK_REASON, failure.get(FAILURE_CLASS))
@@ -113,14 +113,14 @@ class Reader:
             assert isinstance(call.item, dict)
             call.item.update(prompt_str=prompt, generation_str=text)
 
-    def _ids(self, ids: list[int]) -> Any:
+    def _ids(self, ids: list[int]) -> object:
         return ids if self._torch is None else self._torch.tensor(ids, dtype=self._torch.int64)
 
-    def _numbers(self, numbers: list[float]) -> Any:
+    def _numbers(self, numbers: list[float]) -> object:
         return numbers if self._torch is None else self._torch.tensor(numbers, dtype=self._torch.float32)
 
 
-def _masked(result: Mapping[str, Any]) -> dict[str, Any]:
+def _masked(result: JsonMapping) -> JsonObject:
     """The mark that a row is not to be learned from: where gyms look for it, and where NeMo RL does."""
     known = result.get(INSTANCE)
     return {MASK_SAMPLE: True, INSTANCE: {**(known if isinstance(known, Mapping) else {}), MASK_SAMPLE: True}}
@@ -133,17 +133,17 @@ def _torch() -> Any:
         raise GymConfigError("has_tensors: torch is not installed; install it, or say has_tensors: false") from None
 
 
-def _check_reward(reward: Any) -> None:
+def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RowFailed(f"its reward is no number: {str(reward)[:100]}")
 
 
-def _drop_ids(item: dict[str, Any]) -> None:
+def _drop_ids(item: JsonObject) -> None:
     for field in (*TOKEN_FIELDS, ROUTED_EXPERTS):
         item.pop(field, None)
 
 
-def _said(item: Mapping[str, Any]) -> tuple[str, bool]:
+def _said(item: JsonMapping) -> tuple[str, bool]:
     """The text of the last thing said in a call, and whether that is thinking."""
     is_reasoning = item.get("type") == "reasoning"
     parts = item.get("summary") if is_reasoning else item.get("content")

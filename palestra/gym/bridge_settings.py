@@ -5,15 +5,14 @@ Owns: the keys of its config, what of them is refused. Never touches: servers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from palestra.gym.config import GymSources
 from palestra.gym.errors import GymConfigError
+from palestra.util.json_types import JsonMapping, JsonObject
 
 ENV_FILE = Path("nemo_gym_env.yaml")
 PORT_LOW, PORT_HIGH = 5000, 5999
@@ -34,7 +33,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     model_name: str
     base_urls: list[str]
     """One for each replica of the engine; a session stays with its own."""
-    initial_global_config_dict: dict[str, Any] = {}
+    initial_global_config_dict: JsonObject = {}
     """`env.nemo_gym`: config_paths, and what is laid over them."""
     port_range_low: int = PORT_LOW
     port_range_high: int = PORT_HIGH
@@ -45,7 +44,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
     has_tensors: bool = True
     """Ids and logprobs as torch's, which NeMo RL wants. False: lists."""
     attempts: int = 3
-    """Of a row that fails."""
+    """How often a row that fails is played."""
     row_timeout_s: float = 3600.0
 
     @property
@@ -71,7 +70,7 @@ class BridgeSettings(Struct, frozen=True, kw_only=True):
         return GymSources(initial={**head, **given, **policy}, env_file=ENV_FILE if ENV_FILE.is_file() else None)
 
 
-def read_bridge_settings(given: Mapping[str, Any]) -> BridgeSettings:
+def read_bridge_settings(given: JsonMapping) -> BridgeSettings:
     """Raises GymConfigError. Keys that mean nothing here may be there as long as they are off."""
     known = {one.name for one in msgspec.structs.fields(BridgeSettings)}
     for key, value in given.items():

@@ -38,7 +38,7 @@ class Door:
         try:
             _take_prefix(call)
             found = await self.server.answer(call)
-        except Exception as error:
+        except Exception as error:  # a server's own code: callers get an answer
             found = self._failure(call, error)
         cookies = {**found.cookies, self.signer.name: self.signer.signed(call.session_id)}
         return Answer(status=found.status, body=found.body, cookies=cookies, content_type=found.content_type)

@@ -5,14 +5,12 @@ Owns: the error tree, and which failure of a rollout each of them is. Never touc
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.environments.gym.errors import GymError
 from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
-"""Of a model server. Its other refusals, a key or a model that is not there, are no row's fault."""
+"""Statuses by which a model server refuses a row. Others, as of a wrong key or model, are no row's fault."""
 
 
 class GymConfigError(GymError, ValueError):
@@ -70,7 +68,7 @@ class RolloutTimeout(GymError):
 class BadCall(GymError):
     """What was asked for cannot be answered. `status` and `detail` are the answer, in FastAPI's shape."""
 
-    def __init__(self, status: int, detail: Any) -> None:
+    def __init__(self, status: int, detail: object) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.detail = detail
@@ -89,7 +87,7 @@ class JudgeError(GymError):
 
 
 def answer_failure(name: str, path: str, status: int, body: bytes) -> Failure:
-    """Of a server that answered with an error."""
+    """The failure that a server's error answer stands for."""
     return Failure.answered(f"{name}{path}", status, body, _kind_of(path, status))
 
 
@@ -100,3 +98,27 @@ def _kind_of(path: str, status: int) -> FailureClass:
     if path.endswith(MODEL_PATHS):
         return FailureClass.ROW_REFUSED if status in WRONG_REQUEST else FailureClass.MODEL_ERROR
     return FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.WORLD_ERROR
+
+
+class CollectError(GymError):
+    """The collection cannot begin or go on. The message says what to do."""
+
+
+Place = tuple[str | int, ...]
+
+
+class BadRequest(BadCall):
+    """A body that cannot be served, however often it is sent."""
+
+    def __init__(self, place: Place, message: str, *, kind: str = "value_error", given: object = None) -> None:
+        super().__init__(422, [{"type": kind, "loc": ["body", *place], "msg": message, "input": given}])
+
+
+class BadAnswer(PeerFailed):
+    """An endpoint answered with success, and with something else than an answer."""
+
+    def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
+        super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)
+        told = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
+        self.failure = Failure.of(FailureClass.BAD_ANSWER, told)
+        self.args = (told,)

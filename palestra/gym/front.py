@@ -8,7 +8,6 @@ process and never pass here. Whoever starts it opens and closes the server.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -24,6 +23,7 @@ from palestra.gym.sessions import MAX_AGE_S
 from palestra.gym.wire import NO_COOKIES, Answer, Call
 from palestra.net.bodies import BodyReader
 from palestra.net.cookies import cookie_pair, cookies_of
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Front:
             return Answer(body=openapi(self.server))
         try:
             found = await self.server.look(path)
-        except Exception as error:
+        except Exception as error:  # a server's own code: callers get an answer
             log.error("%s%s broke", self.server.name, path, exc_info=error)
             return Answer(status=500, body=repr(error))
         if found is None:
@@ -95,7 +95,7 @@ class Front:
         return response
 
 
-def _parsed(body: bytes) -> Any:
+def _parsed(body: bytes) -> object:
     if not body:
         return {}
     try:
@@ -104,7 +104,7 @@ def _parsed(body: bytes) -> Any:
         raise BadCall(400, f"the body is not JSON: {error}") from None
 
 
-def openapi(server: GymServer) -> dict[str, Any]:
+def openapi(server: GymServer) -> JsonObject:
     paths = {
         path: {
             "post": {

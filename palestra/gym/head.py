@@ -10,7 +10,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -21,6 +20,7 @@ from starlette.routing import Route
 
 from palestra.gym.config import to_yaml
 from palestra.gym.records import GymConfig
+from palestra.util.json_types import JsonObject
 
 HEALTH = ("/", "/health", "/healthz", "/livez")
 NO_KEY = "from another machine this needs the gym's admin key: Authorization: Bearer KEY (gym.admin_key)"
@@ -29,7 +29,7 @@ NO_KEY = "from another machine this needs the gym's admin key: Authorization: Be
 def head_app(
     config: GymConfig,
     admin_key: str | None,
-    instances: Callable[[], list[dict[str, Any]]],
+    instances: Callable[[], list[JsonObject]],
     is_ready: Callable[[], bool],
 ) -> Starlette:
     """`instances` gives the list of servers as it is now, `is_ready` whether all are healthy."""
@@ -57,7 +57,7 @@ def head_app(
     return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
 
-def _told(body: Any, status: int = 200) -> Response:
+def _told(body: object, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 

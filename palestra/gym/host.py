@@ -86,7 +86,7 @@ def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
             made.append(load_class(instance)(instance, peers))
         except GymConfigError as error:
             mistakes[instance.name] = error
-        except Exception as error:
+        except Exception as error:  # a server's own code, told by its name
             raise CannotServe(instance.name, error) from error
     if mistakes:
         raise CannotServe(", ".join(mistakes), GymConfigError("\n".join(map(str, mistakes.values()))))
@@ -96,7 +96,7 @@ def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
 async def _opened(server: GymServer) -> None:
     try:
         await server.open()
-    except Exception as error:
+    except Exception as error:  # a server's own code, told by its name
         raise CannotServe(server.name, error) from error
 
 

@@ -1,20 +1,30 @@
-"""A new server of a gym, from a skeleton that works.
+"""Server folders: made new from a skeleton that works, and looked over without a model.
 
-Owns: names, the files of the skeleton. Never touches: what a server does.
+Owns: names, the files of the skeleton, what every folder of ours must stand. Never touches: what a server does, its own
+tests.
 """
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import runpy
 from pathlib import Path
 from string import Template
 
+import yaml
+
 from palestra.gym.errors import GymConfigError
-from palestra.gym.records import ServerKind
-from palestra.gym.registry import OURS
-from palestra.gym.servers.resources import RESERVED
+from palestra.gym.records import ServerInstance, ServerKind
+from palestra.gym.registry import OURS, is_stock, load_class
+from palestra.gym.servers.base import GymServer
+from palestra.gym.servers.gymnasium import GymnasiumServer
+from palestra.gym.servers.resources import RESERVED, ResourcesServer
+from palestra.gym.testing import opened
+from palestra.types.gym import PARAMS
+from palestra.types.gym_failures import plain_words
+from palestra.util.json_types import JsonObject
 
 SKELETON = Path(__file__).parent / "skeleton"
 """A folder for each kind that can be made; `NAME` in a file's name is the server's."""
@@ -47,3 +57,86 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
 
 def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_") if part)
+
+
+EXAMPLES = "data/example.jsonl"
+
+
+def check_folder(folder: Path) -> list[str]:
+    """What was found, in words. Raises GymConfigError."""
+    file = folder / EXAMPLES
+    rows = read_rows(file) if file.is_file() else {}
+    said = [f"{file}: {len(rows)} rows"] if rows else []
+    if is_stock(folder / "app.py"):
+        return said
+    server_class = load_class(_instance(folder))
+    if rows and issubclass(server_class, ResourcesServer):
+        _begin_all(server_class, own_settings(folder), {f"{file}:{number}": row for number, row in rows.items()})
+        said.append("each of them can be begun")
+    elif (settings := own_settings(folder)) and settings == _configured(folder):
+        _check_settings(server_class, settings, _config_file(folder))
+        said.append("its config fits")
+    return [*said, f"{server_class.__name__} loads"]
+
+
+def read_rows(file: Path) -> dict[int, JsonObject]:
+    """By line. Raises GymConfigError with the first that is no row."""
+    rows: dict[int, JsonObject] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise GymConfigError(f"{file}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get(PARAMS), dict):
+            raise GymConfigError(f"{file}:{number}: a row is an object with {PARAMS}")
+        rows[number] = row
+    return rows
+
+
+def own_settings(folder: Path) -> JsonObject:
+    """What its own config says of it; a value that another file has to fill in is left out."""
+    configured = _configured(folder)
+    return {name: value for name, value in configured.items() if "???" not in str(value) and "${" not in str(value)}
+
+
+def _config_file(folder: Path) -> Path:
+    return folder / "configs" / f"{folder.name}.yaml"
+
+
+def _configured(folder: Path) -> JsonObject:
+    file = _config_file(folder)
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    for server in (found or {}).values():
+        settings = server.get(folder.parent.name, {}).get(folder.name) if isinstance(server, dict) else None
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def _check_settings(server_class: type[GymServer], settings: JsonObject, file: Path) -> None:
+    try:
+        with opened(server_class, **settings):
+            pass
+    except GymConfigError as error:
+        raise GymConfigError(f"{file}: {error}") from None
+
+
+def _begin_all(server_class: type[ResourcesServer], settings: JsonObject, rows: dict[str, JsonObject]) -> None:
+    path = "/reset" if issubclass(server_class, GymnasiumServer) else "/seed_session"
+    with opened(server_class, **settings) as server:
+        for where, row in rows.items():
+            answer = server.caller().post(path, row)
+            if not answer.is_ok:
+                raise GymConfigError(f"{where}: {path} answered {answer.status}: {plain_words(answer.raw())}")
+
+
+def _instance(folder: Path) -> ServerInstance:
+    return ServerInstance(
+        name=folder.name,
+        kind=ServerKind(folder.parent.name),
+        implementation=folder.name,
+        settings={"entrypoint": "app.py"},
+        host="127.0.0.1",
+        port=0,
+        folder=folder,
+    )

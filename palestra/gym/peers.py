@@ -9,18 +9,18 @@ body and its answer are handed over as they are.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Self
 
 from palestra.gym.door import ROLLOUT_PREFIX, Door
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import NO_COOKIES, Answer, Call, encoded
+from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies, encoded
 from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import did_you_mean
 
 TIMEOUT_S = 3600.0  # for one answer, where the caller says nothing; `peer_timeout_s`
@@ -51,7 +51,7 @@ class GymPeers:
             self.add(server)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonMapping:
         return self._config.settings
 
     def signer(self, name: str, purpose: str) -> SessionSigner:
@@ -64,19 +64,11 @@ class GymPeers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     async def post(
-        self,
-        name: str,
-        path: str,
-        body: Any,
-        *,
-        cookies: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
     ) -> Answer:
         door = self._doors.get(name)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -101,7 +93,7 @@ class GymPeers:
     # Over HTTP
 
     async def _post_far(
-        self, peer: ServerInstance, path: str, body: Any, cookies: Mapping[str, str] | None, limit_s: float
+        self, peer: ServerInstance, path: str, body: object, cookies: Cookies | None, limit_s: float
     ) -> Answer:
         limit = asyncio.timeout(limit_s)
         try:
@@ -113,7 +105,7 @@ class GymPeers:
             raise
 
     async def _persist(
-        self, peer: ServerInstance, path: str, data: bytes, cookies: Mapping[str, str] | None, may_repeat: bool
+        self, peer: ServerInstance, path: str, data: bytes, cookies: Cookies | None, may_repeat: bool
     ) -> Answer:
         """A server that is being started again refuses connections for a while: nothing has begun, so it is asked
         again. A connection that breaks later may have begun something."""
@@ -138,7 +130,7 @@ class GymPeers:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _may_repeat(peer: ServerInstance, path: str, body: Any) -> bool:
+def _may_repeat(peer: ServerInstance, path: str, body: object) -> bool:
     if path.startswith(ROLLOUT_PREFIX):
         path = "/" + path.split("/", 3)[-1]
     if peer.kind is ServerKind.MODEL:

@@ -8,46 +8,10 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-from palestra.types.gym import (
-    AGENT_REF,
-    ATTEMPT_INDEX,
-    FAILURE_CLASS,
-    FAILURE_REASON,
-    FAILURE_TERMINAL,
-    MASK_SAMPLE,
-    NO_PERSIST,
-    PARAMS,
-    ROLLOUT_ID,
-    ROLLOUT_INDEX,
-    TASK_INDEX,
-    TOKEN_FIELDS,
-)
-
-__all__ = [
-    "AGENT_REF",
-    "ATTEMPT_INDEX",
-    "FAILURE_CLASS",
-    "FAILURE_REASON",
-    "FAILURE_TERMINAL",
-    "MASK_SAMPLE",
-    "NO_PERSIST",
-    "PARAMS",
-    "ROLLOUT_ID",
-    "ROLLOUT_INDEX",
-    "ROLLOUT_NAME",
-    "ROW_INDEX",
-    "STEP_ID",
-    "TASK_INDEX",
-    "TOKEN_FIELDS",
-    "GymConfig",
-    "Isolation",
-    "ServerInstance",
-    "ServerKind",
-]
+from palestra.util.json_types import JsonObject
 
 ROW_INDEX = "_rowidx"
 STEP_ID = "_ng_step_request_id"
@@ -76,7 +40,7 @@ class ServerInstance(Struct, frozen=True, kw_only=True):
     """Unique; what references, `agent_ref` and `NEMO_GYM_CONFIG_PATH` say."""
     kind: ServerKind
     implementation: str
-    settings: dict[str, Any]
+    settings: JsonObject
     """The innermost mapping, interpolated: entrypoint, references, and what the implementation knows."""
     host: str
     port: int
@@ -100,7 +64,7 @@ class GymConfig(Struct, frozen=True, kw_only=True):
     """A whole gym, ready to be started."""
 
     servers: dict[str, ServerInstance]
-    settings: dict[str, Any]
+    settings: JsonObject
     """Everything the files and the command line said, interpolated, with hosts and ports filled in. Has secrets."""
     head_host: str
     head_port: int

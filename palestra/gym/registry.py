@@ -121,7 +121,7 @@ def _load_file(file: Path, package: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # a half-loaded module must not be found again
         del sys.modules[name]
         raise
     return module

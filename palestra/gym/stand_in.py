@@ -1,6 +1,7 @@
 """The stand-in for NeMo Gym: where it is, which names it has, and which of them a server lacks.
 
-Owns: the path of a stock server's process, the stand-in's names as read from its code. Never touches: running either.
+Owns: the path of a stock server's process, the stand-in's names as read from its code, packages that NeMo Gym would
+bring along. Never touches: running either, installing.
 
 The stand-in is a distribution of its own. A clone has it below `integrations`, our wheel beside `palestra`; both under
 a name that nobody imports, so that `import nemo_gym` finds a NeMo Gym that is installed everywhere but in the
@@ -10,6 +11,7 @@ processes of stock servers.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -59,6 +61,8 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
         match one:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield one.name
+            case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
+                yield from (name for name in stand_in_names(module) or () if not name.startswith("_"))
             case ast.Import() | ast.ImportFrom():
                 yield from (each.asname or each.name for each in one.names)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict()) if name == _LAZY:
@@ -69,3 +73,38 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
                 yield from (each.id for each in stored if isinstance(each, ast.Name))
             case ast.If() | ast.Try() | ast.With():
                 yield from _bound(each for each in ast.iter_child_nodes(one) if isinstance(each, ast.stmt))
+
+
+BROUGHT = {
+    "PIL": "pillow",
+    "anthropic": "anthropic",
+    "datasets": "datasets",
+    "devtools": "devtools",
+    "git": "GitPython",
+    "httpx": "httpx",
+    "huggingface_hub": "huggingface_hub",
+    "jinja2": "jinja2",
+    "mlflow": "mlflow-skinny",
+    "multipart": "python-multipart",
+    "numpy": "numpy",
+    "openai": "openai",
+    "pandas": "pandas",
+    "psutil": "psutil",
+    "pyarrow": "pyarrow",
+    "pydot": "pydot",
+    "ray": "ray",
+    "requests": "requests",
+    "rich": "rich",
+    "scipy": "scipy",
+    "tenacity": "tenacity",
+    "tqdm": "tqdm",
+    "wandb": "wandb",
+}
+"""By the name they are imported under, what to install. NeMo Gym's own requirements and some of theirs."""
+
+
+def brought_along(entrypoint: Path) -> list[str]:
+    """Requirements beyond those that the folder names."""
+    found = {one.package for one in imports_of(entrypoint)}
+    missing = [name for name in BROUGHT if name in found and importlib.util.find_spec(name) is None]
+    return [BROUGHT[name] for name in missing]

@@ -48,13 +48,13 @@ def _exactly(pipe: BinaryIO, size: int) -> bytes:
     return found
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} in a config")
 
 
-def _from_plain(kind: type, value: Any) -> Any:
+def _from_plain(kind: type, value: Any) -> object:
     if issubclass(kind, Path):
         return Path(value)
     raise NotImplementedError(f"{kind.__name__} in a config")

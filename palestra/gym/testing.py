@@ -21,13 +21,15 @@ import msgspec
 
 from palestra.gym.errors import PeerFailed
 from palestra.gym.peers import GymPeers
-from palestra.gym.records import PARAMS, GymConfig, ServerInstance, ServerKind
+from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.types.gym import PARAMS
+from palestra.util.json_types import JsonObject
 
 Script = Callable[[Call], Any]
-"""Of a peer: a call, the body of its answer, or an Answer."""
+"""What a peer does with a call: it returns the body of its answer, or an Answer."""
 
 
 class Opened:
@@ -40,7 +42,7 @@ class Opened:
     def caller(self) -> Caller:
         return Caller(self)
 
-    def post(self, path: str, body: Any, cookies: Mapping[str, str]) -> Answer:
+    def post(self, path: str, body: object, cookies: Mapping[str, str]) -> Answer:
         return self._runner.run(self._peers.post(self.server.name, path, body, cookies=cookies))
 
     def look(self, path: str) -> Answer | None:
@@ -54,13 +56,13 @@ class Caller:
         self._opened = opened
         self.cookies: dict[str, str] = {}
 
-    def post(self, path: str, body: Any) -> Answer:
+    def post(self, path: str, body: object) -> Answer:
         """Whatever its status; the body is JSON, as over a socket."""
         answer = self._opened.post(path, body, self.cookies)
         self.cookies |= answer.cookies
         return Answer(status=answer.status, body=answer.raw(), cookies=answer.cookies, content_type=answer.content_type)
 
-    def verify(self, response: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def verify(self, response: JsonObject, **fields: object) -> JsonObject:
         """The judged row. Raises PeerFailed where there is none."""
         row = {PARAMS: {"input": ""}, **fields, "response": response}
         answer = self.post("/verify", row)
@@ -102,7 +104,7 @@ def opened(
             runner.run(server.close())
 
 
-def _instance(name: str, kind: ServerKind, settings: dict[str, Any]) -> ServerInstance:
+def _instance(name: str, kind: ServerKind, settings: JsonObject) -> ServerInstance:
     return ServerInstance(
         name=name, kind=kind, implementation=name, settings=settings, host="127.0.0.1", port=0, folder=None
     )
@@ -119,7 +121,7 @@ def server_beside(test_file: str) -> type[GymServer]:
 # Responses by hand
 
 
-def said(text: str, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+def said(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
     """A Responses object: calls that were made, with their arguments, then what was said."""
     made = [
         {"type": "function_call", "call_id": f"call_{n}", "name": name, "arguments": encoded(arguments).decode()}

@@ -21,11 +21,11 @@ import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.stand_in import STAND_IN
 from palestra.util import processes
+from palestra.util.json_types import JsonObject
 from palestra.util.locks import FileLock, Locked
 
 MARK = ".palestra-complete"
@@ -73,7 +73,7 @@ def _beside(line: str, folder: Path) -> str:
 
 async def interpreter_for(
     folder: Path,
-    settings: dict[str, Any],
+    settings: JsonObject,
     tell: Callable[[str], None],
     more: Sequence[str] = (),
     alone: Sequence[str] = (),
@@ -95,7 +95,7 @@ async def interpreter_for(
     return str(await _built(folder, lines, settings, tell) / "bin" / "python")
 
 
-async def _built(folder: Path, lines: list[str], settings: dict[str, Any], tell: Callable[[str], None]) -> Path:
+async def _built(folder: Path, lines: list[str], settings: JsonObject, tell: Callable[[str], None]) -> Path:
     overrides = folder / "overrides.txt"
     version = _version(settings)
     replaced = overrides.read_text() if overrides.is_file() else ""
@@ -113,7 +113,7 @@ async def _built(folder: Path, lines: list[str], settings: dict[str, Any], tell:
     return venv
 
 
-def _version(settings: dict[str, Any]) -> str:
+def _version(settings: JsonObject) -> str:
     return str(settings.get("python_version") or ".".join(map(str, sys.version_info[:3])))
 
 
@@ -121,7 +121,7 @@ def _is_our_version(version: str) -> bool:
     return version.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
 
 
-def _root(folder: Path, settings: dict[str, Any]) -> Path:
+def _root(folder: Path, settings: JsonObject) -> Path:
     if settings.get("uv_venv_dir"):
         return Path(settings["uv_venv_dir"], *folder.parts[-2:]).absolute()
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -141,7 +141,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
         yield
 
 
-async def _build(venv: Path, folder: Path, lines: list[str], version: str, settings: dict[str, Any]) -> None:
+async def _build(venv: Path, folder: Path, lines: list[str], version: str, settings: JsonObject) -> None:
     is_same = _is_our_version(version)
     wanted = sys.executable if is_same else f"python{'.'.join(version.split('.')[:2])}"
     listed = venv / "palestra-requirements.txt"
@@ -178,7 +178,7 @@ def _see_ours(venv: Path) -> None:
         (site / "zz-palestra.pth").write_text("".join(lines))
 
 
-async def _run(command: list[str], folder: Path, settings: dict[str, Any]) -> None:
+async def _run(command: list[str], folder: Path, settings: JsonObject) -> None:
     environment = os.environ | ({"UV_CACHE_DIR": str(settings["uv_cache_dir"])} if settings.get("uv_cache_dir") else {})
     try:
         process = await processes.spawn(

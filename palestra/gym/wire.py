@@ -17,7 +17,8 @@ from msgspec import Struct, field
 from palestra.gym.errors import BadReply
 from palestra.net.http_client import NO_HEADERS
 
-NO_COOKIES: Mapping[str, str] = {}
+Cookies = Mapping[str, str]
+NO_COOKIES: Cookies = {}
 
 
 class Call(Struct, kw_only=True):
@@ -27,7 +28,7 @@ class Call(Struct, kw_only=True):
     """`/verify`, `/v1/responses`, `/<tool>`; a prefix `/ng-rollout/<id>` is taken off."""
     body: Any
     """Parsed JSON. Read only."""
-    cookies: Mapping[str, str] = NO_COOKIES
+    cookies: Cookies = NO_COOKIES
     """All that the caller sent: agents pass them on."""
     session_id: str = ""
     """From this server's own cookie, or fresh. Filled in by the server's front."""
@@ -65,6 +66,6 @@ class Answer(Struct, kw_only=True):
             raise BadReply(f"the answer is not JSON: {self.body[:300].decode(errors='replace')}") from None
 
 
-def encoded(value: Any) -> bytes:
+def encoded(value: object) -> bytes:
     """JSON; numbers of numpy and dataclasses pass, NaN becomes null."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

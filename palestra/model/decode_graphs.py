@@ -26,9 +26,18 @@ from palestra.model.lora import LoraPlan
 from palestra.model.lora_buckets import Run
 from palestra.model.lora_tiles import TileArrays, addresses, site_shape
 from palestra.model.scheduler import StepPlan
-from palestra.model.tiled_attention import DECODE_ROWS, TiledPagedAttention, page_numbers, row_spans
+from palestra.model.tiled_attention import (
+    DECODE_ROWS,
+    SharedArrays,
+    TiledPagedAttention,
+    page_numbers,
+    row_spans,
+    shared_splits,
+    shared_tile_rows,
+)
 from palestra.types import LoraConfig
 
+USUAL_RANK = 32
 SPARE_TILES = 16  # tiles for adapters with few rows, beside those of a graph full of one; more: a tile for each row
 MAX_LAYOUTS = 32  # kinds of adapters (rank, alpha, targets) in one step; more: without a graph
 
@@ -40,6 +49,8 @@ class GraphKey:
     """Tiles of rows that share an adapter; 0: the base model alone."""
     max_rank: int = 0
     """A power of two, so that few graphs serve all ranks."""
+    shared_tiles: int = 0
+    """Tiles of rows that read the same keys: a power of two, or 0."""
 
 
 @dataclass(slots=True)
@@ -54,11 +65,13 @@ class DecodeGraphs:
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
         most_rows, most_pages = self.row_counts[-1], -(-decoder.spec.max_positions // cache.page_size)
-        self._inputs = _Inputs(most_rows, most_rows * most_pages, decoder.spec.n_layers, cache.device)
+        self._group = decoder.spec.n_heads // decoder.spec.n_kv_heads
+        queries = shared_tile_rows(self._group) // self._group
+        self._inputs = _Inputs(most_rows, most_rows * most_pages, queries, decoder.spec.n_layers, cache.device)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def run(self, plan: StepPlan, runs: Seq[Run]) -> Tensor | None:
+    def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[Run]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
         `runs`: the rows that have adapters."""
         rows = len(plan.decode)
@@ -66,19 +79,34 @@ class DecodeGraphs:
             return None
         size = self.row_counts[bisect_left(self.row_counts, rows)]
         arrays = TileArrays.of(runs, TILE_ROWS[0]) if runs else None
-        key = GraphKey(size)
+        shared = SharedArrays.of(plan, self._group, self.cache.page_size)
+        shared_tiles = 1 << max(len(shared.tiles) - 1, 15).bit_length() if len(shared.tiles) else 0
+        if shared_tiles > self._inputs.most_shared:
+            return None
+        key = GraphKey(size, shared_tiles=shared_tiles)
         if arrays is not None:
             if len(arrays.layouts) > MAX_LAYOUTS:
                 return None
-            few = -(-size // TILE_ROWS[0]) + SPARE_TILES
+            few = _few_tiles(size)
             rank = max(layout.rank for layout in arrays.layouts)
-            key = GraphKey(size, few if len(arrays.tiles) <= few else size, 1 << (rank - 1).bit_length())
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(key)
-        self._inputs.fill(plan, arrays, self.cache.page_size)
+            tiles = few if len(arrays.tiles) <= few else size
+            key = GraphKey(size, tiles, 1 << (rank - 1).bit_length(), shared_tiles)
+        self.record(key)
+        self._inputs.fill(plan, tokens, arrays, shared, self.cache.page_size)
         graph = self._graphs[key]
         graph.graph.replay()
         return graph.hidden[:rows]
+
+    @property
+    def usual_keys(self) -> list[GraphKey]:
+        """Graphs of the base model and of adapters of a common rank; the largest first, since others fit into its
+        memory."""
+        sizes = self.row_counts[::-1]
+        return [key for n in sizes for key in (GraphKey(n), GraphKey(n, _few_tiles(n), USUAL_RANK))]
+
+    def record(self, key: GraphKey) -> None:
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key)
 
     def _capture(self, key: GraphKey) -> _Graph:
         self._inputs.clear()
@@ -95,9 +123,12 @@ class DecodeGraphs:
 
     def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
         inputs, rows = self._inputs, key.rows
-        attention = TiledPagedAttention(
-            self.cache, inputs.slots[:rows], inputs.pages, [Tiles(inputs.tiles[:rows], self._tile_rows())]
-        )
+        shared = None
+        if n := key.shared_tiles:
+            arrays = (inputs.shared_tiles[:n], inputs.shared_rows[:n], inputs.shared_by_row[:rows])
+            shared = shared_splits(*arrays, self.decoder.spec)
+        tiles = Tiles(inputs.tiles[:rows], max(DECODE_ROWS, 1 << (self._group - 1).bit_length()))
+        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, [tiles], shared)
         plan = LoraPlan()
         if key.tiles:
             n = key.tiles
@@ -108,10 +139,6 @@ class DecodeGraphs:
             )
             plan = LoraPlan(_GraphLora(tiles, self._sites))
         return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan)
-
-    def _tile_rows(self) -> int:
-        group = self.decoder.spec.n_heads // self.decoder.spec.n_kv_heads
-        return max(DECODE_ROWS, 1 << (group - 1).bit_length())
 
 
 class _GraphLora:
@@ -136,10 +163,11 @@ class _GraphLora:
 class _Inputs:
     """Buffers that the graphs read. One copy brings a step's inputs to the device: what is always used comes first."""
 
-    def __init__(self, rows: int, most_pages: int, n_layers: int, device: torch.device):
+    def __init__(self, rows: int, most_pages: int, queries: int, n_layers: int, device: torch.device):
+        """`queries`: of a tile of rows that read the same keys."""
+        self.most_shared = 4 * rows
         entries = (1 + 4 * n_layers) * SITE_ENTRIES
         shapes: list[tuple[str, tuple[int, ...], torch.dtype]] = [
-            ("tokens", (rows,), torch.int64),
             ("positions", (rows,), torch.int64),
             ("slots", (rows,), torch.int64),
             ("lora_bases", (rows + SPARE_TILES,), torch.int64),
@@ -147,11 +175,16 @@ class _Inputs:
             ("tiles", (rows, 4), torch.int32),
             ("lora_tiles", (rows + SPARE_TILES, 4), torch.int32),
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
+            ("shared_by_row", (rows, 2), torch.int32),
+            ("shared_tiles", (self.most_shared, 3), torch.int32),
+            ("shared_rows", (self.most_shared, queries), torch.int32),
             ("pages", (most_pages,), torch.int32),
         ]
         total = sum(int(np.prod(shape)) * dtype.itemsize for _, shape, dtype in shapes)
         self._host = torch.zeros(total, dtype=torch.uint8).pin_memory()
         self._device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._copied = torch.cuda.Event()
         self._views: dict[str, tuple[NDArray, Tensor]] = {}
         offset = 0
         for name, shape, dtype in shapes:
@@ -171,9 +204,12 @@ class _Inputs:
             host[...] = -1 if name in ("slots", "lora_offsets") else 0
         self._device.copy_(self._host)
 
-    def fill(self, plan: StepPlan, lora: TileArrays | None, page_size: int) -> None:
+    def fill(
+        self, plan: StepPlan, tokens: Tensor, lora: TileArrays | None, shared: SharedArrays, page_size: int
+    ) -> None:
         views, rows = {name: host for name, (host, _) in self._views.items()}, len(plan.decode)
-        views["tokens"][:rows] = [s.tokens[s.computed] for s in plan.decode]
+        self.tokens[:rows].copy_(tokens)
+        self._copied.synchronize()  # the host's side is still read while the step before is waited for
         views["positions"][:rows] = [s.computed for s in plan.decode]
         views["slots"][:rows] = write_slots(plan, page_size)
         views["slots"][rows:] = -1
@@ -187,10 +223,17 @@ class _Inputs:
             views["lora_bases"][:n] = addresses(lora.adapters, "compute")
             views["lora_offsets"][: len(lora.offsets), : lora.offsets.shape[1]] = lora.offsets
             views["lora_offsets"][: len(lora.offsets), lora.offsets.shape[1] :] = -1
+        n = len(shared.tiles)
+        views["shared_by_row"][:rows] = shared.by_row
+        views["shared_by_row"][rows:] = 0
+        views["shared_tiles"][:n] = shared.tiles
+        views["shared_tiles"][n:, 1] = 0
+        views["shared_rows"][:n] = shared.rows
         pages = page_numbers(plan)
         views["pages"][: len(pages)] = pages
         used = self._pages_begin + 4 * len(pages)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
+        self._copied.record()
 
 
 def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
@@ -199,5 +242,9 @@ def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
 
 
 def _row_counts(most: int) -> list[int]:
-    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (223 us for 25)."""
-    return sorted({*range(32, most, 32), max(32, most)})
+    """Not below 32: cuBLASLt without split-K picks a slow kernel for long sums of fewer rows (219 us for 19)."""
+    return sorted({*range(32, min(most, 256), 32), *range(256, most, 64), max(32, most)})
+
+
+def _few_tiles(rows: int) -> int:
+    return -(-rows // TILE_ROWS[0]) + SPARE_TILES

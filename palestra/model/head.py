@@ -21,6 +21,7 @@ from palestra.model.decoder import Decoder
 from palestra.model.log_softmax import TargetRows, target_rows
 from palestra.model.lora import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
 from palestra.model.losses import Loss
+from palestra.model.transfers import to_device
 
 Runs = Sequence[tuple[Adapter | None, int]]
 CHUNK_CELLS = {"cpu": 1 << 21, "cuda": 1 << 27}  # logits held at once: 8 MB stays in a CPU's cache
@@ -104,7 +105,7 @@ class _Head:
             if len(rows) == 0:
                 continue
             if len(rows) < len(part):
-                chunk = chunk.pick(torch.from_numpy(rows - part[0]).to(self.hidden.device))
+                chunk = chunk.pick(to_device(rows - part[0], self.hidden.device))
                 ((index, plan),) = self._chunks(rows)
                 inner = lora_inner(self.hidden[index], UNEMBED, plan)
             grads = _chunk_gradients(losses, rows, self.logprobs[index])
@@ -137,7 +138,7 @@ class _Head:
         for part in self._split(rows):
             first, last = int(part[0]), int(part[-1])
             whole = last - first + 1 == len(part)
-            index = slice(first, last + 1) if whole else torch.from_numpy(part).to(self.hidden.device)
+            index = slice(first, last + 1) if whole else to_device(part, self.hidden.device)
             owners, counts = np.unique(self._owner[part], return_counts=True)
             runs = [(self._adapters[o], int(n)) for o, n in zip(owners, counts, strict=True)]
             chunks.append((index, LoraPlan.of(runs, device=self.hidden.device)))
@@ -163,7 +164,7 @@ def _chunk_gradients(losses: list[LossRun], rows: NDArray, logprobs: Tensor) -> 
             continue
         local = rows[low:high] - run.start
         whole = len(local) == len(run.active)
-        index = None if whole else torch.from_numpy(local).to(logprobs.device)
+        index = None if whole else to_device(local, logprobs.device)
         inputs = run.inputs if index is None else {k: v.index_select(0, index) for k, v in run.inputs.items()}
         grads.append(_loss(run, logprobs[low:high], inputs, [len(local)], grad=True)[1])
     return torch.cat(grads)

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from palestra.model.attention import PackedAttention
 from palestra.model.scheduler import Chunk, Sequence, StepPlan
 from palestra.model.spec import ModelSpec
+from palestra.model.transfers import to_device
 
 SHARED_TOKENS = 256  # a prefix is worth its own product when sharing saves reading this many positions
 BLOCK_WASTE = 1.4  # a block may read this many positions per real one, before a second block is cheaper
@@ -35,7 +36,7 @@ class KVCache:
         self._pages = torch.empty(shape, dtype=dtype, device=device)
         self._by_page = [[side.flatten(1) for side in layer] for layer in self._pages]
         self._by_slot = [[side.flatten(0, 1) for side in layer] for layer in self._pages]
-        self._heads = (torch.arange(spec.n_kv_heads) * n_pages)[:, None]
+        self._heads = (np.arange(spec.n_kv_heads) * n_pages)[:, None]
 
     @property
     def device(self) -> torch.device:
@@ -53,12 +54,11 @@ class KVCache:
 
     def rows_of(self, pages: NDArray) -> Tensor:
         """Row numbers of these pages for every kv head: [kv heads * pages]."""
-        return (self._heads + torch.from_numpy(pages.reshape(-1))).flatten().to(self._pages.device)
+        return to_device((self._heads + pages.reshape(-1)).ravel(), self._pages.device)
 
     def slots_of(self, slots: NDArray) -> Tensor:
         """The same for single positions: [kv heads * slots]."""
-        rows = self._heads * self.page_size + torch.from_numpy(slots)
-        return rows.flatten().to(self._pages.device)
+        return to_device((self._heads * self.page_size + slots).ravel(), self._pages.device)
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         for kept, x in zip(self._by_slot[layer], (k, v), strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 from palestra.model.adapters import Adapter, Layout, Rows, Site, SiteName, site_entry
 from palestra.model.kernels.lora import FEW_ROWS, SEGMENT_ROWS, TILE_ROWS, GradientSums, LoraTiles, SiteShape
 from palestra.model.lora_buckets import Run
+from palestra.model.transfers import to_device
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class TiledLora:
         )
 
     def _to(self, array: NDArray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
 
 
 def addresses(adapters: Sequence[Adapter], kind: Rows) -> NDArray[np.int64]:

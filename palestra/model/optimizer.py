@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
 from palestra.model.adapters import Adapter, AdapterPool
 from palestra.model.errors import AdapterError, DataError, ModelError, NonFiniteGradient
+from palestra.model.transfers import to_device
 from palestra.types import AdamParams
 
 
@@ -83,7 +85,7 @@ def _apply(pool: AdapterPool, adapters: list[Adapter], params: AdamParams, norms
         [a.row("exp_avg") for a in adapters],
         [a.row("exp_avg_sq") for a in adapters],
         [],
-        [torch.tensor(float(a.steps), device=pool.device) for a in adapters],
+        list(to_device([a.steps for a in adapters], pool.device, np.float32)),
         fused=True,
         amsgrad=False,
         maximize=False,

@@ -48,6 +48,7 @@ SHAPES = {
     # The published Qwen3 sizes.
     "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
     "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
+    "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -4,7 +4,9 @@
     while sampler.has_work:
         for finished in sampler.step().finished: …
 
-Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together.
+Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the
+host follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host
+reads those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
 Owns: the life of a request. Never touches: training, HTTP.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -35,15 +38,26 @@ from palestra.model.lora import LoraPlan, merge_runs
 from palestra.model.pages import PagePool
 from palestra.model.prompt_scores import PromptScores
 from palestra.model.request_checks import check_request
-from palestra.model.sampling import Drawn, DrawRow, TokenMask, draw
-from palestra.model.scheduler import Chunk, Ready, RequestTooLarge, Scheduler, Sequence, StepPlan
+from palestra.model.sampling import DrawRow, Draws, TokenMask, draw
+from palestra.model.scheduler import (
+    PENDING,
+    Chunk,
+    Ready,
+    RequestTooLarge,
+    Scheduler,
+    Sequence,
+    SequenceState,
+    StepPlan,
+)
 from palestra.model.stop_strings import ends_with_stop
+from palestra.model.transfers import to_device
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 if TYPE_CHECKING:
     from palestra.model.decode_graphs import DecodeGraphs
 
-CACHE_BYTES = {"cpu": 512 << 20, "cuda": 16 << 30}
+CPU_CACHE_BYTES = 512 << 20
+CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
 
 
@@ -116,6 +130,16 @@ class _Request:
     samples: list[_Sample] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Tokens that were drawn, but not read."""
+
+    draws: list[tuple[list[_Sample], Draws]]
+    places: dict[int, int]
+    """Index into `tokens` by the sequence's uid."""
+    tokens: Tensor
+
+
 class Sampler:
     def __init__(
         self,
@@ -125,14 +149,18 @@ class Sampler:
         tokenizer: Tokenizer | None = None,
         page_size: int = 16,
         cache_tokens: int | None = None,
+        cache_share: float = CACHE_SHARE,
         max_rows: int = 256,
         prefill_tokens: int = 2048,
+        runs_ahead: bool | None = None,
     ):
+        """`runs_ahead`: a step begins before the tokens of the last one are read; by default on a GPU."""
         self.decoder, self.pool, self.tokenizer = decoder, pool, tokenizer
+        self.runs_ahead = decoder.device.type == "cuda" if runs_ahead is None else runs_ahead
         spec = decoder.spec
         if cache_tokens is None:
             per_token = 2 * spec.n_layers * spec.kv_size * decoder.dtype.itemsize
-            cache_tokens = max(CACHE_BYTES.get(decoder.device.type, 1 << 30) // per_token, page_size)
+            cache_tokens = max(_cache_bytes(decoder.device, cache_share) // per_token, page_size)
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
         self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
@@ -144,10 +172,11 @@ class Sampler:
         self.grammars = None if tokenizer is None else Grammars(tokenizer, spec.vocab_size)
         self._compiling: dict[int, Future[CompiledGrammar]] = {}
         """By request: what it waits for, before anything is computed."""
+        self._flight: _Flight | None = None
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._compiling)
+        return self.scheduler.has_work or bool(self._compiling) or self._flight is not None
 
     @property
     def running(self) -> int:
@@ -186,31 +215,36 @@ class Sampler:
         return self._close(request)
 
     @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Compiles kernels and records graphs, so that no request waits for it; `on_progress(done, of)`."""
+        keys = [] if self.graphs is None else self.graphs.usual_keys
+        for done, key in enumerate(keys):
+            on_progress(done, len(keys))
+            if self.graphs is not None:
+                self.graphs.record(key)
+
+    @torch.inference_mode()
     def step(self) -> StepOutput:
-        """Runs the model once; with nothing to do, does nothing."""
+        """Runs the model once; with nothing to do, does nothing. Tokens come with the step after their own where the
+        sampler runs ahead."""
         output = StepOutput()
         if self._compiling:
             self._begin_compiled(output)
-        plan = self.scheduler.plan()
-        if not plan.decode and not plan.prefill:
-            return output
+        plan, flight = self.scheduler.plan(), self._flight
         try:
-            self._run(plan, output)
+            hidden = self._forward(plan) if plan.rows else None
+            self._settle(output)
+            if hidden is not None:
+                self._flight = self._draw(plan, hidden, output)
+            if not self.runs_ahead:
+                self._settle(output)
         except Exception as e:  # the step is lost for those in it; whoever waits outside goes on
-            for chunk in plan.rows:
-                sample = self._samples.get(chunk.seq.uid)
-                if sample is not None and self.abort(sample.request.id) is not None:
+            was_read = flight is not None and self._flight is not flight
+            uids = [*(chunk.seq.uid for chunk in plan.rows), *(flight.places if flight and was_read else ())]
+            for sample in [self._samples[uid] for uid in uids if uid in self._samples]:
+                if self.abort(sample.request.id) is not None:
                     output.failed.append(Failed(sample.request.id, e))
         return output
-
-    def _run(self, plan: StepPlan, output: StepOutput) -> None:
-        hidden = self._forward(plan)
-        self._read_prompts(plan, hidden)
-        ready = self._ask_masks(self.scheduler.commit(plan), output)
-        for samples, drawn in self._draw(plan.rows, hidden, ready) if ready else []:
-            _keep_top(samples, drawn)
-            for sample, token, logprob, raw in zip(samples, drawn.tokens, drawn.logprobs, drawn.raw, strict=True):
-                self._advance(sample, token, logprob, raw, output)
 
     def generate(
         self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
@@ -286,7 +320,7 @@ class Sampler:
 
     def _begin_compiled(self, output: StepOutput) -> None:
         """Those whose grammars are ready. A step that would have nothing to do waits for one."""
-        if not self.scheduler.has_work:
+        if not self.scheduler.has_work and self._flight is None:
             wait(self._compiling.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
         for number in [n for n, compiled in self._compiling.items() if compiled.done()]:
             request = self._requests[number]
@@ -305,21 +339,35 @@ class Sampler:
     def _forward(self, plan: StepPlan) -> Tensor:
         device = self.decoder.device
         self.cache.copy(plan.copies)
+        tokens = self._input_tokens(plan)
+        hidden = None
         if self.graphs is not None:
-            hidden = self.graphs.run(plan, merge_runs(self._adapters(plan.rows)))
-            if hidden is not None:
-                return hidden
+            hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan.rows)))
+        if hidden is None:
+            positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in plan.rows])
+            hidden = self.decoder(
+                tokens,
+                to_device(positions, device),
+                paged_attention(self.cache, plan),
+                LoraPlan.of(self._adapters(plan.rows), device=device),
+            )
+        self._read_prompts(plan, hidden)
+        return hidden
+
+    def _input_tokens(self, plan: StepPlan) -> Tensor:
+        """Those that are not read yet come from where they were drawn."""
         tokens = [s.tokens[s.computed] for s in plan.decode]
-        positions = [np.array([s.computed for s in plan.decode], np.int64)]
         for chunk in plan.prefill:
             tokens += chunk.seq.tokens[chunk.start : chunk.end]
-            positions.append(np.arange(chunk.start, chunk.end))
-        return self.decoder(
-            torch.tensor(tokens, device=device),
-            torch.from_numpy(np.concatenate(positions)).to(device),
-            paged_attention(self.cache, plan),
-            LoraPlan.of(self._adapters(plan.rows), device=device),
-        )
+        known = to_device(tokens, self.decoder.device, np.int64)
+        if self._flight is None:
+            return known
+        places = np.full(len(tokens), -1, np.int64)
+        for row, (seq, token) in enumerate(zip(plan.decode, tokens, strict=False)):
+            if token == PENDING:
+                places[row] = self._flight.places[seq.uid]
+        found = to_device(places, self.decoder.device)
+        return torch.where(found < 0, known, self._flight.tokens[found.clamp_min(0)])
 
     def _adapters(self, chunks: Seq[Chunk]) -> list[tuple[Adapter | None, int]]:
         """The adapter of each chunk's sequence, and the chunk's rows."""
@@ -378,27 +426,47 @@ class Sampler:
             raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
         return bool(allowed.any())
 
-    def _draw(self, rows: list[Chunk], hidden: Tensor, ready: list[Ready]) -> list[tuple[list[_Sample], Drawn]]:
+    def _draw(self, plan: StepPlan, hidden: Tensor, output: StepOutput) -> _Flight | None:
         """Logits once per ready row; each of its sequences draws from them, some at a time: a draw holds its rows a
         few times over."""
-        last = -1
+        ready = self._ask_masks(self.scheduler.commit(plan), output)
+        if not ready:
+            return None
+        rows, device, last = plan.rows, hidden.device, -1
         ends = [last := last + c.end - c.start for c in rows]
         index = [ends[r.row] for r in ready]
         if index != list(range(len(hidden))):
-            hidden = hidden[torch.tensor(index, device=hidden.device)]
+            hidden = hidden[to_device(index, device)]
         logits = logits_of(self.decoder, hidden, self._head_plan([Chunk(rows[r.row].seq, 0, 1) for r in ready]))
         samples = [self._samples[s.uid] for r in ready for s in r.seqs]
         source = [i for i, r in enumerate(ready) for _ in r.seqs]
-        size, drawn = chunk_rows(self.decoder), []
+        size, draws = chunk_rows(self.decoder), []
         for start in range(0, len(samples), size):
             part, taken = samples[start : start + size], source[start : start + size]
             if len(taken) == taken[-1] - taken[0] + 1:  # it goes up by 0 or 1: one sequence a row
                 own = logits[taken[0] : taken[-1] + 1]
             else:
-                own = logits[torch.tensor(taken, device=logits.device)]
+                own = logits[to_device(taken, device)]
             top = max(s.request.spec.topk_logprobs for s in part)
-            drawn.append((part, draw(own, [s.draw for s in part], top=top)))
-        return drawn
+            draws.append((part, draw(own, [s.draw for s in part], top=top)))
+        for sample in samples:
+            if len(sample.seq.tokens) + 1 < sample.seq.max_len:
+                self.scheduler.append(sample.seq)
+            else:  # whatever the token is, it is the last
+                self.scheduler.finish(sample.seq)
+        tokens = draws[0][1].tokens if len(draws) == 1 else torch.cat([d.tokens for _, d in draws])
+        return _Flight(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
+
+    def _settle(self, output: StepOutput) -> None:
+        """Reads what was drawn last."""
+        flight, self._flight = self._flight, None
+        for samples, draws in flight.draws if flight else ():
+            drawn = draws.read()
+            for i, sample in enumerate(samples):
+                if sample.stop_reason is None:  # it may have been aborted
+                    if k := sample.request.spec.topk_logprobs:
+                        sample.top.append(TopLogprobs(tuple(drawn.top_ids[i][:k]), tuple(drawn.top_logprobs[i][:k])))
+                    self._advance(sample, drawn.tokens[i], drawn.logprobs[i], drawn.raw[i], output)
 
     def _advance(self, sample: _Sample, token: int, logprob: float, raw: float, output: StepOutput) -> None:
         request, generated = sample.request, sample.draw.generated
@@ -411,10 +479,10 @@ class Sampler:
         output.tokens.append(TokenEvent(request.id, sample.index, token, raw, top, len(generated) == 1))
         if self._has_stopped(request, generated):
             sample.stop_reason = StopReason.STOP
-        elif len(sample.seq.tokens) + 1 >= sample.seq.max_len:
+        elif sample.seq.state is SequenceState.FINISHED:
             sample.stop_reason = StopReason.LENGTH
         if sample.stop_reason is None:
-            self.scheduler.append(sample.seq, token)
+            self.scheduler.settle(sample.seq, token)
         else:
             self._finish(sample, output)
 
@@ -457,18 +525,17 @@ class Sampler:
         return result
 
 
+def _cache_bytes(device: torch.device, share: float) -> int:
+    if device.type != "cuda":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((free + unused) * share)
+
+
 def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
     if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype):
         return None
     from palestra.model.decode_graphs import DecodeGraphs
 
     return DecodeGraphs(decoder, cache, max_rows)
-
-
-def _keep_top(samples: list[_Sample], drawn: Drawn) -> None:
-    if drawn.top_ids is None or drawn.top_logprobs is None:
-        return
-    for sample, ids, logprobs in zip(samples, drawn.top_ids.tolist(), drawn.top_logprobs.tolist(), strict=True):
-        k = sample.request.spec.topk_logprobs
-        if k:
-            sample.top.append(TopLogprobs(tuple(ids[:k]), tuple(logprobs[:k])))

@@ -1,7 +1,8 @@
 """From logits to tokens: temperature, filters, penalties, and a draw that only its own row decides.
 
 Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
-restarts change nothing. Owns: the distribution of one step. Never touches: scheduling, stop rules.
+restarts change nothing. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
+Owns: the distribution of one step. Never touches: scheduling, stop rules.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from palestra.model.log_softmax import log_softmax
+from palestra.model import kernels
+from palestra.model.distributions import Distributions, distributions
+from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
-DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
 FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
 
 
@@ -54,58 +55,66 @@ class Drawn:
     logprobs: list[float]
     raw: list[float]
     """By the unscaled model where a row asks for it, else the same as `logprobs`."""
-    top_ids: Tensor | None
-    top_logprobs: Tensor | None
-    """[rows, k]: the k likeliest, when asked for."""
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+    """The k likeliest of each row, when asked for."""
 
 
-def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Drawn:
+class Draws:
+    """Drawn tokens on the device, and on their way to the host."""
+
+    def __init__(self, tokens: Tensor, logprobs: Tensor, raw: Tensor, top: tuple[Tensor, Tensor] | None):
+        self.tokens = tokens
+        self._readback = Readback(tokens, logprobs, raw, *(top or ()))
+
+    def read(self) -> Drawn:
+        tokens, logprobs, raw, *top = (tensor.tolist() for tensor in self._readback.read())
+        top_logprobs, top_ids = top or ([], [])
+        return Drawn(tokens, logprobs, raw, top_ids, top_logprobs)
+
+
+def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Draws:
     """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
     too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
-    temperatures = [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
-    temperature = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
-    logp = _logprobs(logits, temperature, temperatures)
-    raw = _raw(logits, logp, rows)
-    logits = logits.float()
-    shaped = _shape(logits, rows)
+    model = distributions(logits, _temperatures(rows))
+    tokens = _draw_tokens(logits, model, rows)
+    chosen = raw_chosen = model.logprobs(tokens)
+    likeliest = model.top(top) if top else None
+    is_raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
+    if any(is_raw):
+        unscaled, asks = distributions(logits, [1.0] * len(rows)), to_device(is_raw, logits.device)
+        raw_chosen = torch.where(asks, unscaled.logprobs(tokens), chosen)
+        if likeliest is not None:
+            pairs = zip(unscaled.top(top), likeliest, strict=True)
+            values, ids = (torch.where(asks[:, None], own, scaled) for own, scaled in pairs)
+            likeliest = values, ids
+    return Draws(tokens, chosen, raw_chosen, likeliest)
+
+
+def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> Tensor:
+    """Rows that draw from the model itself never take another way because of the others."""
+    changed = [i for i, row in enumerate(rows) if _has_filter(row.params) or _is_shaped(row)]
+    if not changed:
+        return _choose(model, logits, rows)
+    if len(changed) == len(rows):
+        return _draw_changed(logits, rows)
+    index = to_device(changed, logits.device)
+    return _choose(model, logits, rows).index_copy(0, index, _draw_changed(logits[index], [rows[i] for i in changed]))
+
+
+def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    best = _shape(logits.float(), rows)
+    filtered = _filter(best / to_device(_temperatures(rows), logits.device, np.float32)[:, None], rows)
+    return _choose(distributions(filtered, [1.0] * len(rows)), best, rows)
+
+
+def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """By chance, or the best where the temperature is 0."""
     greedy = [p.temperature <= 0 for p in _params(rows)]
-    if shaped is None and not _filtered(rows):
-        probabilities = logp.exp()
-        best = logits
-    else:
-        best = logits if shaped is None else shaped
-        probabilities = torch.softmax(_filter(best / temperature, rows), -1)
-    tokens = inverse_cdf(probabilities, uniforms(rows, logits.device)) if not all(greedy) else best.argmax(-1)
-    if any(greedy) and not all(greedy):
-        tokens = torch.where(torch.tensor(greedy, device=logits.device), best.argmax(-1), tokens)
-    chosen = logp.gather(1, tokens[:, None]).squeeze(1).tolist()
-    raw_chosen = chosen if raw is logp else raw.gather(1, tokens[:, None]).squeeze(1).tolist()
-    top_logprobs, top_ids = raw.topk(top, -1) if top else (None, None)
-    return Drawn(tokens.tolist(), chosen, raw_chosen, top_ids, top_logprobs)
-
-
-def _logprobs(logits: Tensor, temperature: Tensor, temperatures: list[float]) -> Tensor:
-    """Rows at temperature 1 have the very bits that they have without the others, and in training."""
-    if all(t == 1.0 for t in temperatures):
-        return log_softmax(logits)
-    scaled = log_softmax(logits.float() / temperature)
-    if logits.dtype == torch.float32 or 1.0 not in temperatures:
-        return scaled
-    return torch.where(temperature == 1.0, log_softmax(logits), scaled)
-
-
-def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The token at which the cumulative probability passes u, in vocabulary order."""
-    missing = -probabilities.shape[1] % DRAW_BLOCK
-    blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
-    ends = blocks.sum(-1).double().cumsum(-1)
-    target = u[:, None] * ends[:, -1:]
-    block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
-    inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
-    # The block's own running sum may round to less than its share of the total: stay below its end.
-    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
-    return (block.squeeze(1) * DRAW_BLOCK + (inside <= rest).sum(-1)).clamp_max_(probabilities.shape[1] - 1)
+    if all(greedy):
+        return logits.argmax(-1)
+    tokens = model.draw(uniforms(rows, logits.device))
+    return torch.where(to_device(greedy, logits.device), logits.argmax(-1), tokens) if any(greedy) else tokens
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
@@ -122,18 +131,19 @@ def uniforms(rows: Sequence[DrawRow], device: torch.device | str = "cpu") -> Ten
     seed = np.array([r.seed & _MASK for r in rows], np.uint64)
     sample = np.array([r.sample for r in rows], np.uint64)
     position = np.array([len(r.generated) for r in rows], np.uint64)
-    return _uniform(seed, sample, position).to(device)
+    return to_device(_uniform(seed, sample, position), device)
 
 
 def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
     """The same for prompt positions: [stop - start, k], as samples that no request has."""
     samples = _PROMPT_DRAWS + np.arange(k, dtype=np.uint64)
-    return _uniform(np.array([[seed & _MASK]], np.uint64), samples, np.arange(start, stop, dtype=np.uint64)[:, None])
+    positions = np.arange(start, stop, dtype=np.uint64)[:, None]
+    return torch.from_numpy(_uniform(np.array([[seed & _MASK]], np.uint64), samples, positions))
 
 
-def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> Tensor:
+def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
     mixed = _mix(_mix(_mix(seed) + sample * _SAMPLE_STEP) + position * _POSITION_STEP)
-    return torch.from_numpy((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _MASK = (1 << 64) - 1
@@ -155,43 +165,47 @@ def _params(rows: Sequence[DrawRow]) -> list[SamplingParams]:
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(values, like.device, np.float32).to(like.dtype)[:, None]
 
 
-def _filtered(rows: Sequence[DrawRow]) -> bool:
-    return any(_has_filter(p) for p in _params(rows))
+def _temperatures(rows: Sequence[DrawRow]) -> list[float]:
+    """What log-probabilities are reported at: 1 where the draw is greedy."""
+    return [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
 
 
 def _has_filter(p: SamplingParams) -> bool:
     return p.temperature > 0 and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
 
 
-def _raw(logits: Tensor, logp: Tensor, rows: Sequence[DrawRow]) -> Tensor:
-    raw = [row.raw and row.params.temperature not in (0.0, 1.0) for row in rows]
-    if not any(raw):
-        return logp
-    chosen = torch.tensor(raw, device=logits.device)[:, None]
-    return torch.where(chosen, log_softmax(logits), logp)
+def _has_penalty(p: SamplingParams) -> bool:
+    return p.repetition_penalty != 1.0 or bool(p.presence_penalty) or bool(p.frequency_penalty)
 
 
-def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
-    """Masks, penalties, bias and unripe stop tokens: a changed copy, or None when no row asks for any."""
+def _is_unripe(row: DrawRow) -> bool:
+    """Whether it is too early for a stop token."""
+    return len(row.generated) < row.params.min_tokens and bool(row.stop_ids)
+
+
+def _is_shaped(row: DrawRow) -> bool:
+    return row.allowed is not None or bool(row.params.logit_bias) or _has_penalty(row.params) or _is_unripe(row)
+
+
+def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
+    """Logits after masks, penalties, bias and unripe stop tokens: a changed copy, or the same where there are none."""
     changed = _masked(logits, rows)
     for i, row in enumerate(rows):
         p = row.params
-        plain = p.repetition_penalty == 1.0 and not p.presence_penalty and not p.frequency_penalty
-        unripe = len(row.generated) < p.min_tokens and row.stop_ids
-        if plain and not p.logit_bias and not unripe:
+        if not _has_penalty(p) and not p.logit_bias and not _is_unripe(row):
             continue
         changed = logits.clone() if changed is None else changed
-        if not plain:
+        if _has_penalty(p):
             _penalise(changed[i], row)
         if p.logit_bias:
-            ids = torch.tensor(list(p.logit_bias), device=logits.device)
+            ids = to_device(list(p.logit_bias), logits.device, np.int64)
             changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
-        if unripe and _something_else_is_left(row):
-            changed[i, list(row.stop_ids)] = -torch.inf
-    return changed
+        if _is_unripe(row) and _something_else_is_left(row):
+            changed[i].index_fill_(0, to_device(row.stop_ids, logits.device, np.int64), -torch.inf)
+    return logits if changed is None else changed
 
 
 def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
@@ -199,10 +213,10 @@ def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
     numbers = [i for i, row in enumerate(rows) if row.allowed is not None]
     if not numbers:
         return None
-    allowed = torch.stack([row.allowed for row in rows if row.allowed is not None]).to(logits.device)
+    allowed = to_device([row.allowed.numpy() for row in rows if row.allowed is not None], logits.device)
     if len(numbers) == len(rows):
         return torch.where(allowed, logits, -torch.inf)
-    index = torch.tensor(numbers, device=logits.device)
+    index = to_device(numbers, logits.device)
     return logits.index_copy(0, index, torch.where(allowed, logits[index], -torch.inf))
 
 
@@ -215,12 +229,13 @@ def _something_else_is_left(row: DrawRow) -> bool:
 def _penalise(logits: Tensor, row: DrawRow) -> None:
     p = row.params
     if p.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.generated}), device=logits.device)
+        seen = to_device(sorted({*row.prompt, *row.generated}), logits.device, np.int64)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
     if row.generated and (p.presence_penalty or p.frequency_penalty):
-        ids, counts = torch.tensor(row.generated, device=logits.device).unique(return_counts=True)
-        logits[ids] -= p.presence_penalty + p.frequency_penalty * counts
+        ids, counts = np.unique(row.generated, return_counts=True)
+        penalties = np.float32(p.presence_penalty) + np.float32(p.frequency_penalty) * counts.astype(np.float32)
+        logits[to_device(ids, logits.device)] -= to_device(penalties, logits.device)
 
 
 def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
@@ -229,15 +244,15 @@ def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
     if not numbers:
         return scaled
     chosen = [rows[i].params for i in numbers]
-    index = torch.tensor(numbers, device=scaled.device)
+    index = to_device(numbers, scaled.device)
     part = scaled.index_select(0, index)
     size = part.shape[1]
     ks = [min(p.top_k, size) if p.top_k > 0 else size for p in chosen]
     if min(ks) < size:
         limited = max(k for k in ks if k < size)
-        kth = torch.tensor([min(k, limited) - 1 for k in ks], device=part.device)[:, None]
+        kth = to_device([min(k, limited) - 1 for k in ks], part.device)[:, None]
         threshold = part.topk(limited, -1).values.gather(1, kth)
-        unlimited = torch.tensor([k == size for k in ks], device=part.device)[:, None]
+        unlimited = to_device([k == size for k in ks], part.device)[:, None]
         part = part.masked_fill((part < threshold) & ~unlimited, -torch.inf)
     if any(p.top_p < 1.0 for p in chosen):
         part = part.masked_fill(part < _nucleus(part, [p.top_p for p in chosen]), -torch.inf)
@@ -250,6 +265,10 @@ def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
 def _nucleus(logits: Tensor, top_p: list[float]) -> Tensor:
     """The smallest logit of the smallest set whose probability reaches top_p; -inf where top_p is 1 or more."""
     wanted, size = _column(logits, top_p), logits.shape[1]
+    if kernels.can_run_on(logits.device):
+        from palestra.model.kernels.draw import nucleus
+
+        return nucleus(logits, wanted)
     total = logits.logsumexp(-1, keepdim=True)
     for k in (min(FIRST_CANDIDATES, size), size):
         values = logits.topk(k, -1).values

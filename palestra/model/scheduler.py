@@ -15,6 +15,9 @@ from operator import attrgetter
 
 from palestra.model.pages import PageNode, PagePool
 
+PENDING = -1
+"""Stands in a sequence for the token that was drawn last, as long as only the device knows it."""
+
 
 class RequestTooLarge(ValueError):
     """The sequence would not fit even with the whole page pool to itself."""
@@ -185,10 +188,15 @@ class Scheduler:
             insort(self._running, seq, key=_by_arrival)
         return [leader, *siblings]
 
-    def append(self, seq: Sequence, token: int) -> None:
+    def append(self, seq: Sequence, token: int = PENDING) -> None:
+        """The token drawn for it. A pending one may be computed with; `settle` it before the step is committed."""
         if len(seq.tokens) >= seq.max_len:
             raise ValueError(f"sequence {seq.uid} already has its max_len of {seq.max_len} tokens")
         seq.tokens.append(token)
+
+    def settle(self, seq: Sequence, token: int) -> None:
+        """The pending token is known."""
+        seq.tokens[-1] = token
 
     def finish(self, seq: Sequence) -> None:
         """It has all its tokens. Its full pages stay findable; the same holds for an abort."""
@@ -290,7 +298,7 @@ class Scheduler:
         for seq in self._waiting[: self.max_rows]:  # a bound on the lookups of one plan
             if self.pages.available - owed < 1:
                 return
-            if self._waits_for_a_page(seq, busy):
+            if seq.tokens[-1] == PENDING or self._waits_for_a_page(seq, busy):
                 continue
             seq.pages = self.pages.hold(seq.found)
             if self._running and self._owed(seq) > self.pages.available - owed:

@@ -22,6 +22,7 @@ from palestra.model.lora import LoraPlan
 from palestra.model.losses import datum_metrics
 from palestra.model.optimizer import StepResult, optim_step
 from palestra.model.packing import Prepared, TrainItem, plan_micro_batches, prepare
+from palestra.model.transfers import to_device
 from palestra.types import AdamParams
 
 
@@ -97,12 +98,12 @@ class Trainer:
         adapters = [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None]
         lengths = [len(d.tokens) for d in batch]
         device = self.decoder.device
-        tokens = torch.from_numpy(np.concatenate([d.tokens for d in batch])).to(device)
-        positions = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
+        tokens = to_device(np.concatenate([d.tokens for d in batch]), device)
+        positions = to_device(np.concatenate([np.arange(n) for n in lengths]), device)
         runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
-        targets = torch.from_numpy(np.concatenate([d.targets for d in batch])).to(device)
+        targets = to_device(np.concatenate([d.targets for d in batch]), device)
         losses = _loss_runs(batch, device)
         done = ForwardPass([], {}, [], None, None)
         if train:
@@ -160,10 +161,7 @@ def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
     runs, start = [], 0
     for group in groups:
         rows = [len(d.tokens) for d in group]
-        inputs = {
-            name: torch.from_numpy(np.concatenate([d.inputs[name] for d in group])).to(device)
-            for name in group[0].inputs
-        }
+        inputs = {name: to_device(np.concatenate([d.inputs[name] for d in group]), device) for name in group[0].inputs}
         active = np.concatenate([d.active for d in group])
         runs.append(LossRun(start, rows, group[0].loss, group[0].config, inputs, active))
         start += sum(rows)

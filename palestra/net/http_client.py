@@ -10,7 +10,6 @@ A whole rollout with one tool call over HTTP takes 4 to 5 ms (`benchmarks/gym.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import orjson
@@ -93,9 +92,7 @@ class HttpClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -108,6 +105,11 @@ class HttpClient:
     ) -> HttpReply:
         """Raises CallFailed, TimeoutError."""
         return await self._call("GET", url, None, headers, timeout_s, None)
+
+    async def probe(self, url: str, *, timeout_s: float) -> HttpReply:
+        """Status and headers of whoever answers there; no body is read, no certificate checked, no redirect followed.
+        Raises CallFailed, TimeoutError."""
+        return await self._call("GET", url, None, None, timeout_s, None, is_probe=True)
 
     async def post(
         self,
@@ -130,16 +132,19 @@ class HttpClient:
         headers: Mapping[str, str] | None,
         timeout_s: float | None,
         max_bytes: int | None,
+        is_probe: bool = False,
     ) -> HttpReply:
         import aiohttp
 
         session = self._opened()
         limit = session.timeout if timeout_s is None else aiohttp.ClientTimeout(timeout_s, sock_connect=self._connect_s)
-        follows = method == "GET"
+        follows = method == "GET" and not is_probe
         try:
             async with session.request(
-                method, url, data=body, headers=headers, timeout=limit, allow_redirects=follows
+                method, url, data=body, headers=headers, timeout=limit, allow_redirects=follows, ssl=not is_probe
             ) as response:
+                if is_probe:
+                    return HttpReply(response.status, b"", response.headers)
                 read = await response.read() if max_bytes is None else await _read(response, max_bytes)
                 return HttpReply(response.status, read, response.headers)
         except aiohttp.ConnectionTimeoutError:

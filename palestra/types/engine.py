@@ -7,6 +7,7 @@ server sends those of one model in order and without gaps it has not settled, th
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -329,8 +330,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sample_share: float = 0.5
     """Of the time, while there is both training and sampling to do."""
     quantum_s: float = 0.03
-    max_sample_rows: int = 256
+    numerics: Literal["exact", "fast"] = "exact"
+    max_sample_rows: int | None = None
     cache_tokens: int | None = None
+    cache_share: float = 0.5
     sampler_memory_bytes: int = 1 << 30
     snapshot_every_s: float = 10.0
     snapshot_every_bytes: int = 64 << 20

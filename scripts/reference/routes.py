@@ -134,4 +134,5 @@ def _walk(routes: Sequence[BaseRoute], prefix: str) -> Iterator[str]:
             yield f"WebSocket {prefix}{route.path}"
         elif isinstance(route, Route) and not route.path.endswith("{path:path}"):
             methods = sorted((route.methods or set()) - {"HEAD"})
-            yield f"{'GET' if not methods else 'POST' if len(methods) > 1 else methods[0]} {prefix}{route.path}"
+            # Routes that look at the method themselves answer POST, and say so to others.
+            yield f"{methods[0] if len(methods) == 1 else 'POST'} {prefix}{route.path}"

@@ -100,9 +100,12 @@ def test_the_plan_follows_device_rows_and_shapes(compute):
         return {shape: [c.name for c in cases] for shape, cases in compute.plan(compute.parse(list(argv))).items()}
 
     assert set(names()) == {"tiny", "small"}
-    assert set(names()["tiny"]) == set(compute.NAMES)
-    on_gpu = ["sample_ragged", "sample_uniform", "train_ragged"]
-    assert names("--device", "cuda") == {"qwen3-0.6b": on_gpu, "qwen3-4b": on_gpu}
+    gpu_only = {"decode", "decode_roofline", "train_packed", "numerics"}
+    assert set(names()["tiny"]) == set(compute.NAMES) - gpu_only
+    on_gpu = names("--device", "cuda")
+    assert on_gpu["qwen3-0.6b"] == ["sample_ragged", "sample_uniform", "train_ragged"]
+    assert on_gpu["qwen3-8b"] == ["decode_roofline"]
+    assert gpu_only < set(on_gpu["qwen3-4b"])
     assert names("--rows", "sample_grpo", "--shape", "small,micro") == {
         "small": ["sample_grpo"],
         "micro": ["sample_grpo"],

@@ -14,8 +14,7 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.canonical import chain, reasoning_of
 from palestra.chat.conversations import Ask, Conversations, Match, Place, Reply
 from palestra.chat.errors import TooLongError
-from palestra.chat.nesting import MAX_DEPTH, is_too_deep
-from palestra.chat.tool_calls import read_json, without_thinking
+from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json, without_thinking
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 USER = {"role": "user", "content": "Hi"}

@@ -142,6 +142,7 @@ MIXES = {
     "spare": st.integers(0, 60),
     "max_rows": st.sampled_from([2, 5, 256]),
     "prefill_tokens": st.sampled_from([3, 16, 2048]),
+    "runs_ahead": st.booleans(),
 }
 
 
@@ -174,7 +175,7 @@ def is_cut_at_an_edge(bench, owner, request, sample, one, other) -> bool:
     return bool(np.abs(cumulative / cumulative[-1] - u).min() < 2e-6)
 
 
-def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens):
+def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens, runs_ahead):
     owners = [None, bench.adapter(seed=1), bench.adapter(seed=7), bench.adapter(seed=2), bench.adapter(seed=3, rank=9)]
     bench.pool.free(owners.pop(2))  # a gap between the slots
     prefix = bench.tokens(23)
@@ -189,6 +190,7 @@ def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens):
         cache_tokens=-(-longest // page_size) * page_size + spare,
         max_rows=max_rows,
         prefill_tokens=prefill_tokens,
+        runs_ahead=runs_ahead,
     )
     numbers: dict[int, int] = {}
     done: dict[int, SampleResult] = {}

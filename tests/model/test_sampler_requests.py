@@ -131,6 +131,33 @@ def test_mask_that_breaks_ends_its_own_request_only(bench):
     bench.check_nothing_left(sampler, adapters=True)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_grammars_and_stops_are_the_same_when_tokens_are_read_a_step_late(bench, runs_ahead):
+    tokens = bench.tokens(15)
+    sampler = bench.sampler(runs_ahead=runs_ahead)
+    masked = sampler.submit(bench.request([1, 2], max_tokens=15), mask=Script(tokens, bench.vocab))
+    stopped = sampler.submit(bench.request([1, 2], stop_token_ids=(tokens[4],)), mask=Script(tokens, bench.vocab))
+    done = bench.run_to_end(sampler)
+    assert done[masked].sequences[0].tokens == tokens
+    assert done[stopped].sequences[0].tokens == tokens[: tokens.index(tokens[4]) + 1]
+    bench.check_nothing_left(sampler)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_step_that_fails_with_tokens_unread_ends_those_in_it_only(bench, steps, monkeypatch):
+    """The one whose last token was drawn already gets it."""
+    sampler = bench.sampler(runs_ahead=True)
+    short = sampler.submit(bench.request([1, 2, 3], max_tokens=steps))
+    long = sampler.submit(bench.request([4, 5], max_tokens=50))
+    for _ in range(steps):
+        sampler.step()
+    monkeypatch.setattr(sampler, "_input_tokens", lambda plan: 1 / 0)
+    failed = sampler.step().failed
+    assert [(f.request_id, type(f.error)) for f in failed] == [(long, ZeroDivisionError)]
+    assert list(bench.run_to_end(sampler)) == [short]
+    bench.check_nothing_left(sampler)
+
+
 def test_generate_is_refused_beside_requests_in_flight(bench):
     sampler = bench.sampler()
     number = sampler.submit(bench.request([1, 2]))

@@ -49,6 +49,7 @@ class Server:
     """A `palestra serve` with a state folder of its own. Not started yet; a context manager that leaves nothing."""
 
     name, key, worker = NAME, KEY, WORKER
+    device = "cpu"
 
     def __init__(self, folder: Path, model: Path, *overrides: str, flags: tuple[str, ...] = (), **settings: Any):
         self.folder, self.model = folder, model
@@ -78,7 +79,17 @@ class Server:
     def launch(self) -> None:
         """Does not wait. The first start takes a free port, later ones the same again."""
         assert self.process is None or self.process.poll() is not None, "it runs already"
-        args = ["serve", "--model", str(self.model), "--name", self.name, "--port", str(self.port), "--device", "cpu"]
+        args = [
+            "serve",
+            "--model",
+            str(self.model),
+            "--name",
+            self.name,
+            "--port",
+            str(self.port),
+            "--device",
+            self.device,
+        ]
         with self.log.open("ab") as out:
             self._log_start = out.tell()
             self.process = subprocess.Popen(

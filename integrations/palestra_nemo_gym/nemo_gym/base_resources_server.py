@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_gym.config_types import AggregateMetrics, AggregateMetricsRequest
 from nemo_gym.episode_types import EpisodeId, EpisodeModel, TaskId
+from nemo_gym.json_types import JsonObject
 from nemo_gym.judge import judge_failsafe
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
 from nemo_gym.reward_profile import AggregateMetricsMixin, compute_aggregate_metrics
@@ -101,7 +102,7 @@ class ResourcesSeedSessionRequest(EpisodeModel):
     resources_session_id: str = Field(min_length=1)
     episode_id: EpisodeId
     task_id: TaskId
-    task_data: dict[str, Any]
+    task_data: JsonObject
 
 
 class ResourcesSeedSessionResponse(EpisodeModel):
@@ -145,11 +146,11 @@ class SimpleResourcesServer(BaseResourcesServer, AggregateMetricsMixin, SimpleSe
     def normalize_tool_name(self, name: str) -> str:
         return normalize_tool_name(name, self.config.name)
 
-    def mcp_tools(self, harvested: list[Any], catchall: Any) -> list[Any] | None:
+    def mcp_tools(self, harvested: list[Any], catchall: object) -> list[Any] | None:
         """Which tools are shown over MCP; more of them come from `catchall.tool(name, schema, description)`."""
         return harvested
 
-    def mcp_allowed_tools_for_session(self, seed_body: dict[str, Any]) -> list[str] | None:
+    def mcp_allowed_tools_for_session(self, seed_body: JsonObject) -> list[str] | None:
         """None: all."""
         return None
 

@@ -13,12 +13,8 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Request
 from pydantic import Field
 
-from nemo_gym.agent_sessions import (
-    AgentCloseSessionResponse,
-    AgentSeedSessionRequest,
-    AgentSessions,
-    AgentSessionState,
-)
+from nemo_gym.agent_sessions import *  # noqa: F403
+from nemo_gym.agent_sessions import AgentSessions
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.config_types import (
     ROLLOUT_PATH_PREFIX,
@@ -42,20 +38,6 @@ from nemo_gym.server_utils import (
     rollout_path_prefix,
 )
 from nemo_gym.tool_access import ToolAccess
-
-__all__ = [
-    "AgentCloseSessionResponse",
-    "AgentSeedSessionRequest",
-    "AgentSessionState",
-    "AggregateMetrics",
-    "AggregateMetricsRequest",
-    "BaseResponsesAPIAgent",
-    "BaseResponsesAPIAgentConfig",
-    "BaseRunRequest",
-    "BaseVerifyResponse",
-    "Body",
-    "SimpleResponsesAPIAgent",
-]
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):
@@ -116,12 +98,12 @@ class SimpleResponsesAPIAgent(BaseResponsesAPIAgent, AgentSessions, AggregateMet
     def _capture_correlation_enabled(self) -> bool:
         return self._model_call_capture_enabled() or self._token_id_capture_enabled()
 
-    def url_path_for_run(self, url_path: str, body: Any) -> str:
+    def url_path_for_run(self, url_path: str, body: object) -> str:
         """For calls made by `run`: to the model, or to its own `/v1/responses`."""
         captures = self._token_id_capture_enabled()
         return rollout_path_prefix(self.rollout_id_from_run(body), token_capture=captures) + url_path
 
-    def base_url_for_run(self, base_url: str, body: Any) -> str:
+    def base_url_for_run(self, base_url: str, body: object) -> str:
         """For clients that are told an address once."""
         captures = self._token_id_capture_enabled()
         return apply_rollout_prefix(base_url, self.rollout_id_from_run(body), token_capture=captures)

@@ -7,10 +7,11 @@ servers have.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Body, FastAPI, Request
 
+from nemo_gym.json_types import JsonObject
 from nemo_gym.openai_utils import (
     NeMoGymChatCompletion,
     NeMoGymChatCompletionCreateParamsNonStreaming,
@@ -20,16 +21,8 @@ from nemo_gym.openai_utils import (
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
 from nemo_gym.server_utils import BaseRunServerInstanceConfig, BaseServer, SimpleServer
 
-__all__ = [
-    "BaseResponsesAPIModel",
-    "BaseResponsesAPIModelConfig",
-    "Body",
-    "SimpleResponsesAPIModel",
-    "start_model_execution",
-]
 
-
-def start_model_execution(request: Request, *, upstream_attempted: bool) -> dict[str, Any]:
+def start_model_execution(request: Request, *, upstream_attempted: bool) -> JsonObject:
     """Where a model server notes how an answer came about: for records that are not made here."""
     return {"upstream_attempted": upstream_attempted}
 

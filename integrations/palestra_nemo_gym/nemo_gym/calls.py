@@ -65,7 +65,7 @@ class _Current:
 _current = _Current()
 
 
-def get_global_aiohttp_client(*_: Any, **__: Any) -> ClientSession:
+def get_global_aiohttp_client(*_: object, **__: object) -> ClientSession:
     client = _current.client
     if client is not None and not client.closed and _current.loop is asyncio.get_running_loop():
         return client
@@ -160,5 +160,5 @@ async def raise_for_status(response: ClientResponse) -> None:
         raise
 
 
-async def get_response_json(response: ClientResponse) -> Any:
+async def get_response_json(response: ClientResponse) -> object:
     return orjson.loads(await response.read())

@@ -10,6 +10,7 @@ from typing import Any, Literal, Required, TypeAlias
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from nemo_gym.json_types import JsonObject
 from nemo_gym.response_items import Open, TokenIDLogProbMixin, TokenIDLogProbTypedDictMixin
 
 
@@ -62,7 +63,7 @@ class NeMoGymChatCompletion(Open):
 class NeMoGymFunctionDefinition(TypedDict, total=False):
     name: Required[str]
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     strict: bool | None
 
 
@@ -72,10 +73,10 @@ class NeMoGymChatCompletionToolParam(TypedDict, total=False):
 
 
 class NeMoGymFunctionToolParam(TypedDict, total=False):
-    """Of the Responses API."""
+    """A function tool as the Responses API lists it."""
 
     name: Required[str]
-    parameters: Required[dict[str, Any] | None]
+    parameters: Required[JsonObject | None]
     strict: Required[bool | None]
     type: Required[Literal["function"]]
     description: str | None
@@ -87,7 +88,7 @@ class NeMoGymChatCompletionContentPartTextParam(TypedDict):
 
 
 class NeMoGymChatCompletionContentPartImageParam(TypedDict):
-    image_url: dict[str, Any]
+    image_url: JsonObject
     type: Literal["image_url"]
 
 
@@ -159,9 +160,9 @@ NeMoGymChatCompletionMessageParam: TypeAlias = (
 class NeMoGymChatCompletionCreateParamsNonStreaming(BaseModel):
     """Messages and tools are passed on as they came."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     model: str | None = None
-    audio: dict[str, Any] | None = None
+    audio: JsonObject | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, int] | None = None
     logprobs: bool | None = None
@@ -171,20 +172,20 @@ class NeMoGymChatCompletionCreateParamsNonStreaming(BaseModel):
     modalities: list[Literal["text", "audio"]] | None = None
     n: int | None = None
     parallel_tool_calls: bool = True
-    prediction: dict[str, Any] | None = None
+    prediction: JsonObject | None = None
     presence_penalty: float | None = None
     reasoning_effort: str | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
     seed: int | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     stop: str | list[str] | None = None
     store: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: JsonObject | None = None
     temperature: float | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | JsonObject | None = None
+    tools: list[JsonObject] | None = None
     top_logprobs: int | None = None
     top_p: float | None = None
     user: str | None = None
-    web_search_options: dict[str, Any] | None = None
+    web_search_options: JsonObject | None = None
     stream: Literal[False] | None = None

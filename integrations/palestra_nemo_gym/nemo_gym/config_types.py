@@ -5,31 +5,12 @@ the gym has merged them.
 """
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = [
-    "AGENT_REF_KEY",
-    "ROLLOUT_PATH_PREFIX",
-    "TOKEN_CAPTURE_PATH_SEGMENT",
-    "AgentServerRef",
-    "AggregateMetrics",
-    "AggregateMetricsRequest",
-    "BaseNeMoGymCLIConfig",
-    "BaseRunServerConfig",
-    "BaseRunServerInstanceConfig",
-    "BaseServerConfig",
-    "ConfigError",
-    "DictConfig",
-    "Domain",
-    "ModelServerRef",
-    "OmegaConf",
-    "ResourcesServerRef",
-    "ServerRef",
-    "is_server_ref",
-]
+from nemo_gym.json_types import JsonObject
 
 AGENT_REF_KEY = "agent_ref"
 ROLLOUT_PATH_PREFIX = "ng-rollout"
@@ -41,7 +22,7 @@ class ConfigError(Exception):
 
 
 class BaseNeMoGymCLIConfig(BaseModel):
-    """Of commands: what they are given beside their own options is nothing to them."""
+    """The config of a command: settings beside its own options are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -65,7 +46,7 @@ ServerRef = ModelServerRef | ResourcesServerRef | AgentServerRef
 _SERVER_REF: TypeAdapter[ServerRef] = TypeAdapter(ServerRef)
 
 
-def is_server_ref(config_dict: Any) -> ServerRef | None:
+def is_server_ref(config_dict: object) -> ServerRef | None:
     """The reference, where it is one: exactly a type and a name."""
     if isinstance(config_dict, DictConfig):
         config_dict = OmegaConf.to_container(config_dict, resolve=True)
@@ -108,12 +89,12 @@ class BaseRunServerInstanceConfig(BaseRunServerConfig):
 
 
 class AggregateMetricsRequest(BaseModel):
-    verify_responses: list[dict[str, Any]]
+    verify_responses: list[JsonObject]
 
 
 class AggregateMetrics(BaseModel):
-    group_level_metrics: list[dict[str, Any]] = Field(default_factory=list)
-    agent_metrics: dict[str, Any] = Field(default_factory=dict)
-    key_metrics: dict[str, Any] = Field(default_factory=dict)
-    repeat_level_metrics: list[dict[str, Any]] = Field(default_factory=list, exclude=True)
+    group_level_metrics: list[JsonObject] = Field(default_factory=list)
+    agent_metrics: JsonObject = Field(default_factory=dict)
+    key_metrics: JsonObject = Field(default_factory=dict)
+    repeat_level_metrics: list[JsonObject] = Field(default_factory=list, exclude=True)
     """Nothing fills it: figures are per task and over all rollouts."""

@@ -54,7 +54,7 @@ LOWEST_PORT, HIGHEST_PORT = 10_001, 20_000
 PORT_TRIES = 50
 
 
-def get_global_config_dict(*_: Any, **__: Any) -> DictConfig:
+def get_global_config_dict(*_: object, **__: object) -> DictConfig:
     """Raises RuntimeError outside a gym."""
     return _read(os.environ.get(NEMO_GYM_CONFIG_DICT_ENV_VAR_NAME, ""))
 

@@ -32,13 +32,13 @@ async def reraise_judge_errors(coro: Awaitable[Result]) -> Result:
         return await coro
     except JudgeError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever keeps a judge from answering is its failure
         told = getattr(error, "response_content", b"")[:TOLD_BYTES].decode(errors="replace")
         raise JudgeError(f"{type(error).__name__}: {error}{told and f'; it said: {told}'}") from error
 
 
 async def call_judge(
-    server_client: ServerClient, *, server_name: str, url_path: str, json: Any, response_model: type[Answer]
+    server_client: ServerClient, *, server_name: str, url_path: str, json: object, response_model: type[Answer]
 ) -> Answer:
     """Raises JudgeError for any answer but a good one of that shape."""
 
@@ -55,7 +55,7 @@ def judge_failsafe(verify_fn: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
     original."""
 
     @functools.wraps(verify_fn)
-    async def verified(*args: Any, **kwargs: Any) -> Any:
+    async def verified(*args: object, **kwargs: object) -> object:
         try:
             return await verify_fn(*args, **kwargs)
         except JudgeError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from itsdangerous import BadSignature, TimestampSigner, URLSafeSerializer
 from pydantic import BaseModel
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nemo_gym.base_resources_server import (
     NEMO_GYM_MCP_METADATA_KEY,
@@ -26,6 +26,7 @@ from nemo_gym.base_resources_server import (
     RESERVED_MCP_TOOL_NAMES,
     MCPServerMetadata,
 )
+from nemo_gym.json_types import JsonMapping, JsonObject
 from nemo_gym.middleware import LIFE, cookie_key
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
 from nemo_gym.within import Answer, body_of, post_within, session_in
@@ -40,10 +41,10 @@ _METHOD_NOT_FOUND, _INVALID_REQUEST = -32601, -32600
 @dataclass(frozen=True, slots=True)
 class MCPTool:
     name: str
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     description: str | None
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> JsonObject:
         described = {} if self.description is None else {"description": self.description}
         return {"name": self.name, "inputSchema": self.input_schema, **described}
 
@@ -51,7 +52,7 @@ class MCPTool:
 class CatchAll:
     """A route such as `/{path}`: what it answers to, only the server knows."""
 
-    def tool(self, name: str, input_schema: dict[str, Any] | None = None, description: str | None = None) -> MCPTool:
+    def tool(self, name: str, input_schema: JsonObject | None = None, description: str | None = None) -> MCPTool:
         return MCPTool(name, input_schema or ANY_OBJECT, description)
 
 
@@ -94,7 +95,7 @@ def _tool_of(route: APIRoute) -> MCPTool:
 class _McpFace:
     """In front of the server: it answers `/mcp`, and changes what goes to and comes from two other routes."""
 
-    def __init__(self, app: Any, server: Any, tools: dict[str, MCPTool]) -> None:
+    def __init__(self, app: ASGIApp, server: Any, tools: dict[str, MCPTool]) -> None:
         self._app = app
         self._server = server
         self._tools = tools
@@ -103,7 +104,7 @@ class _McpFace:
         self._cookies = TimestampSigner(key)
         self._tokens = URLSafeSerializer(key, salt="mcp")
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").rstrip("/")
         if scope["type"] != "http" or path not in (MCP_URL_PATH, "/seed_session", "/verify"):
             await self._app(scope, receive, send)
@@ -118,7 +119,7 @@ class _McpFace:
 
     # The two routes
 
-    async def _seeded(self, scope: Any, body: bytes) -> Response:
+    async def _seeded(self, scope: Scope, body: bytes) -> Response:
         """Its answer says how to reach the tools of this session."""
         session_id, is_new = session_in(scope, self._cookie, self._cookies)
         answer = await post_within(self._app, scope, body, self._signed(session_id) if is_new else None)
@@ -133,7 +134,7 @@ class _McpFace:
             return answer.with_value({**told, NEMO_GYM_MCP_METADATA_KEY: metadata.model_dump()})
         return answer.response()
 
-    async def _verified(self, scope: Any, body: bytes) -> Response:
+    async def _verified(self, scope: Scope, body: bytes) -> Response:
         """The verdict is about bare names; the row keeps what was called."""
         row = _object(body)
         called = {one["call_id"]: one["name"] for one in _calls(row) if one.get("call_id")}
@@ -149,7 +150,7 @@ class _McpFace:
 
     # MCP, without sessions of its own and without streams
 
-    async def _answer(self, scope: Any, receive: Any) -> Response:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
         if scope["method"] != "POST":
             return JSONResponse({"error": "only POST: there are no streams here"}, status_code=405)
         message = _object(await body_of(receive))
@@ -166,7 +167,7 @@ class _McpFace:
             return JSONResponse({"jsonrpc": "2.0", "id": identity, "error": problem})
         return JSONResponse({"jsonrpc": "2.0", "id": identity, "result": result})
 
-    async def _result(self, method: str, params: dict[str, Any], scope: Any) -> dict[str, Any] | None:
+    async def _result(self, method: str, params: JsonObject, scope: Scope) -> JsonObject | None:
         if method == "initialize":
             told = {"name": self._server.config.name, "version": "1"}
             version = params.get("protocolVersion") or VERSION
@@ -188,7 +189,7 @@ class _McpFace:
             return _failed(f"Tool {name!r} is not allowed for this session.")
         return await self._called(name, params.get("arguments") or {}, claims["sid"], scope)
 
-    async def _called(self, name: str, arguments: Any, session_id: str, scope: Any) -> dict[str, Any]:
+    async def _called(self, name: str, arguments: object, session_id: str, scope: Scope) -> JsonObject:
         inner = {**scope, "path": f"/{name}", "raw_path": f"/{name}".encode()}
         answer: Answer = await post_within(self._app, inner, json.dumps(arguments).encode(), self._signed(session_id))
         value, text = answer.value(), answer.body.decode(errors="replace")
@@ -198,7 +199,7 @@ class _McpFace:
         structured = {"structuredContent": value} if isinstance(value, dict) else {}
         return {"content": content, "isError": False, **structured}
 
-    def _claims(self, scope: Any) -> dict[str, Any] | None:
+    def _claims(self, scope: Scope) -> JsonObject | None:
         wanted = NEMO_GYM_MCP_SESSION_TOKEN_HEADER.lower().encode()
         token = next((value for name, value in scope["headers"] if name == wanted), b"")
         try:
@@ -212,11 +213,11 @@ class _McpFace:
         return f"{self._cookie}={value.decode()}"
 
 
-def _failed(text: str) -> dict[str, Any]:
+def _failed(text: str) -> JsonObject:
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes) -> JsonObject:
     try:
         found = json.loads(body or b"{}")
     except ValueError:
@@ -224,7 +225,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _calls(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _calls(row: JsonMapping) -> list[JsonObject]:
     response = row.get("response")
     output = response.get("output") if isinstance(response, dict) else None
     items = output if isinstance(output, list) else []

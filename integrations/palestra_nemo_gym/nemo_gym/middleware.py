@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-from typing import Any
 from uuid import uuid4
 
 from aiohttp import ClientResponseError
@@ -17,13 +16,16 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nemo_gym.json_types import JsonObject
 
 log = logging.getLogger("nemo_gym")
 
 SECRET_VARIABLE = "PALESTRA_GYM_SECRET"
 LIFE_VARIABLE = "PALESTRA_GYM_LIFE"
 LIFE = os.environ.get(LIFE_VARIABLE) or uuid4().hex
-"""Of this process, and of its workers."""
+"""Identifies this process and its workers."""
 BEGINNINGS = ("/", "/seed_session", "/reset", "/aggregate_metrics", "/reverify_mode")
 CLASS, REASON, TERMINAL = "_ng_failure_class", "failure_reason", "_ng_failure_terminal"
 """A failure's fields. Its words are those of `palestra.types.gym_failures`, which this process may not have."""
@@ -38,11 +40,11 @@ class _SessionIds:
     nothing, and judge a rollout it has not seen: instead, sessions of an earlier process are refused, and the rollout
     is played again."""
 
-    def __init__(self, app: Any, has_state: bool) -> None:
+    def __init__(self, app: ASGIApp, has_state: bool) -> None:
         self._app = app
         self._has_state = has_state
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = scope.get("session")
         if session is None:
             await self._app(scope, receive, send)
@@ -60,21 +62,21 @@ class _Errors:
     """An exception is an answer, in the words of NeMo Gym; but what another server said failed is passed on as it is,
     so that it is told once however many servers it comes through."""
 
-    def __init__(self, app: Any, name: str) -> None:
+    def __init__(self, app: ASGIApp, name: str) -> None:
         self._app = app
         self._name = name
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def sent(message: Any) -> None:
+        async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
             await self._app(scope, receive, sent)
-        except Exception as error:
+        except Exception as error:  # of a server's own code: callers get an answer
             if scope["type"] != "http" or has_begun:
                 raise
             log.exception("%s: %s %s failed", self._name, scope["method"], scope["path"])
@@ -83,7 +85,7 @@ class _Errors:
             await JSONResponse(failure, status_code=422 if is_final else 500)(scope, receive, send)
 
 
-def _passed_on(error: ClientResponseError) -> dict[str, Any]:
+def _passed_on(error: ClientResponseError) -> JsonObject:
     """What a call of another server came to, in the fields of a row for the failures file."""
     content = getattr(error, "response_content", error.message)
     text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
@@ -106,7 +108,7 @@ def _passed_on(error: ClientResponseError) -> dict[str, Any]:
     return {CLASS: kind, **told, **({TERMINAL: True} if is_refused else {})}
 
 
-def _words(found: Any, text: str) -> str:
+def _words(found: object, text: str) -> str:
     """Without the JSON around them, and without the body that FastAPI shows again."""
     detail = found.get("detail") if isinstance(found, dict) else found
     if isinstance(detail, list):

@@ -13,6 +13,7 @@ from aiohttp import ClientResponse
 from pydantic import BaseModel, Field
 
 from nemo_gym.calls import MAX_NUM_TRIES, get_response_json, raise_for_status, request
+from nemo_gym.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -28,26 +29,26 @@ class NeMoGymAsyncOpenAI(BaseModel):
     internal: bool = False
     default_headers: dict[str, str] = Field(default_factory=dict)
     max_http_attempts: int = Field(default=MAX_NUM_TRIES, ge=1)
-    """Of an upstream that answers 500; one that says it is busy has its own patience."""
+    """How often an upstream that answers 500 is asked; one that says it is busy has its own patience."""
     max_connection_retries: int | None = None
     """Nothing to us: a server that is away has `peer_reconnect_s`."""
 
-    async def create_models(self) -> Any:
+    async def create_models(self) -> object:
         return await self._call("GET", f"{self.base_url}/models")
 
-    async def create_chat_completion(self, **kwargs: Any) -> Any:
+    async def create_chat_completion(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/chat/completions", kwargs)
 
-    async def create_completion(self, **kwargs: Any) -> Any:
+    async def create_completion(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/completions", kwargs)
 
-    async def create_response(self, **kwargs: Any) -> Any:
+    async def create_response(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url}/responses", kwargs)
 
-    async def create_tokenize(self, **kwargs: Any) -> Any:
+    async def create_tokenize(self, **kwargs: object) -> object:
         return await self._call("POST", f"{self.base_url.removesuffix('/v1')}/tokenize", kwargs)
 
-    async def _call(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
+    async def _call(self, method: str, url: str, body: JsonObject | None = None) -> object:
         """Raises ClientResponseError with the last answer, where none was good."""
         failed = busy = 0
         pause_s = FIRST_PAUSE_S

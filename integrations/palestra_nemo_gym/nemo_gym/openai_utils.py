@@ -12,127 +12,21 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nemo_gym.calls import MAX_NUM_TRIES
-from nemo_gym.chat_types import (
-    NeMoGymChatCompletion,
-    NeMoGymChatCompletionAssistantMessageForTrainingParam,
-    NeMoGymChatCompletionAssistantMessageParam,
-    NeMoGymChatCompletionContentPartImageParam,
-    NeMoGymChatCompletionContentPartParam,
-    NeMoGymChatCompletionContentPartTextParam,
-    NeMoGymChatCompletionCreateParamsNonStreaming,
-    NeMoGymChatCompletionDeveloperMessageParam,
-    NeMoGymChatCompletionMessage,
-    NeMoGymChatCompletionMessageForTraining,
-    NeMoGymChatCompletionMessageParam,
-    NeMoGymChatCompletionMessageToolCall,
-    NeMoGymChatCompletionMessageToolCallFunctionParam,
-    NeMoGymChatCompletionMessageToolCallParam,
-    NeMoGymChatCompletionSystemMessageParam,
-    NeMoGymChatCompletionToolMessageParam,
-    NeMoGymChatCompletionToolParam,
-    NeMoGymChatCompletionUserMessageParam,
-    NeMoGymChoice,
-    NeMoGymFunction,
-    NeMoGymFunctionDefinition,
-    NeMoGymFunctionToolParam,
-)
-from nemo_gym.openai_client import RATE_LIMIT_ERROR_CODES, RETRY_ERROR_CODES, NeMoGymAsyncOpenAI
+from nemo_gym.calls import MAX_NUM_TRIES as MAX_NUM_TRIES
+from nemo_gym.chat_types import *  # noqa: F403
+from nemo_gym.json_types import JsonObject
+from nemo_gym.openai_client import RATE_LIMIT_ERROR_CODES as RATE_LIMIT_ERROR_CODES
+from nemo_gym.openai_client import RETRY_ERROR_CODES as RETRY_ERROR_CODES
+from nemo_gym.openai_client import NeMoGymAsyncOpenAI as NeMoGymAsyncOpenAI
+from nemo_gym.response_items import *  # noqa: F403
 from nemo_gym.response_items import (
-    RESPONSES_TO_TRAIN,
     TOKEN_FIELDS,
-    NeMoGymContent,
-    NeMoGymEasyInputMessage,
-    NeMoGymEasyInputMessageForTraining,
-    NeMoGymFunctionCallOutput,
-    NeMoGymMessage,
-    NeMoGymMessageForTraining,
-    NeMoGymResponseFunctionCallOutput,
-    NeMoGymResponseFunctionToolCall,
-    NeMoGymResponseFunctionToolCallForTraining,
     NeMoGymResponseInput,
-    NeMoGymResponseInputItem,
-    NeMoGymResponseInputText,
-    NeMoGymResponseMcpApprovalRequest,
-    NeMoGymResponseMcpCall,
-    NeMoGymResponseMcpListTools,
     NeMoGymResponseOutputItem,
     NeMoGymResponseOutputMessage,
-    NeMoGymResponseOutputMessageForTraining,
-    NeMoGymResponseOutputRefusal,
     NeMoGymResponseOutputText,
-    NeMoGymResponseReasoningItem,
-    NeMoGymResponseReasoningItemForTraining,
-    NeMoGymSummary,
     Open,
-    RoutedExperts,
-    TokenIDLogProbMixin,
-    TokenIDLogProbTypedDictMixin,
 )
-
-__all__ = [
-    "MAX_NUM_TRIES",
-    "RATE_LIMIT_ERROR_CODES",
-    "REQUIRED_TOKEN_METADATA_FIELDS",
-    "RESPONSES_TO_TRAIN",
-    "RETRY_ERROR_CODES",
-    "TOKEN_METADATA_FIELDS",
-    "NeMoGymAsyncOpenAI",
-    "NeMoGymChatCompletion",
-    "NeMoGymChatCompletionAssistantMessageForTrainingParam",
-    "NeMoGymChatCompletionAssistantMessageParam",
-    "NeMoGymChatCompletionContentPartImageParam",
-    "NeMoGymChatCompletionContentPartParam",
-    "NeMoGymChatCompletionContentPartTextParam",
-    "NeMoGymChatCompletionCreateParamsNonStreaming",
-    "NeMoGymChatCompletionDeveloperMessageParam",
-    "NeMoGymChatCompletionMessage",
-    "NeMoGymChatCompletionMessageForTraining",
-    "NeMoGymChatCompletionMessageParam",
-    "NeMoGymChatCompletionMessageToolCall",
-    "NeMoGymChatCompletionMessageToolCallFunctionParam",
-    "NeMoGymChatCompletionMessageToolCallParam",
-    "NeMoGymChatCompletionSystemMessageParam",
-    "NeMoGymChatCompletionToolMessageParam",
-    "NeMoGymChatCompletionToolParam",
-    "NeMoGymChatCompletionUserMessageParam",
-    "NeMoGymChoice",
-    "NeMoGymContent",
-    "NeMoGymEasyInputMessage",
-    "NeMoGymEasyInputMessageForTraining",
-    "NeMoGymFunction",
-    "NeMoGymFunctionCallOutput",
-    "NeMoGymFunctionDefinition",
-    "NeMoGymFunctionToolParam",
-    "NeMoGymMessage",
-    "NeMoGymMessageForTraining",
-    "NeMoGymResponse",
-    "NeMoGymResponseCreateParamsNonStreaming",
-    "NeMoGymResponseFunctionCallOutput",
-    "NeMoGymResponseFunctionToolCall",
-    "NeMoGymResponseFunctionToolCallForTraining",
-    "NeMoGymResponseInput",
-    "NeMoGymResponseInputItem",
-    "NeMoGymResponseInputText",
-    "NeMoGymResponseInputTokensDetails",
-    "NeMoGymResponseMcpApprovalRequest",
-    "NeMoGymResponseMcpCall",
-    "NeMoGymResponseMcpListTools",
-    "NeMoGymResponseOutputItem",
-    "NeMoGymResponseOutputMessage",
-    "NeMoGymResponseOutputMessageForTraining",
-    "NeMoGymResponseOutputRefusal",
-    "NeMoGymResponseOutputText",
-    "NeMoGymResponseOutputTokensDetails",
-    "NeMoGymResponseReasoningItem",
-    "NeMoGymResponseReasoningItemForTraining",
-    "NeMoGymResponseUsage",
-    "NeMoGymSummary",
-    "RoutedExperts",
-    "TokenIDLogProbMixin",
-    "TokenIDLogProbTypedDictMixin",
-    "accumulate_response_usage",
-]
 
 REQUIRED_TOKEN_METADATA_FIELDS = frozenset(TOKEN_FIELDS)
 TOKEN_METADATA_FIELDS = REQUIRED_TOKEN_METADATA_FIELDS | {"routed_experts"}
@@ -155,21 +49,21 @@ class NeMoGymResponseCreateParamsNonStreaming(BaseModel):
     model: str | None = None
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    prompt: JsonObject | None = None
+    reasoning: JsonObject | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
-    context_management: list[dict[str, Any]] | None = None
-    conversation: str | dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
+    context_management: list[JsonObject] | None = None
+    conversation: str | JsonObject | None = None
+    moderation: JsonObject | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     safety_identifier: str | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: JsonObject | None = None
     temperature: float | None = None
-    text: dict[str, Any] | None = None
-    tool_choice: str | dict[str, Any] = "auto"
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    text: JsonObject | None = None
+    tool_choice: str | JsonObject = "auto"
+    tools: list[JsonObject] = Field(default_factory=list)
     top_logprobs: int | None = None
     top_p: float | None = None
     truncation: Truncation | None = None
@@ -231,7 +125,7 @@ class NeMoGymResponse(Open):
     output: list[NeMoGymResponseOutputItem]
     parallel_tool_calls: bool
     temperature: float | None = None
-    tool_choice: str | dict[str, Any]
+    tool_choice: str | JsonObject
     tools: list[ResponseTool]
     top_p: float | None = None
     background: bool | None = None

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Rollouts = list[dict[str, Any]]
+from nemo_gym.json_types import JsonObject
+
+Rollouts = list[JsonObject]
 Scores = list[dict[str, float]]
 PER_SAMPLE = "per_sample_aggregate"
 _STATISTICS = ("std_dev_across_runs", "std_err_across_runs", "avg_sample_std_dev")
@@ -19,16 +21,16 @@ _STATISTICS = ("std_dev_across_runs", "std_err_across_runs", "avg_sample_std_dev
 
 def compute_pass_majority_metrics(
     tasks: list[Rollouts],
-    score_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    score_fn: Callable[[JsonObject], JsonObject] | None = None,
     answer_key: str | None = None,
-) -> tuple[dict[str, Any], list[Scores], list[str], int]:
+) -> tuple[JsonObject, list[Scores], list[str], int]:
     """Metrics, the scores of every rollout, their names, and the largest k."""
     if not tasks:
         return {}, [], [], 0
     scores = [[_scores(one, score_fn, answer_key) for one in rollouts] for rollouts in tasks]
     names = sorted({name for task in scores for one in task for name in one})
     most = max(map(len, tasks))
-    metrics: dict[str, Any] = {}
+    metrics: JsonObject = {}
     for k in range(1, most + 1):
         for name in names:
             columns = [_column(task, name) for task in scores]
@@ -46,7 +48,7 @@ def compute_pass_majority_metrics(
 
 
 def add_avg_sample_std_dev(
-    metrics: dict[str, Any], all_score_dicts: list[Scores], score_names: Sequence[str], max_k: int
+    metrics: JsonObject, all_score_dicts: list[Scores], score_names: Sequence[str], max_k: int
 ) -> None:
     """How much the rollouts of a task differ, on average: into `metrics`."""
     for k in range(2, max_k + 1):
@@ -60,9 +62,9 @@ def add_avg_sample_std_dev(
 def compute_subset_metrics(
     tasks: list[Rollouts],
     subset_key: str,
-    score_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    score_fn: Callable[[JsonObject], JsonObject] | None = None,
     answer_key: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The same for each value of a field: `easy/pass@1/accuracy`."""
     subsets: dict[Any, list[Rollouts]] = {}
     for rollouts in tasks:
@@ -78,11 +80,11 @@ def compute_subset_metrics(
 
 
 def highest_k_metrics(
-    agent_metrics: dict[str, Any],
+    agent_metrics: JsonObject,
     pattern: str,
     score_names: Sequence[str] | None = None,
     exclude_names: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Those of a pattern such as `pass@{k}` with the largest k there is, without their statistics."""
     shape = re.compile(re.escape(pattern).replace(r"\{k\}", r"(\d+)") + "/(.+)")
     found: dict[str, int] = {}
@@ -95,8 +97,8 @@ def highest_k_metrics(
     return {key: agent_metrics[key] for key, k in found.items() if k == max(found.values())}
 
 
-def _scores(rollout: dict[str, Any], score_fn: Any, answer_key: str | None) -> dict[str, float]:
-    given: dict[str, Any] = {"accuracy": rollout["reward"]} if score_fn is None else score_fn(rollout)
+def _scores(rollout: JsonObject, score_fn: Any, answer_key: str | None) -> dict[str, float]:
+    given: JsonObject = {"accuracy": rollout["reward"]} if score_fn is None else score_fn(rollout)
     scores: dict[str, float] = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
     return scores if answer_key is None else {**scores, "no_answer": int(rollout.get(answer_key) is None)}
 
@@ -124,7 +126,7 @@ def _majority(rollouts: Rollouts, scores: Scores, answer_key: str, name: str, k:
     return _mean([score for (_, score), count in votes.items() if count == max(votes.values())])
 
 
-def _hashable(answer: Any) -> Any:
+def _hashable(answer: object) -> object:
     return answer if isinstance(answer, str | int | float) else repr(answer)
 
 
@@ -148,7 +150,7 @@ def _variation(label: str, runs: list[float]) -> dict[str, float]:
     return {f"{label}/std_dev_across_runs": spread, f"{label}/std_err_across_runs": spread / math.sqrt(len(runs))}
 
 
-def _add(metrics: dict[str, Any], name: str, values: list[float]) -> None:
+def _add(metrics: JsonObject, name: str, values: list[float]) -> None:
     if values:
         metrics[name] = 100.0 * _mean(values)
 

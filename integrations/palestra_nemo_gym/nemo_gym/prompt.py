@@ -6,12 +6,12 @@ Owns: reading and filling them. Never touches: datasets.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
 from nemo_gym import _resolve_under_cwd_or_install
+from nemo_gym.json_types import JsonObject
 
 
 class PromptConfig(BaseModel):
@@ -25,7 +25,7 @@ def load_prompt_config(path: str) -> PromptConfig:
     return PromptConfig.model_validate(yaml.safe_load(_resolve_under_cwd_or_install(path).read_text(encoding="utf-8")))
 
 
-def fill_prompt(prompt_config: PromptConfig, row: dict[str, Any]) -> list[dict[str, str]]:
+def fill_prompt(prompt_config: PromptConfig, row: JsonObject) -> list[dict[str, str]]:
     """Messages. Raises KeyError with the fields there are, where one is missing."""
     texts = {"system": prompt_config.system, "user": prompt_config.user}
     try:
@@ -34,14 +34,14 @@ def fill_prompt(prompt_config: PromptConfig, row: dict[str, Any]) -> list[dict[s
         raise KeyError(f"the prompt asks for {error}, the row has {', '.join(row)}") from None
 
 
-def validate_prompt_compatibility(rows: list[dict[str, Any]], prompt_config: PromptConfig) -> None:
+def validate_prompt_compatibility(rows: list[JsonObject], prompt_config: PromptConfig) -> None:
     """Raises ValueError with the rows that have an input already."""
     found = [number for number, row in enumerate(rows) if (row.get("responses_create_params") or {}).get("input")]
     if found:
         raise ValueError(f"rows {found} have responses_create_params.input: it and a prompt config exclude each other")
 
 
-def apply_prompt_to_row(row: dict[str, Any], prompt_config: PromptConfig) -> dict[str, Any]:
+def apply_prompt_to_row(row: JsonObject, prompt_config: PromptConfig) -> JsonObject:
     """Another row, whose input is the filled prompt."""
     given = row.get("responses_create_params")
     params = given if isinstance(given, dict) else {}

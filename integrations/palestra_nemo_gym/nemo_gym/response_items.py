@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict  # pydantic knows no other before Python 3.12
 
+from nemo_gym.json_types import JsonMapping
+
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 RoutedExperts: TypeAlias = str | list[list[list[int]]]
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
@@ -24,7 +26,7 @@ class Open(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_another(cls, given: Any) -> Any:
+    def _of_another(cls, given: object) -> object:
         """The OpenAI package's own objects are as good."""
         return given.model_dump() if isinstance(given, BaseModel) and not isinstance(given, cls) else given
 
@@ -75,7 +77,7 @@ class NeMoGymResponseReasoningItem(Open):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_status(cls, given: Any) -> Any:
+    def _without_status(cls, given: object) -> object:
         """OpenAI's API gives one and takes none back."""
         return {k: v for k, v in given.items() if k != "status"} if isinstance(given, Mapping) else given
 
@@ -164,7 +166,7 @@ class NeMoGymResponseMcpApprovalRequest(Open):
 
 
 class OtherItem(Open):
-    """Of tools that the model's host runs by itself: passed on as it is."""
+    """An item of a tool that the model's host runs by itself: passed on as it is."""
 
     type: str
 
@@ -208,7 +210,7 @@ _CLASSES = [NeMoGymEasyInputMessage, NeMoGymMessage, NeMoGymResponseOutputMessag
 _TAGS = {one.__name__ for one in (*_CLASSES, *RESPONSES_TO_TRAIN.values())}
 
 
-def _tag(value: Any) -> str:
+def _tag(value: object) -> str:
     """The name of the class that it is, or that it should fit."""
     if isinstance(value, BaseModel):
         named = next((one.__name__ for one in type(value).__mro__ if one.__name__ in _TAGS), None)
@@ -224,7 +226,7 @@ def _tag(value: Any) -> str:
     return found.__name__
 
 
-def _message_class(value: Mapping[str, Any]) -> type[BaseModel]:
+def _message_class(value: JsonMapping) -> type[BaseModel]:
     content = value.get("content")
     if isinstance(content, str) or (value.get("role") == "assistant" and not _is_output(content) and "id" not in value):
         return NeMoGymEasyInputMessage
@@ -257,4 +259,4 @@ NeMoGymResponseInputItem: TypeAlias = Annotated[
     Discriminator(_tag),
 ]
 NeMoGymResponseInput: TypeAlias = list[NeMoGymResponseInputItem]
-NeMoGymResponseOutputItem = NeMoGymResponseInputItem
+NeMoGymResponseOutputItem: TypeAlias = NeMoGymResponseInputItem

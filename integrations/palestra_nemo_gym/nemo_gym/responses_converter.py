@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
+from nemo_gym.json_types import JsonObject
 from nemo_gym.openai_utils import (
     RESPONSES_TO_TRAIN,
     NeMoGymChatCompletion,
@@ -63,22 +64,22 @@ class ResponsesConverterState(BaseModel):
     """Messages made so far, and the assistant's, which is made of several items."""
 
     return_token_id_information: bool
-    messages: list[dict[str, Any]] = []
+    messages: list[JsonObject] = []
     content: str = ""
-    tool_calls: list[dict[str, Any]] = []
-    token_information: dict[str, Any] = {}
+    tool_calls: list[JsonObject] = []
+    token_information: JsonObject = {}
     is_open: bool = False
 
     def flush_assistant(self) -> None:
         if not self.is_open:
             return
-        message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
+        message: JsonObject = {"role": "assistant", "content": self.content or None}
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         self.messages.append(message | self.token_information)
         self.content, self.tool_calls, self.token_information, self.is_open = "", [], {}, False
 
-    def add(self, item: dict[str, Any]) -> None:
+    def add(self, item: JsonObject) -> None:
         kind = item.get("type") or "message"
         if kind == "reasoning":
             self._more("".join(f"<think>{one['text']}</think>" for one in item["summary"] if one["text"]), item)
@@ -94,7 +95,7 @@ class ResponsesConverterState(BaseModel):
         else:
             raise NotImplementedError(f"an item of type {kind!r} has no form in chat completions")
 
-    def _more(self, content: str, item: dict[str, Any]) -> None:
+    def _more(self, content: str, item: JsonObject) -> None:
         self.is_open = True
         self.content += content
         if self.return_token_id_information and all(name in item for name in TOKEN_FIELDS):
@@ -141,7 +142,7 @@ class ResponsesConverter(BaseModel):
     def postprocess_chat_response(self, choice: NeMoGymChoice) -> list[Any]:
         return self.postprocess_assistant_message_dict(choice.message.model_dump(exclude_none=True))
 
-    def postprocess_assistant_message_dict(self, message_dict: dict[str, Any]) -> list[Any]:
+    def postprocess_assistant_message_dict(self, message_dict: JsonObject) -> list[Any]:
         """Reasoning, then what was said, then calls; token ids on the last of them."""
         thoughts, content = [], message_dict.get("content") or ""
         if self.uses_reasoning_parser:
@@ -169,7 +170,7 @@ class ResponsesConverter(BaseModel):
             items[-1] = RESPONSES_TO_TRAIN[type(items[-1])](**items[-1].model_dump(), **found)
         return items
 
-    def chat_completions_messages_to_responses_items(self, messages: list[dict[str, Any]]) -> list[Any]:
+    def chat_completions_messages_to_responses_items(self, messages: list[JsonObject]) -> list[Any]:
         items: list[Any] = []
         for message in messages:
             if message["role"] == "assistant":
@@ -218,14 +219,14 @@ VLLMConverter = ResponsesConverter
 VLLMConverterResponsesToChatCompletionsState = ResponsesConverterState
 
 
-def _usage_detail(usage: Any, detail_group: str, detail_name: str, *top_level_aliases: str) -> int | None:
+def _usage_detail(usage: object, detail_group: str, detail_name: str, *top_level_aliases: str) -> int | None:
     """A count that providers keep in different places: within a group, or under another name."""
     places = [(_field(usage, detail_group), detail_name), *((usage, name) for name in top_level_aliases)]
     counts = (_field(place, name) for place, name in places)
     return next((one for one in counts if isinstance(one, int) and not isinstance(one, bool)), None)
 
 
-def _field(value: Any, name: str) -> Any:
+def _field(value: object, name: str) -> object:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
@@ -234,16 +235,16 @@ def _text(content: Any) -> str:
     return "".join(part.get("text") or part.get("refusal") or "" for part in parts)
 
 
-def _message(item: dict[str, Any]) -> dict[str, Any]:
+def _message(item: JsonObject) -> JsonObject:
     content = item["content"]
     return {"role": item["role"], "content": content if isinstance(content, str) else [_part(one) for one in content]}
 
 
-def _tool_message(item: dict[str, Any]) -> dict[str, Any]:
+def _tool_message(item: JsonObject) -> JsonObject:
     return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
+def _part(part: JsonObject) -> JsonObject:
     if part["type"] == "input_text":
         return {"type": "text", "text": part["text"]}
     if part["type"] == "input_image":
@@ -253,11 +254,11 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     raise NotImplementedError(f"a part of type {part['type']!r} has no form in chat completions")
 
 
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(tool: JsonObject) -> JsonObject:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-def _instructed(messages: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+def _instructed(messages: list[JsonObject], instructions: str | None) -> list[JsonObject]:
     """Instructions and the leading system messages are one."""
     if instructions is None:
         return messages

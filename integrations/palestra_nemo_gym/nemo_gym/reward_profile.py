@@ -12,44 +12,31 @@ from typing import Any
 
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.global_config import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
-from nemo_gym.pass_rates import (
-    add_avg_sample_std_dev,
-    compute_pass_majority_metrics,
-    compute_subset_metrics,
-    highest_k_metrics,
-)
-
-__all__ = [
-    "AggregateMetricsMixin",
-    "add_avg_sample_std_dev",
-    "compute_aggregate_metrics",
-    "compute_pass_majority_metrics",
-    "compute_subset_metrics",
-    "highest_k_metrics",
-]
+from nemo_gym.json_types import JsonMapping, JsonObject
+from nemo_gym.pass_rates import *  # noqa: F403
 
 _KEYS = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, "mask_sample")
-Rollout = dict[str, Any]
+Rollout = JsonObject
 
 
 class AggregateMetricsMixin:
-    def compute_metrics(self, tasks: list[list[Rollout]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[Rollout]]) -> JsonObject:
         """A server's own metrics, from all rollouts of each task; `per_task_metrics` may be among them."""
         return {}
 
-    def get_key_metrics(self, agent_metrics: dict[str, Any]) -> dict[str, Any]:
+    def get_key_metrics(self, agent_metrics: JsonObject) -> JsonObject:
         """The headline: all means, where a server does not choose."""
         return means(agent_metrics)
 
 
-def means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def means(metrics: JsonMapping) -> JsonObject:
     return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
 
 def compute_aggregate_metrics(
     verify_responses: list[Rollout],
-    compute_metrics_fn: Callable[[list[list[Rollout]]], dict[str, Any]] | None = None,
-    get_key_metrics_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    compute_metrics_fn: Callable[[list[list[Rollout]]], JsonObject] | None = None,
+    get_key_metrics_fn: Callable[[JsonObject], JsonObject] | None = None,
 ) -> AggregateMetrics:
     if not verify_responses:
         return AggregateMetrics()
@@ -58,7 +45,7 @@ def compute_aggregate_metrics(
         tasks.setdefault(one.get(TASK_INDEX_KEY_NAME, 0), []).append(one)
     tasks = {index: sorted(tasks[index], key=lambda one: one.get(ROLLOUT_INDEX_KEY_NAME, 0)) for index in sorted(tasks)}
     groups = [_group(index, rollouts) for index, rollouts in tasks.items()]
-    overall: dict[str, Any] = _described(map(_numbers, verify_responses))
+    overall: JsonObject = _described(map(_numbers, verify_responses))
     if compute_metrics_fn is not None:
         own = dict(compute_metrics_fn(list(tasks.values())))
         per_task = {one[TASK_INDEX_KEY_NAME]: one for one in own.pop("per_task_metrics", None) or ()}
@@ -68,7 +55,7 @@ def compute_aggregate_metrics(
     return AggregateMetrics(group_level_metrics=groups, agent_metrics=overall, key_metrics=pick(overall))
 
 
-def _group(index: Any, rollouts: list[Rollout]) -> dict[str, Any]:
+def _group(index: object, rollouts: list[Rollout]) -> JsonObject:
     numbers = [_numbers(one) for one in rollouts]
     return {
         **_described(numbers),
@@ -82,7 +69,7 @@ def _group(index: Any, rollouts: list[Rollout]) -> dict[str, Any]:
     }
 
 
-def _info(index: Any, rollout: Rollout, numbers: dict[str, float]) -> dict[str, Any]:
+def _info(index: object, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
     number = rollout.get(ROLLOUT_INDEX_KEY_NAME, 0)
     return {"rollout_id": f"{index}:{number}", TASK_INDEX_KEY_NAME: index, ROLLOUT_INDEX_KEY_NAME: number, **numbers}
 

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nemo_gym.config_types import ROLLOUT_PATH_PREFIX, TOKEN_CAPTURE_PATH_SEGMENT
 from nemo_gym.global_config import (
@@ -20,6 +21,7 @@ from nemo_gym.global_config import (
     ROLLOUT_INDEX_KEY_NAME,
     TASK_INDEX_KEY_NAME,
 )
+from nemo_gym.json_types import JsonMapping
 
 _CURRENT: ContextVar[str | None] = ContextVar("rollout_id", default=None)
 _PREFIXED = re.compile(
@@ -27,7 +29,7 @@ _PREFIXED = re.compile(
 )
 
 
-def maybe_rollout_id_from_run_body(body: BaseModel | Mapping[str, Any] | None) -> str | None:
+def maybe_rollout_id_from_run_body(body: BaseModel | JsonMapping | None) -> str | None:
     """Its own, or made of task and rollout; a retry has another."""
     if not isinstance(body, BaseModel | Mapping):
         return None
@@ -57,10 +59,10 @@ def rollout_context(rollout_id: str | None) -> Iterator[None]:
 class RolloutContextMiddleware:
     """Takes the prefix off; calls that are made meanwhile know the id."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _PREFIXED.fullmatch(scope.get("path", "")) if scope["type"] == "http" else None
         if found is None:
             await self._app(scope, receive, send)

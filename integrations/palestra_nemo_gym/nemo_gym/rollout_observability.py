@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
 
 from nemo_gym.config_types import ModelServerRef
+from nemo_gym.json_types import JsonObject
 from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseInputItem
 
 
@@ -159,7 +160,7 @@ class TrajectoryRecord(ObservationModel):
     rollout_id: str
     invocations: list[AgentInvocation] = Field(default_factory=list)
     turns: list[TrajectoryTurn] = Field(default_factory=list)
-    model_calls: list[dict[str, Any]] = Field(default_factory=list)
+    model_calls: list[JsonObject] = Field(default_factory=list)
     """Filled in by the collection, from what the model server recorded."""
     tool_calls: list[TrajectoryToolCall] = Field(default_factory=list)
     gaps: list[ObservationGap] = Field(default_factory=list)

@@ -20,17 +20,8 @@ from fastapi import FastAPI
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 
-from nemo_gym.calls import (
-    MAX_NUM_TRIES,
-    GlobalAIOHTTPAsyncClientConfig,
-    get_global_aiohttp_client,
-    get_response_json,
-    is_global_aiohttp_client_request_debug_enabled,
-    is_global_aiohttp_client_setup,
-    raise_for_status,
-    request,
-    set_global_aiohttp_client,
-)
+from nemo_gym.calls import *  # noqa: F403
+from nemo_gym.calls import MAX_NUM_TRIES, request
 from nemo_gym.config_types import (
     ROLLOUT_PATH_PREFIX,
     TOKEN_CAPTURE_PATH_SEGMENT,
@@ -46,32 +37,8 @@ from nemo_gym.global_config import (
 )
 from nemo_gym.middleware import add_exception_handling, add_sessions
 from nemo_gym.rollout_correlation import current_rollout_id, maybe_rollout_id_from_run_body
-from nemo_gym.serving import is_nemo_gym_fastapi_entrypoint, serve
-
-__all__ = [
-    "MAX_NUM_TRIES",
-    "SESSION_ID_KEY",
-    "BaseRunServerInstanceConfig",
-    "BaseServer",
-    "BaseServerConfig",
-    "ClientResponse",
-    "GlobalAIOHTTPAsyncClientConfig",
-    "ServerClient",
-    "SimpleServer",
-    "apply_rollout_prefix",
-    "get_first_server_config_dict",
-    "get_global_aiohttp_client",
-    "get_global_config_dict",
-    "get_response_json",
-    "get_server_url",
-    "is_global_aiohttp_client_request_debug_enabled",
-    "is_global_aiohttp_client_setup",
-    "is_nemo_gym_fastapi_entrypoint",
-    "raise_for_status",
-    "request",
-    "rollout_path_prefix",
-    "set_global_aiohttp_client",
-]
+from nemo_gym.serving import is_nemo_gym_fastapi_entrypoint as is_nemo_gym_fastapi_entrypoint
+from nemo_gym.serving import serve
 
 log = logging.getLogger("nemo_gym")
 
@@ -130,7 +97,7 @@ class ServerClient(BaseModel):
 
     @classmethod
     def load_from_global_config(cls, head_server_config: BaseServerConfig | None = None) -> ServerClient:
-        """Of the gym that this process is part of."""
+        """A client for the gym that this process is part of."""
         return cls(
             head_server_config=head_server_config or cls.load_head_server_config(),
             global_config_dict=get_global_config_dict(),
@@ -171,7 +138,7 @@ class ServerClient(BaseModel):
             return "timeout"
         except OSError:
             return "connection_error"
-        except Exception:
+        except Exception:  # of an address that is none
             return "unknown_error"
 
     def _may_repeat(self, server_name: str, url_path: str, method: str) -> bool:
@@ -209,8 +176,8 @@ class BaseServer(BaseModel):
 
     @classmethod
     def load_config_from_global_config(cls) -> BaseRunServerInstanceConfig:
-        """Of the server that this process is. Raises pydantic's ValidationError, also for unknown keys where the class
-        forbids them; where it ignores them, as pydantic does unless told otherwise, they are told in the log."""
+        """The config of the server that this process is. Raises pydantic's ValidationError, also for unknown keys
+        where the class forbids them; where it ignores them, as pydantic does by default, the log has them."""
         settings = get_global_config_dict()
         name = os.environ[NEMO_GYM_CONFIG_PATH_ENV_VAR_NAME]
         found = get_first_server_config_dict(settings, name)

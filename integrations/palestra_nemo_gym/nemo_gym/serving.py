@@ -21,6 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exception_handlers import request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.types import ASGIApp
 
 from nemo_gym.calls import NUM_WORKERS_VARIABLE, close_client
 from nemo_gym.global_config import DRY_RUN_KEY_NAME, get_global_config_dict
@@ -74,7 +75,7 @@ def _close_client_at_end(app: FastAPI) -> None:
     inner = app.router.lifespan_context
 
     @asynccontextmanager
-    async def lifespan(served: Any) -> AsyncIterator[Any]:
+    async def lifespan(served: object) -> AsyncIterator[Any]:
         async with inner(served) as state:
             yield state
         await close_client()
@@ -116,7 +117,7 @@ def _listener(server: SimpleServer) -> socket.socket:
     return socket.socket(fileno=int(given))
 
 
-def _serve_on(app: Any, listener: socket.socket) -> None:
+def _serve_on(app: ASGIApp, listener: socket.socket) -> None:
     import uvicorn
 
     shows_all = bool(get_global_config_dict().get("uvicorn_logging_show_200_ok"))

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from itsdangerous import BadSignature, TimestampSigner
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 MAX_AGE_S = 14 * 24 * 3600  # of the session's cookie, as Starlette sets it
 
@@ -40,7 +41,7 @@ class Answer:
         made.raw_headers = [*self.headers]
         return made
 
-    def with_value(self, value: Any) -> Response:
+    def with_value(self, value: object) -> Response:
         body = json.dumps(value).encode()
         made = Response(body, status_code=self.status)
         kept = [pair for pair in self.headers if pair[0].lower() != b"content-length"]
@@ -48,7 +49,7 @@ class Answer:
         return made
 
 
-async def body_of(receive: Any) -> bytes:
+async def body_of(receive: Receive) -> bytes:
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -57,7 +58,7 @@ async def body_of(receive: Any) -> bytes:
             return b"".join(parts)
 
 
-async def post_within(app: Any, scope: Any, body: bytes, cookie: str | None = None) -> Answer:
+async def post_within(app: ASGIApp, scope: Scope, body: bytes, cookie: str | None = None) -> Answer:
     """To the scope's path; `cookie` instead of those it has. A failure that became no answer rises."""
     dropped = {b"content-length", b"content-type", b"transfer-encoding", *((b"cookie",) if cookie else ())}
     headers = [pair for pair in scope["headers"] if pair[0] not in dropped]
@@ -66,10 +67,10 @@ async def post_within(app: Any, scope: Any, body: bytes, cookie: str | None = No
     begun: list[Any] = []
     parts: list[bytes] = []
 
-    async def receive() -> Any:
+    async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    async def send(message: Any) -> None:
+    async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             begun.append(message)
         elif message["type"] == "http.response.body":
@@ -79,8 +80,8 @@ async def post_within(app: Any, scope: Any, body: bytes, cookie: str | None = No
     return Answer(begun[0]["status"], list(begun[0]["headers"]), b"".join(parts))
 
 
-def session_in(scope: Any, name: str, signer: TimestampSigner) -> tuple[str, bool]:
-    """Of the caller's cookie; else a new one, and True."""
+def session_in(scope: Scope, name: str, signer: TimestampSigner) -> tuple[str, bool]:
+    """The session of the caller's cookie; else a new one, and True."""
     cookies: SimpleCookie = SimpleCookie()
     for header, value in scope["headers"]:
         if header == b"cookie":

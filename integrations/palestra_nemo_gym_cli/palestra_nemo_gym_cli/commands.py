@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -16,6 +15,7 @@ import palestra
 from palestra.cli import main
 from palestra.cli.output import fail, one_line_errors
 from palestra.gym.errors import GymConfigError
+from palestra.util.json_types import JsonObject
 from palestra_nemo_gym_cli.faces import ABSENT, FACES, OLD_NAMES, Face
 from palestra_nemo_gym_cli.options import Option
 from palestra_nemo_gym_cli.translating import arguments_of, collection_of, parameter_name
@@ -69,7 +69,7 @@ def _face_command(name: str, face: Face) -> click.Command:
         options.append(click.Option(["--no-serve"], is_flag=True, help="Of a gym that runs."))
         options.append(click.Option(["--split"], help="Play this dataset of the configs, instead of --input."))
 
-    def called(rest: tuple[str, ...], **typed: Any) -> None:
+    def called(rest: tuple[str, ...], **typed: object) -> None:
         run(face, typed, rest)
 
     arguments = click.Argument(["rest"], nargs=-1, metavar="[NAME] [KEY=VALUE]..." if face.names else "[KEY=VALUE]...")
@@ -82,13 +82,13 @@ def _parameter(option: Option) -> click.Option:
     return click.Option(names, is_flag=option.is_flag, multiple=option.is_multiple, help=option.about)
 
 
-def _run_face(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+def _run_face(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
         arguments = arguments_of(face, typed, rest)
     main([*face.ours, *arguments], prog_name="palestra")
 
 
-def _run_evaluation(face: Face, typed: dict[str, Any], rest: tuple[str, ...]) -> None:
+def _run_evaluation(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
         datasets, collect = collection_of(face, typed, rest)
     if datasets:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import rich_click as click
 
@@ -15,10 +14,11 @@ from palestra.cli.gym.ng import collect_arguments, head_arguments
 from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
 from palestra.gym.roots import search_roots
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra_nemo_gym_cli.faces import Face
 from palestra_nemo_gym_cli.options import CONFIG, HEAD, Option
 
-Typed = Mapping[str, Any]
+Typed = JsonMapping
 """By the name of the option, with underscores."""
 Settings = Mapping[str, GymOverride]
 """By their text. Their own `text` is for messages: it has no secrets."""
@@ -75,7 +75,7 @@ def _settings(face: Face, settings: Settings, made: list[str]) -> Iterator[str]:
     configs = list(_configs(settings))
     yield from configs
     is_running = HEAD in face.options and not any(one.startswith("--config=") for one in (*made, *configs))
-    head: dict[str, Any] = {}
+    head: JsonObject = {}
     for text, one in settings.items():
         if one.key == "config_paths":
             continue
@@ -96,14 +96,14 @@ def _configs(settings: Settings) -> Iterator[str]:
     yield from (f"--config={path}" for value in listed for path in (value if isinstance(value, list) else [value]))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Of an option, `--name=value` or `--name value`."""
+    """The value of an option, `--name=value` or `--name value`."""
     joined = [one.removeprefix(f"{name}=") for one in arguments if one.startswith(f"{name}=")]
     return joined[0] if joined else arguments[arguments.index(name) + 1] if name in arguments else None
 

@@ -6,12 +6,12 @@ Owns: its blocks and its grammar. Never touches: other formats.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from palestra.chat.tool_calls import TAGS, ParsedCall, call_of, closing_of, read_json
 from palestra.chat.tool_formats import lark
 from palestra.chat.tool_formats.json_end import JsonEnd
 from palestra.chat.tool_formats.protocol import Block, BlockReader
+from palestra.util.json_types import JsonMapping
 
 
 class Hermes:
@@ -23,7 +23,7 @@ class Hermes:
     def block(self, marker: str) -> BlockReader:
         return _Reader(closing_of(marker))
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         opening, closing = (lark.tag(text, special) for text in (TAGS[0], closing_of(TAGS[0])))
         several = lark.several("calls_block", "\n") if parallel else "calls_block"
         return lark.rules(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from palestra.chat.errors import ChatError
+from palestra.util.json_types import JsonMapping
 
 AS_TRAINED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python and the chat templates write it. Free spaces would let a small model write them for ever."""
@@ -24,7 +24,7 @@ def tag(text: str, special: Mapping[str, int]) -> str:
     return f"<[{special[text]}]>" if text in special else literal(text)
 
 
-def rules(tops: Sequence[str], tools: Sequence[Mapping[str, Any]], one_call: Callable[[str, str], str]) -> str:
+def rules(tops: Sequence[str], tools: Sequence[JsonMapping], one_call: Callable[[str, str], str]) -> str:
     """A grammar: `tops`, then a rule `calls_one` for a call of any tool. `one_call` writes it, from the tool's name and
     the rule of its arguments."""
     if not tools:
@@ -45,7 +45,7 @@ def call_object(name: str, key: str, arguments: str) -> str:
     return f'{literal(head)} {arguments} "}}"'
 
 
-def _schema(function: Mapping[str, Any]) -> str:
+def _schema(function: JsonMapping) -> str:
     """Without `parameters` a function takes none, says OpenAI. Arguments are an object, whatever else is left open."""
     none = {"type": "object", "properties": {}, "additionalProperties": False}
     schema = function.get("parameters")

@@ -6,12 +6,12 @@ Owns: its blocks and its grammar. Never touches: other formats.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
 from palestra.chat.tool_formats.json_end import JsonEnd
 from palestra.chat.tool_formats.protocol import Block, BlockReader
+from palestra.util.json_types import JsonMapping
 
 PYTHON_TAG = "<|python_tag|>"
 BRACE = "{"
@@ -30,7 +30,7 @@ class Llama3Json:
     def block(self, marker: str) -> BlockReader:
         return _Reader(BRACE if marker == BRACE else "")
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         several = lark.several("calls_one", "; ") if parallel else "calls_one"
         return lark.rules(
             [f"calls: {several}"], tools, lambda name, arguments: lark.call_object(name, "parameters", arguments)
@@ -77,7 +77,7 @@ class _Reader:
         return Block(text="".join(self._read).removeprefix(self._beginning), rest=rest)
 
 
-def _call(value: Any) -> ParsedCall | None:
+def _call(value: object) -> ParsedCall | None:
     """Much JSON has a name; a call also says with which arguments."""
     is_call = isinstance(value, dict) and ("parameters" in value or "arguments" in value)
     return call_of(value) if is_call else None

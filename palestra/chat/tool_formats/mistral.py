@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, call_of, read_json
 from palestra.chat.tool_formats import lark
 from palestra.chat.tool_formats.json_end import EndedJson, JsonEnd
 from palestra.chat.tool_formats.protocol import Block, BlockReader
+from palestra.util.json_types import JsonMapping
 
 MARKER, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 LONGEST = 256  # characters before the JSON: what is longer than any name is none
@@ -28,7 +28,7 @@ class Mistral:
     def block(self, marker: str) -> BlockReader:
         return _Reader()
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         """The newer way for tokenizers that have its tokens."""
         marker = lark.tag(MARKER, special)
         if ARGS in special:
@@ -66,7 +66,7 @@ class _Reader:
         calls = [] if ended.is_broken else self._calls(read_json(ended.text))
         return Block(calls=calls, text="" if calls else self._head + ended.text, rest=ended.rest)
 
-    def _calls(self, value: Any) -> list[ParsedCall]:
+    def _calls(self, value: object) -> list[ParsedCall]:
         """None of them where one cannot be read."""
         if self._name is not None:
             return [ParsedCall(name=self._name, arguments=value)] if isinstance(value, dict) else []

@@ -6,11 +6,12 @@ Owns: the protocols, and what becomes of a block. Never touches: any one format,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from palestra.chat.tool_calls import ParsedCall
+from palestra.util.json_types import JsonMapping
 
 
 class Block(Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class ToolFormat(Protocol):
         """For the text that follows `marker`, one of `markers` or `openings`."""
         ...
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, special: Mapping[str, int]) -> str:
+    def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
         """llguidance's Lark dialect: one call of one of `tools` (as OpenAI writes them), or several in a row. Its top
         rule is `calls`, the names of the others begin with `calls_`; it has no `start`, and so can be part of a larger
         grammar. `special`: texts that are one token to the tokenizer, and its id, which a grammar has to name."""

@@ -14,7 +14,7 @@ import rich_click as click
 
 from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
-from palestra.cli.output import one_line_errors, print_json
+from palestra.cli.output import one_line_errors, print_json, print_result
 from palestra.cli.run.common import duration_text, json_option, number_text, print_table, safe_text, time_text
 from palestra.config.redaction import Mask, redact
 
@@ -106,10 +106,11 @@ def requeue(episode_ids: tuple[str, ...], run: str | None, server: str, key: str
         raise click.UsageError("name episodes, or a run whose parked ones are meant: --run RUN")
     with open_client(server, key) as client:
         count, skipped = (client.requeue(episode_ids), 0) if run is None else requeue_parked(client, run)
-    if as_json:
-        print_json({"requeued": count, "skipped": skipped})
-    else:
-        click.echo(f"{count} queued again" + (f"; {skipped} not: their groups are over" if skipped else ""))
+    print_result(
+        as_json,
+        {"requeued": count, "skipped": skipped},
+        f"{count} queued again" + (f"; {skipped} not: their groups are over" if skipped else ""),
+    )
 
 
 @episode.command()
@@ -138,10 +139,7 @@ def cancel(
     with open_client(server, key) as client:
         groups = open_groups(client, run) if everything else list(group_ids)
         count = client.cancel(run, episode_ids=episode_ids, group_ids=groups, reason=reason)
-    if as_json:
-        print_json({"cancelled": count})
-    else:
-        click.echo(f"{count} cancelled")
+    print_result(as_json, {"cancelled": count}, f"{count} cancelled")
 
 
 @episode.command()
@@ -158,10 +156,7 @@ def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> 
             play = f"{info.queued + info.leased} episodes that wait or are played"
             click.confirm(f"Delete run {safe_text(run, keep='')}, with {play}, and {unread}?", abort=True, err=True)
         count = client.delete_run(run)
-    if as_json:
-        print_json({"deleted": count})
-    else:
-        click.echo(f"run {safe_text(run, keep='')} deleted, with {count} episodes")
+    print_result(as_json, {"deleted": count}, f"run {safe_text(run, keep='')} deleted, with {count} episodes")
 
 
 @episode.command()
@@ -292,7 +287,7 @@ def counts_table(runs: list[RunInfo], seen: Pace, caption: str | None = None) ->
     return table
 
 
-def plain(record: Any) -> Any:
+def plain(record: object) -> Any:
     import msgspec
 
     return msgspec.to_builtins(record)

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from palestra.cli.gym.running import gym_options, running_gym
 from palestra.cli.output import FAILED, INTERRUPTED, USAGE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.environments.gym.directory import Directory
@@ -49,7 +50,7 @@ class Shard(click.ParamType):
 
     name = "I/N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
         at, _, count = str(value).partition("/")
@@ -58,10 +59,10 @@ class Shard(click.ParamType):
         return int(at), int(count)
 
 
-class JsonObject(click.ParamType):
+class JsonParam(click.ParamType):
     name = "JSON"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> JsonObject:
         try:
             found = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -84,7 +85,7 @@ class JsonObject(click.ParamType):
 @click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature, in place of the rows' own.")
 @click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling, in place of the rows' own.")
 @click.option("--max-output-tokens", type=click.IntRange(1), help="Tokens of an answer, in place of the rows' own.")
-@click.option("--params", type=JsonObject(), default="{}", help="More of responses_create_params, for all rows.")
+@click.option("--params", type=JsonParam(), default="{}", help="More of responses_create_params, for all rows.")
 @click.option("--resume", is_flag=True, help="Go on with an output that is there: play what is open.")
 @click.option("--resume-changed", is_flag=True, help="The same, though rows or servers have changed since.")
 @click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
@@ -121,7 +122,7 @@ def collect(
     temperature: float | None,
     top_p: float | None,
     max_output_tokens: int | None,
-    params: dict[str, Any],
+    params: JsonObject,
     resume: bool,
     resume_changed: bool,
     overwrite: bool,
@@ -139,8 +140,7 @@ def collect(
     with needs_extra("gym"):
         from palestra.gym.collect.collection import Wanted
         from palestra.gym.collect.playing import Patience
-        from palestra.gym.collect.prompts import PromptFile
-        from palestra.gym.collect.rows import Expansion
+        from palestra.gym.collect.rows import Expansion, PromptFile
         from palestra.gym.errors import GymError
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     with one_line_errors(GymError):
@@ -186,15 +186,13 @@ def _found(data: Path, roots: tuple[Path, ...]) -> Path:
 
 
 async def _collect(
-    wanted: Wanted, no_metrics: bool, quiet: bool, given: dict[str, Any]
-) -> tuple[Standing, list[dict[str, Any]]]:
-    from palestra.gym.collect.aggregating import aggregated, save_metrics
+    wanted: Wanted, no_metrics: bool, quiet: bool, given: JsonObject
+) -> tuple[Standing, list[JsonObject]]:
+    from palestra.gym.collect.aggregating import FailedAttempts, aggregated, save_metrics
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
-    from palestra.gym.collect.failed_attempts import FailedAttempts
     from palestra.gym.collect.files import OutputFiles
-    from palestra.gym.collect.folding import Captured
-    from palestra.gym.collect.playing import RowPlayer
+    from palestra.gym.collect.playing import Captured, RowPlayer
 
     async with open_gym(**given) as (client, directory):
         settings = await directory.settings()
@@ -266,8 +264,8 @@ def _figures(standing: Any) -> str:
     return "  ".join(parts + failed + ([f"{again} attempts failed"] if again else []))
 
 
-def _say(wanted: Wanted, standing: Standing, metrics: list[dict[str, Any]], as_json: bool) -> None:
-    from palestra.gym.collect.failed_attempts import counted
+def _say(wanted: Wanted, standing: Standing, metrics: list[JsonObject], as_json: bool) -> None:
+    from palestra.gym.collect.aggregating import counted
     from palestra.gym.collect.files import OutputFiles
 
     files = OutputFiles(wanted.output)

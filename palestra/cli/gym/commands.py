@@ -19,6 +19,7 @@ from palestra.cli.lazy import LazyCommand, LazyGroup
 from palestra.cli.options import server_options
 from palestra.cli.output import UNREACHABLE, fail, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.gym.config import GymSources
@@ -33,7 +34,7 @@ COMMANDS = [
     LazyCommand("collect", "palestra.cli.gym.collect:collect", "Play the rows of a file through a gym's agents."),
     LazyCommand("compare", "palestra.cli.gym.results:compare", "What got better or worse between two collections."),
     LazyCommand("datasets", "palestra.cli.gym.results:datasets", "Check and join the datasets that configs name."),
-    LazyCommand("list", "palestra.cli.gym.listing:list_", "Servers, environments and benchmarks that can be run."),
+    LazyCommand("list", "palestra.cli.gym.new:list_", "Servers, environments and benchmarks that can be run."),
     LazyCommand("new", "palestra.cli.gym.new:new", "Make a resources server: code, config, rows, tests."),
     LazyCommand("profile", "palestra.cli.gym.results:profile", "How hard each task of a collection is."),
     LazyCommand("reverify", "palestra.cli.gym.results:reverify", "Grade stored rollouts again, without a model."),
@@ -52,6 +53,14 @@ def head_options(*, default: str | None = HEAD, hint: str = "") -> Callable[[F],
     return server_options(help=about, default=default, envvar=None, key_envvar="PALESTRA_GYM_KEY", old="--head")
 
 
+def search_dir_option(help: str) -> Callable[[F], F]:  # noqa: A002
+    """Folders to look in first: `roots`."""
+    folder = click.Path(path_type=Path, file_okay=False, exists=True)
+    return click.option(
+        "--search-dir", "roots", multiple=True, type=folder, help=f"{help}; may repeat.  [NEMO_GYM_EXTRA_ROOTS]"
+    )
+
+
 def source_options(command: F) -> F:
     """Where a gym's config comes from: `sources(**kwargs)` takes them."""
     options = [
@@ -61,13 +70,7 @@ def source_options(command: F) -> F:
             metavar="FILE",
             help="YAML, below the current folder or a search dir; may repeat, later ones win.",
         ),
-        click.option(
-            "--search-dir",
-            "roots",
-            multiple=True,
-            type=click.Path(path_type=Path, file_okay=False, exists=True),
-            help="Look for configs and server folders here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
-        ),
+        search_dir_option("Look for configs and server folders here first"),
         click.option("-m", "--model", metavar="NAME", help="The policy: policy_model_name."),
         click.option("--model-url", metavar="URL", help="Where it is served: policy_base_url."),
         click.option(
@@ -199,7 +202,7 @@ def status(server: str, key: str | None, as_json: bool) -> None:
     print_table([["server", "kind", "implementation", "url", "pid", "state", "up", "restarts"], *rows])
 
 
-def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
+def read_instances(head: str, key: str | None) -> list[JsonObject]:
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -214,7 +217,7 @@ def read_instances(head: str, key: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def uptime_text(instance: dict[str, Any]) -> str:
+def uptime_text(instance: JsonObject) -> str:
     seconds = int(instance.get("uptime_seconds") or 0)
     hours, rest = divmod(seconds, 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"

@@ -1,4 +1,4 @@
-"""`palestra gym new` and `palestra gym test`: make a server, and run its tests.
+"""`palestra gym list`, `new` and `test`: which servers there are, make one, run its tests.
 
 Owns: arguments and printing. Never touches: what a server is.
 """
@@ -10,9 +10,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import rich_click as click
 
-from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_errors
+from palestra.cli.gym.commands import search_dir_option
+from palestra.cli.output import FAILED, NOT_FOUND, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.run.common import json_option, print_table
 
 
 @click.command()
@@ -47,13 +50,7 @@ def new(name: str, agent: bool, below: Path) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option(
-    "--search-dir",
-    "roots",
-    multiple=True,
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Look for the server's folder here first; may repeat.  [NEMO_GYM_EXTRA_ROOTS]",
-)
+@search_dir_option("Look for the server's folder here first")
 @click.argument("pytest_args", nargs=-1, type=click.UNPROCESSED)
 def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> None:
     """Check that a server loads and its example rows can be begun, then run its own tests. NAME is a server, or
@@ -62,8 +59,8 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
     What comes after -- goes to pytest. Servers of NeMo Gym's get its import surface from us.
     """
     with needs_extra("gym"):
-        from palestra.gym.checking import check_folder
         from palestra.gym.errors import GymError
+        from palestra.gym.making import check_folder
     with one_line_errors(GymError, OSError):
         folder = find_folder(name, roots)
         for line in check_folder(folder):
@@ -104,3 +101,25 @@ def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     if any(is_stock(file) for file in folder.glob("*.py")):
         environment["PYTHONPATH"] = stock_path(folder)
     return [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], environment
+
+
+KINDS = ["resources-servers", "agents", "models", "environments", "benchmarks"]
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+@click.option("--matching", metavar="TEXT", help="Only those with this in their name.")
+@search_dir_option("Look here first")
+@json_option
+def list_(kind: str | None, matching: str | None, roots: tuple[Path, ...], as_json: bool) -> None:
+    """Servers, environments and benchmarks that can be run, with their configs."""
+    with needs_extra("gym"):
+        from palestra.gym.catalog import CatalogKind, catalog
+        from palestra.gym.roots import search_roots
+    kinds = [CatalogKind(one) for one in ([kind] if kind else KINDS)]
+    entries = [one for one in catalog(kinds, search_roots(roots)) if (matching or "").lower() in one.name.lower()]
+    if as_json:
+        print_json(msgspec.to_builtins(entries))
+        return
+    rows = [[one.kind, one.name, config] for one in entries for config in one.configs or ["-"]]
+    print_table([["kind", "name", "config"], *rows])

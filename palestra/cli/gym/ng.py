@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import rich_click as click
 
 from palestra.cli.app import main
 from palestra.cli.output import needs_extra, one_line_errors
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import did_you_mean
 
 OPTIONS = {
@@ -50,8 +49,8 @@ def collect_arguments(overrides: list[str], *, is_started: bool = False) -> list
         from palestra.gym.config.values import GymOverride
         from palestra.gym.errors import GymConfigError
     made: list[str] = []
-    params: dict[str, Any] = {}
-    head: dict[str, Any] = {}
+    params: JsonObject = {}
+    head: JsonObject = {}
     with one_line_errors(GymConfigError, click.UsageError):
         texts = iter(overrides)
         for text in texts:
@@ -74,7 +73,7 @@ def collect_arguments(overrides: list[str], *, is_started: bool = False) -> list
     return made if "--resume" in made else [*made, "--overwrite"]
 
 
-def head_arguments(settings: Mapping[str, Any]) -> list[str]:
+def head_arguments(settings: JsonMapping) -> list[str]:
     """The gym that runs, as `head_server.port` and `head_server.host` say; nothing where they are not said."""
     found = settings.get(HEAD)
     if not found:
@@ -89,7 +88,7 @@ def _is_of_collection(key: str) -> bool:
     return key in OPTIONS or key in FLAGS or key in IGNORED or key.partition(".")[0] == PARAMS
 
 
-def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:
+def _option(key: str, value: object, params: JsonObject) -> list[str]:
     if value is None or key in IGNORED:
         return []
     if key in FLAGS:
@@ -108,7 +107,7 @@ def _option(key: str, value: Any, params: dict[str, Any]) -> list[str]:
     return [OPTIONS[key], text]
 
 
-def _put(params: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(params: JsonObject, path: list[str], value: object) -> None:
     for name in path[:-1]:
         params = params.setdefault(name, {})
         if not isinstance(params, dict):

@@ -19,6 +19,7 @@ from palestra.cli.gym.commands import say, source_options, sources
 from palestra.cli.gym.running import gym_options
 from palestra.cli.output import FAILED, needs_extra, one_line_errors, print_json
 from palestra.cli.run.common import json_option, print_table
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.gym.collect.reverifying import Regraded, Regrading
@@ -51,7 +52,7 @@ def reverify(
     resume: bool,
     overwrite: bool,
     as_json: bool,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Grade stored rollouts again, by the verifiers of a gym, without a model."""
     with needs_extra("gym"):
@@ -85,7 +86,7 @@ def reverify(
         raise SystemExit(FAILED)
 
 
-async def _reverify(wanted: Regrading, quiet: bool, given: dict[str, Any]) -> Regraded:
+async def _reverify(wanted: Regrading, quiet: bool, given: JsonObject) -> Regraded:
     from palestra.gym.collect.reverifying import Grader
     from palestra.gym.collect.reverifying import reverify as run
 
@@ -168,13 +169,12 @@ def aggregate(
 ) -> None:
     """Metrics over the rollouts of several files, as of shards."""
     with needs_extra("gym"):
-        from palestra.gym.collect.aggregating import aggregated, aggregated_here, save_metrics
-        from palestra.gym.collect.failed_attempts import FailedAttempts
+        from palestra.gym.collect.aggregating import FailedAttempts, aggregated, aggregated_here, save_metrics
         from palestra.gym.collect.files import OutputFiles
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError
 
-    async def asked(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def asked(results: list[JsonObject]) -> list[JsonObject]:
         async with open_gym(**given) as (client, directory):
             return await aggregated(results, directory, client)
 

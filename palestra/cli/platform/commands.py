@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra.cli.lazy import LazyGroup
-from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.cli.output import NOT_FOUND, USAGE, fail, needs_extra, one_line_errors, print_json, print_result
 from palestra.cli.run.common import json_option, print_table, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.environments.platform import App, PlatformTask, TaskKey, Verdict
@@ -149,7 +150,7 @@ def apps(name: str | None, as_json: bool) -> None:
         show_app(found[0])
 
 
-def app_facts(app: App) -> dict[str, Any]:
+def app_facts(app: App) -> JsonObject:
     return {
         "app": app.key,
         "title": app.title,
@@ -179,10 +180,11 @@ def openenv_package(name: str, folder: Path, as_json: bool) -> None:
 
     with one_line_errors(PlatformError, OSError):
         written = write_package(app_of(name), folder)
-    if as_json:
-        print_json({"app": name, "files": [str(file) for file in written]})
-    else:
-        click.echo(f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static")
+    print_result(
+        as_json,
+        {"app": name, "files": [str(file) for file in written]},
+        f"{len(written)} files in {folder}; to check them: openenv validate {folder} --level static",
+    )
 
 
 # Tasks
@@ -255,15 +257,12 @@ def show(key: str, solution: bool, as_json: bool) -> None:
 @json_option
 def export(file: Path, as_json: bool, **choice: Any) -> None:
     """Write a tasks_file as Fleet reads it, each task with a verifier that needs nothing of ours."""
-    from palestra.environments.fleet.export import export_tasks
+    from palestra.environments.fleet.platform_tasks import export_tasks
     from palestra.environments.platform import PlatformError
 
     with one_line_errors(PlatformError, OSError):
         count = export_tasks(chosen_keys(**choice), file)
-    if as_json:
-        print_json({"file": str(file), "tasks": count})
-    else:
-        click.echo(f"{count} tasks in {file}")
+    print_result(as_json, {"file": str(file), "tasks": count}, f"{count} tasks in {file}")
 
 
 def chosen_keys(
@@ -294,7 +293,7 @@ def chosen_keys(
     return [TaskKey(a.key, t.name, t.difficulty, n, knobs) for a, t in found for n in range(start, start + count)]
 
 
-def task_facts(task: PlatformTask) -> dict[str, Any]:
+def task_facts(task: PlatformTask) -> JsonObject:
     return {
         "key": str(task.key),
         "prompt": task.prompt,

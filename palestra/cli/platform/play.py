@@ -10,7 +10,6 @@ import random
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import rich_click as click
@@ -30,6 +29,7 @@ from palestra.environments.platform import (
 )
 from palestra.environments.platform.expectations import told_change
 from palestra.environments.platform.task_records import FIRST_EVAL
+from palestra.util.json_types import JsonObject
 
 HELP = """a tool      put value=3   or   send_message to=["ann@x.org"] subject="a few words"   or   put {"value": 3}
 tools       what can be called
@@ -75,8 +75,8 @@ class Game:
     def __init__(self, task: PlatformTask, *, is_silent: bool) -> None:
         self.task, self._is_silent = task, is_silent
         self.instance = Instance(task.seed)
-        self.calls: list[dict[str, Any]] = []
-        self.verdict: dict[str, Any] | None = None
+        self.calls: list[JsonObject] = []
+        self.verdict: JsonObject | None = None
 
     def play(self, said: Iterator[str]) -> None:
         self._show_task()
@@ -85,7 +85,7 @@ class Game:
                 return
         self._judge(None)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         changes = msgspec.to_builtins(self.instance.changes())
         told = {"key": str(self.task.key), "prompt": self.task.prompt, "calls": self.calls, "changes": changes}
         return {**told, "verdict": self.verdict}
@@ -145,14 +145,14 @@ class Game:
             click.echo(safe_text(text))
 
 
-def arguments_of(tool: Tool, text: str) -> Any:
+def arguments_of(tool: Tool, text: str) -> object:
     """`name=value …` or one JSON object. A value is text where the tool takes text, JSON elsewhere."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text)
         except msgspec.DecodeError as e:
             raise ValueError(str(e)) from None
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for word in split(text):
         name, equals, value = word.partition("=")
         if not equals:
@@ -191,7 +191,7 @@ def list_length(text: str) -> int:
     raise ValueError(f'{text!r} is not a list such as ["a", "b"]')
 
 
-def value_of(schema: dict[str, Any], text: str) -> Any:
+def value_of(schema: JsonObject, text: str) -> object:
     if schema.get("type") == "string":
         return text
     try:

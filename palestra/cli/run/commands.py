@@ -6,11 +6,11 @@ Owns: arguments and printing. Never touches: the files of a run other than by re
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from palestra.cli.output import needs_extra, print_json
+from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run.common import (
     duration_text,
     find,
@@ -24,6 +24,7 @@ from palestra.cli.run.common import (
     sparkline,
     time_text,
 )
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
@@ -206,17 +207,14 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
         found = find(which, root)
         file = out or found.path / "plot.png"
         panels = draw(found, file)
-    if as_json:
-        print_json({"file": str(file), "panels": panels})
-    else:
-        click.echo(f"{file}: {', '.join(panels)}")
+    print_result(as_json, {"file": str(file), "panels": panels}, f"{file}: {', '.join(panels)}")
 
 
-def overview(one: RunReader) -> dict[str, Any]:
+def overview(one: RunReader) -> JsonObject:
     """A run in one row; one that cannot be read says so instead of hiding the others."""
     from palestra.runs.record_files import RunError
 
-    row: dict[str, Any] = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
+    row: JsonObject = {"name": one.name, "path": str(one.path), "status": "damaged", "kind": None, "model": None}
     row |= {"created": None, "last_step": None, "steps": None, "reward_mean": None}
     row |= {"eval_success": None, "eval_loss": None, "eval_step": None}
     try:
@@ -240,7 +238,7 @@ def overview(one: RunReader) -> dict[str, Any]:
     return row
 
 
-def evaluation_text(row: dict[str, Any]) -> str:
+def evaluation_text(row: JsonObject) -> str:
     """The newest evaluation and its step, which is seldom the run's last one."""
     if row["eval_step"] is None:
         return "-"
@@ -249,21 +247,21 @@ def evaluation_text(row: dict[str, Any]) -> str:
     return f"{figure} (step {row['eval_step']})"
 
 
-def last_values(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+def last_values(metrics: list[JsonObject]) -> JsonObject:
     """The newest value of each metric: an evaluation is not in every row."""
-    newest: dict[str, Any] = {}
+    newest: JsonObject = {}
     for row in metrics:
         newest |= {name: value for name, value in row.items() if value is not None}
     return {name: value for name, value in newest.items() if name not in ("time", "attempt")}
 
 
-def flat_config(one: RunReader) -> dict[str, Any]:
+def flat_config(one: RunReader) -> JsonObject:
     from palestra.runs.facts import flatten
 
     return {key: value for key, value in flatten(one.read_about()["config"]).items() if key not in ("name", "runs")}
 
 
-def print_course(metrics: list[dict[str, Any]]) -> None:
+def print_course(metrics: list[JsonObject]) -> None:
     courses = {name: [row[name] for row in metrics if row.get(name) is not None] for name in KEY_METRICS}
     rows = [
         [name, number_text(values[0]), number_text(values[-1]), number_text(max(values)), sparkline(values)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
@@ -79,7 +79,7 @@ def escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
-def number_text(value: Any) -> str:
+def number_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -13,14 +13,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from palestra.cli.output import needs_extra
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 def export_rows(run: RunReader, what: str, form: str, out: Path | None) -> int:

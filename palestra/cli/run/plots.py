@@ -14,12 +14,13 @@ from msgspec import Struct
 
 from palestra.runs.record_files import RunError
 from palestra.util.files import replacing
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.runs.reader import RunReader
 
 SUFFIXES = (".png", ".svg")
-Row = dict[str, Any]
+Row = JsonObject
 
 
 class Panel(Struct, frozen=True):

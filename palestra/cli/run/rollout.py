@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from palestra.cli.output import print_json
 from palestra.cli.run.common import find, json_option, number_text, print_table, run_errors, runs_option, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,8 +101,8 @@ def show(
 
 
 def matching(
-    run: RunReader, step: int | None, evals: bool, matches: Callable[[dict[str, Any]], bool]
-) -> Iterator[dict[str, Any]]:
+    run: RunReader, step: int | None, evals: bool, matches: Callable[[JsonObject], bool]
+) -> Iterator[JsonObject]:
     from palestra.runs.reader import Part
 
     part = Part.EVAL if evals else Part.ROLLOUTS
@@ -124,7 +125,7 @@ def find_one(rollout_id: str, which: str | None, step: int | None, root: Path) -
     raise RunNotFound(f"no rollout {rollout_id!r} in {place}{at}; to see them: palestra rollout list {which or 'RUN'}")
 
 
-def read_tokens(run: RunReader, found: FoundRollout) -> dict[str, Any]:
+def read_tokens(run: RunReader, found: FoundRollout) -> JsonObject:
     from palestra.runs.reader import Part, RunNotFound
 
     tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
@@ -153,7 +154,7 @@ def print_head(console: Console, found: FoundRollout) -> None:
     console.print()
 
 
-def print_messages(console: Console, record: dict[str, Any]) -> None:
+def print_messages(console: Console, record: JsonObject) -> None:
     from rich.text import Text
 
     for message in record["messages"]:
@@ -163,7 +164,7 @@ def print_messages(console: Console, record: dict[str, Any]) -> None:
         console.print()
 
 
-def print_tokens(console: Console, tokens: dict[str, Any], folder: str | None, color: str) -> None:
+def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color: str) -> None:
     from palestra.cli.run.token_view import LEGENDS, Color, colored, load_tokenizer, table_rows, token_cells
 
     tokenizer = load_tokenizer(folder)
@@ -177,7 +178,7 @@ def print_tokens(console: Console, tokens: dict[str, Any], folder: str | None, c
     console.print(colored(cells, Color(color)))
 
 
-def content_text(message: dict[str, Any]) -> str:
+def content_text(message: JsonObject) -> str:
     """The words of a message, then whatever else it carries, as tool calls."""
     content = message.get("content")
     if isinstance(content, list):
@@ -186,7 +187,7 @@ def content_text(message: dict[str, Any]) -> str:
     return "\n".join([*([str(content)] if content else []), *(f"{name}: {value}" for name, value in rest.items())])
 
 
-def last_words(record: dict[str, Any]) -> str:
+def last_words(record: JsonObject) -> str:
     said = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
     text = " ".join(content_text(said[-1]).split()) if said else record.get("error") or ""
     text = safe_text(text, keep="")

@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from rich.text import Text
 
 from palestra.cli.run.common import number_text, safe_text
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,7 +53,7 @@ LEGENDS = {
 }
 
 
-def token_cells(record: dict[str, Any], tokenizer: Tokenizer | None) -> list[TokenCell]:
+def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
     """From a line of the run's `tokens` file."""
     cells = [TokenCell(token, "", Origin.PROMPT) for token in record["prompt"]]
     for turn in record["turns"]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from palestra.util.json_types import JsonMapping
 from palestra.util.suggest import nearest
 
-Record = Mapping[str, Any]
+Record = JsonMapping
 Value = Callable[[Record], Any]
 
 FIELDS = [
@@ -131,7 +132,7 @@ def _test(op: ast.cmpop, node: ast.Compare) -> Callable[[Any, Any], bool]:
     raise WhereError(f"{ast.unparse(node)!r}: compare with < <= > >= = != in")
 
 
-def _ordered(test: Callable[[Any, Any], bool], a: Any, b: Any, node: ast.AST) -> bool:
+def _ordered(test: Callable[[Any, Any], bool], a: object, b: object, node: ast.AST) -> bool:
     """What a rollout does not have, as a failed one its reward, is neither less nor more."""
     if a is None or b is None:
         return False

@@ -11,10 +11,11 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from palestra.chat.tool_calls import without_thinking
-from palestra.environments.bundled.grading import last_integer
-from palestra.environments.lazy_tasks import LazyTasks
+from palestra.environments.bundled.draws import last_integer
+from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonObject
 
 Op = Literal["+", "-", "*"]
 OPS: tuple[Op, ...] = ("+", "-", "*")
@@ -72,7 +73,7 @@ def task(a: int, op: Op, b: int) -> Task:
     )
 
 
-def gym_rows(split: Literal["train", "eval"]) -> list[dict[str, Any]]:
+def gym_rows(split: Literal["train", "eval"]) -> list[JsonObject]:
     """The same questions for the gym's `math_with_judge` server."""
     return [
         {
@@ -94,7 +95,7 @@ class Arithmetic(BaseTextEnv):
 
     tasks = staticmethod(tasks)
 
-    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
+    def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)
         if not isinstance(self.extras.get("answer"), int):
             raise ValueError("arithmetic: a task needs an 'answer', a whole number, in its extras")
@@ -109,7 +110,7 @@ class Arithmetic(BaseTextEnv):
         reward = 1.0 if said == self.extras["answer"] else 0.0
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={"said": said})
 
-    def get_metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> JsonObject:
         return {"parse_error": 0.0 if self._has_number else 1.0}
 
 

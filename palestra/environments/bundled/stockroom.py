@@ -9,10 +9,11 @@ import re
 from typing import Any
 
 from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call, without_thinking
-from palestra.environments.bundled.grading import last_integer
+from palestra.environments.bundled.draws import last_integer
 from palestra.environments.bundled.stockroom_tasks import DONE, NO_CALL, Kind, answer, tasks, tool_error, tool_result
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.environments.tools import ToolGroup, tool
+from palestra.util.json_types import JsonObject
 
 CALLS = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 MAX_INTEGER = 10**18
@@ -55,7 +56,7 @@ class Stockroom(BaseTextEnv):
     max_turns = 6
     tasks = staticmethod(tasks)
 
-    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
+    def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)
         try:
             stock = {str(item): int(count) for item, count in self.extras["stock"].items()}
@@ -83,7 +84,7 @@ class Stockroom(BaseTextEnv):
         metadata["done_reason"] = "agent_done" if is_done else "max_turns"
         return BaseTextEnvStepOutput(observations=[], reward=self._verify(said), done=True, metadata=metadata)
 
-    def get_metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> JsonObject:
         return {
             "turns": self.turns,
             "tool_calls": self._tool_calls,

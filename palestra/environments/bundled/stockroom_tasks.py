@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal
 
 from palestra.environments.bundled.draws import Draws
-from palestra.environments.lazy_tasks import LazyTasks
+from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
 
 SYSTEM = (

@@ -3,7 +3,7 @@
 from palestra.environments.fleet.backend import Attempt, Backend, Grade, ToolAnswer
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.export import export_tasks, fleet_row
+from palestra.environments.fleet.platform_tasks import export_tasks, fleet_row
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.task_env import OpenEnvTask

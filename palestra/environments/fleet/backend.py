@@ -1,20 +1,24 @@
 """What a Fleet task is played on: one instance of an app, wherever it runs.
 
-Owns: the protocol. A backend is for one episode: `create`, then the rest, and `close` whatever happened.
+Owns: the protocol, partial rewards from what a verifier printed. A backend is for one episode: `create`, then the rest,
+and `close` whatever happened.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from palestra.environments.fleet.partial import partial_score
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.platform.verifiers import Execution
+from palestra.util.json_types import JsonObject
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
@@ -45,7 +49,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier may look at besides the instance."""
 
     answer: str | None = None
-    conversation: Sequence[dict[str, Any]] = ()
+    conversation: Sequence[JsonObject] = ()
 
 
 class Backend(Protocol):
@@ -57,7 +61,7 @@ class Backend(Protocol):
 
     async def list_tools(self) -> list[ToolSpec]: ...
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         """What the tool itself says is wrong is an answer. Raises BackendError where there is no instance any more."""
         ...
 
@@ -69,3 +73,45 @@ class Backend(Protocol):
 
 
 BackendFactory = Callable[[FleetTask, FleetSettings], Backend]
+
+
+BLOCK = r">>> {0}_ACCUMULATOR >>>\n(.*?)\n<<< {0}_ACCUMULATOR <<<"
+ERRORS, SUCCESSES = (re.compile(BLOCK.format(name), re.DOTALL) for name in ("ERROR", "SUCCESS"))
+APP_LINE = re.compile(r"^App (.+): ([01])\s*$", re.MULTILINE)
+NOTHING_HAPPENED = re.compile(r"no (?:unexpected|other|unwanted) (?:database )?changes", re.IGNORECASE)
+"""A check that is met by doing nothing is no part of a success."""
+
+
+def partial_score(stdout: str) -> float:
+    """0 to below 1."""
+    apps = APP_LINE.findall(stdout)
+    if apps:
+        passed = [one == "1" for _, one in apps]
+        earned = _counted(SUCCESSES, stdout)
+        return sum(passed) / len(passed) if earned and not all(passed) else 0.0
+    met, missed = len(_counted(SUCCESSES, stdout)), len(_listed(ERRORS, stdout))
+    return met / (met + missed) if missed else 0.0
+
+
+def _counted(block: re.Pattern[str], stdout: str) -> list[Any]:
+    return [one for one in _listed(block, stdout) if not NOTHING_HAPPENED.search(str(one))]
+
+
+def _listed(block: re.Pattern[str], stdout: str) -> list[Any]:
+    found: list[Any] = []
+    for text in block.findall(stdout):
+        value = _read(text)
+        found += value if isinstance(value, list) else []
+    return found
+
+
+def _read(text: str) -> Any:
+    """JSON or, as most print it, Python's own way."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None

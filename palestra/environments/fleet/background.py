@@ -23,7 +23,7 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(work, _running_loop())
     try:
         return future.result()
-    except BaseException:
+    except BaseException:  # also an interrupt: the work must not go on alone
         future.cancel()
         raise
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.util.json_types import JsonObject
 
-Message = dict[str, Any]
+Message = JsonObject
 MAX_MESSAGES, MAX_LINES, SNIPPET = 10, 20, 200
 PAGE_SIZE, MAX_PAGE = 50, 500
 _INTEGER, _TEXT = {"type": "integer"}, {"type": "string"}
@@ -67,7 +67,7 @@ class ContextTools:
             f"{len(self._cut_output)} lines in all. Use search_tool_output or view_tool_output for the rest.]"
         )
 
-    def call(self, name: str, arguments: Any) -> tuple[str, bool]:
+    def call(self, name: str, arguments: object) -> tuple[str, bool]:
         """The answer, and whether the history was changed. Raises ValueError for arguments that do not do."""
         if not isinstance(arguments, dict):
             raise ValueError("arguments must be an object")
@@ -124,24 +124,24 @@ def _turns(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-def _positive(name: str, value: Any) -> int:
+def _positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number from 1")
     return value
 
 
-def _words(pattern: Any) -> list[str]:
+def _words(pattern: object) -> list[str]:
     if not isinstance(pattern, str) or not pattern.strip("| "):
         raise ValueError("pattern must be text to look for")
     return [word for word in pattern.casefold().split("|") if word]
 
 
-def _is_in(pattern: Any, text: Any) -> bool:
+def _is_in(pattern: object, text: object) -> bool:
     folded = str(text).casefold()
     return any(word in folded for word in _words(pattern))
 
 
-def _snippet(text: Any, pattern: str) -> str:
+def _snippet(text: object, pattern: str) -> str:
     shown, folded = str(text), str(text).casefold()
     first = min(place for word in _words(pattern) if (place := folded.find(word)) >= 0)
     start = max(0, min(first - SNIPPET // 4, len(shown) - SNIPPET))

@@ -18,13 +18,14 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from palestra.environments.calls import words
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonMapping
 
 try:
     import chz
@@ -142,7 +143,7 @@ class FleetGroupBuilder(EnvGroupBuilder):
     """All that it holds before `make_envs` can be pickled."""
 
     task: Task
-    env_config: Mapping[str, Any]
+    env_config: JsonMapping
     renderer: Renderer
     group_size: int
     max_turns: int | None = None
@@ -186,7 +187,7 @@ class FleetGroupBuilder(EnvGroupBuilder):
 class FleetDataset(RLDataset):
     """Tasks in an order that the seed says; what is left over at the end of a pass is left out."""
 
-    def __init__(self, tasks: Sequence[Task], batch_size: int, seed: int, group: Mapping[str, Any]) -> None:
+    def __init__(self, tasks: Sequence[Task], batch_size: int, seed: int, group: JsonMapping) -> None:
         if len(tasks) < batch_size:
             raise ValueError(f"there are {len(tasks)} tasks, fewer than a batch of {batch_size}")
         self._tasks, self._batch_size, self._group = tasks, batch_size, group
@@ -211,7 +212,7 @@ class FleetDatasetBuilder(RLDatasetBuilder):
     """Groups."""
     group_size: int
     renderer_name: str | None = None
-    env_config: Mapping[str, Any] = chz.field(default_factory=dict)
+    env_config: JsonMapping = chz.field(default_factory=dict)
     max_turns: int | None = None
     """Without it each task's own."""
     max_trajectory_tokens: int | None = None

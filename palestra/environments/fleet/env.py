@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from palestra.environments.calls import words
-from palestra.environments.fleet import context_tools, observations
+from palestra.environments.fleet import context_tools, prompts
 from palestra.environments.fleet.actions import Action, CallRequest, parse_action
 from palestra.environments.fleet.backends import kind_of
 from palestra.environments.fleet.background import run_sync
@@ -29,6 +29,7 @@ from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import find_task, load_tasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonMapping, JsonObject
 
 API_KEY = "FLEET_API_KEY"
 DEFAULT_TASKS = "platform:keys"
@@ -66,7 +67,7 @@ class FleetTaskEnv(BaseTextEnv):
         self.max_output_chars = int(extras.get("max_output_chars") or MAX_OUTPUT_CHARS)
         self.chat_history: ConversationType = []
         self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0
-        self.tools: list[dict[str, Any]] = []
+        self.tools: list[JsonObject] = []
         self.openenv_task_env: OpenEnvTask | None = None
         self._context: ContextTools | None = None
         self._is_over = False
@@ -80,16 +81,16 @@ class FleetTaskEnv(BaseTextEnv):
 
     # Episodes
 
-    async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+    async def init_async(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
         """`prompt` is not looked at: the task has its own. Raises RuntimeError where there is no instance."""
         await self.close_async()
         self.openenv_task_env = OpenEnvTask(self.task, self.settings, self.max_turns)
         try:
             observation = await self.openenv_task_env.reset_async()
-        except Exception as e:
+        except Exception as e:  # SkyRL expects a RuntimeError, whatever it was
             await self.close_async()
             raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
-        except BaseException:
+        except BaseException:  # cancelled: the instance must not stay
             await self.close_async()
             raise
         self.tools = list(observation["tools"])
@@ -163,7 +164,7 @@ class FleetTaskEnv(BaseTextEnv):
         if self.openenv_task_env is not None:
             await self.openenv_task_env.close_async(grade=False)
 
-    def init(self, prompt: ConversationType | None = None) -> tuple[ConversationType, dict[str, Any]]:
+    def init(self, prompt: ConversationType | None = None) -> tuple[ConversationType, JsonObject]:
         return run_sync(self.init_async(prompt))
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -174,7 +175,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     # Metrics and tasks
 
-    def get_metrics(self) -> dict[str, Any]:
+    def get_metrics(self) -> JsonObject:
         return {
             "task_key": self.task_key,
             "env_key": self.task.env_key,
@@ -186,11 +187,11 @@ class FleetTaskEnv(BaseTextEnv):
         }
 
     @staticmethod
-    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
         return aggregate_metrics(metrics)
 
     @staticmethod
-    def tasks(split: Split, env_config: Mapping[str, Any] | None = None) -> Sequence[Task]:
+    def tasks(split: Split, env_config: JsonMapping | None = None) -> Sequence[Task]:
         """For a training run without a file of rows: those of its tasks_file."""
         tasks_file = str((env_config or {}).get("tasks_file") or DEFAULT_TASKS)
         if tasks_file.startswith(PLATFORM):
@@ -235,11 +236,11 @@ class FleetTaskEnv(BaseTextEnv):
             told = f"Error: {outcome.error}"
         elif outcome.was_called and (outcome.result is not None or not outcome.is_ended):
             indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
-            told = observations.result_text(outcome.result, indent)
+            told = prompts.result_text(outcome.result, indent)
         elif outcome.is_ended:
-            told = observations.COMPLETE
+            told = prompts.COMPLETE
         else:
-            told = observations.problem_text(read.problem)
+            told = prompts.problem_text(read.problem)
         if read.ignored_calls:
             told += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
         return told if self._context is None or outcome.is_context_tools else self._context.cut(told)
@@ -251,7 +252,7 @@ class FleetTaskEnv(BaseTextEnv):
             self._context.note([message])
         return dict(message)
 
-    def _hints(self) -> dict[str, Any]:
+    def _hints(self) -> JsonObject:
         below = self.openenv_task_env
         if not (self.settings.hints and self._is_over and below is not None):
             return {}
@@ -263,6 +264,6 @@ class FleetTaskEnv(BaseTextEnv):
 
 
 def _output(
-    messages: ConversationType, reward: float | None, done: bool, metadata: dict[str, Any]
+    messages: ConversationType, reward: float | None, done: bool, metadata: JsonObject
 ) -> BaseTextEnvStepOutput:
     return BaseTextEnvStepOutput(observations=messages, reward=reward, done=done, metadata=metadata)

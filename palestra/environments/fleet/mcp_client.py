@@ -21,6 +21,7 @@ from palestra.environments.calls import words
 from palestra.environments.fleet.backend import ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.util.json_types import JsonMapping, JsonObject
 
 MAX_PAGES = 100  # of a server's list of tools
 CONNECTION_CLOSED = -32000
@@ -69,7 +70,7 @@ class McpConnection:
                 break
         return found
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         return answer_of(_wire(await self._asked(self._client.call_tool(name, arguments))))
 
     async def _asked(self, request: Any) -> Any:
@@ -81,7 +82,7 @@ class McpConnection:
             if not asking.done():
                 raise BackendError(f"the connection to {self._address} ended")
             return asking.result()
-        except Exception as e:
+        except Exception as e:  # the client's transports raise what they like
             if _is_lost(e):
                 raise BackendError(f"the connection to {self._address} is lost: {words(e)}") from e
             raise
@@ -93,7 +94,7 @@ class McpConnection:
             async with _client(self._address, self._timeout_s) as self._client:
                 ready.set_result(None)
                 await self._is_wanted.wait()
-        except Exception as e:
+        except Exception as e:  # told to whoever waits in `open`
             if not ready.done():
                 ready.set_exception(BackendError(f"no MCP server at {self._address}: {_innermost(e)}"))
 
@@ -144,14 +145,14 @@ async def _http_transport(url: str, headers: dict[str, str], timeout_s: float) -
         yield streams
 
 
-def _wire(answer: Any) -> dict[str, Any]:
+def _wire(answer: Any) -> JsonObject:
     """As it went over the wire: names of attributes differ between the packages, those do not."""
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def answer_of(result: Mapping[str, Any]) -> ToolAnswer:
+def answer_of(result: JsonMapping) -> ToolAnswer:
     """One text is read as JSON where it is some; several are a list of texts; pictures become parts of a message."""
-    blocks: Sequence[Mapping[str, Any]] = result.get("content") or []
+    blocks: Sequence[JsonMapping] = result.get("content") or []
     texts = [block["text"] for block in blocks if block.get("type") == "text"]
     if result.get("isError"):
         return ToolAnswer(None, "\n".join(texts) or "the tool failed without a word")
@@ -164,7 +165,7 @@ def answer_of(result: Mapping[str, Any]) -> ToolAnswer:
     return ToolAnswer(result.get("structuredContent"))
 
 
-def _part(block: Mapping[str, Any]) -> dict[str, Any]:
+def _part(block: JsonMapping) -> JsonObject:
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     address = f"data:{block.get('mimeType', 'image/png')};base64,{block['data']}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from palestra.util.json_types import JsonMapping
 
 INIT_FAILED = "env_init_failed"
-Metrics = Mapping[str, Any]
+Metrics = JsonMapping
 
 
 def aggregate_metrics(metrics: Sequence[Metrics]) -> dict[str, float]:

@@ -1,22 +1,26 @@
-"""Tasks of the local platform as Fleet tasks: made from their keys, no file needed.
+"""Tasks of the local platform as Fleet tasks: made from their keys, or written to a tasks_file with their verifiers.
 
-Owns: what `platform:…` means, which keys a run goes through. Never touches: instances.
+Owns: what `platform:…` means, which keys a run goes through, the file. Never touches: instances, the verifiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from palestra.environments.fleet.records import FleetTask
-from palestra.environments.lazy_tasks import LazyTasks
 from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
 from palestra.environments.platform.task_records import FIRST_EVAL, Knob, knobs_of
+from palestra.environments.platform.verifiers.source import verifier_source
+from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonObject
 
 PLATFORM = "platform:"
 SHOWN_KEYS = 5
@@ -155,3 +159,38 @@ def _number(name: str, key: str, text: str) -> int:
     if not text.isdecimal() or len(text) > 10:
         raise ValueError(f"{name}: {key} must be a whole number, found {text!r}")
     return int(text)
+
+
+def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
+    """How many it wrote."""
+    rows = [fleet_row(make_task(key)) for key in keys]
+    file.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    return len(rows)
+
+
+def fleet_row(task: PlatformTask) -> JsonObject:
+    """In the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads `data_key` only."""
+    key, app, data = str(task.key), task.app, task.seed.key
+    return {
+        "key": key,
+        "task_key": key,
+        "prompt": task.prompt,
+        "env_id": app.key,
+        "env_key": app.key,
+        "version": app.version,
+        "env_version": app.version,
+        "data_id": data,
+        "data_key": data,
+        "data_version": app.version,
+        "verifier_func": verifier_source(task),
+        "task_modality": "tool_use",
+        "env_variables": dict(task.variables),
+        "difficulty": _level(task.template.difficulty),
+        "max_turns": task.template.max_turns,
+        "metadata": {"template": task.template.name, "difficulty": task.template.difficulty, "params": task.params},
+    }
+
+
+def _level(difficulty: str) -> int:
+    """Fleet's: 1 easy, 2 medium, 3 hard."""
+    return max(1, int(difficulty[0]))

@@ -5,12 +5,10 @@ Owns: both spellings, what a row must have. Never touches: files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.util.json_types import JsonMapping, JsonObject
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "task_key": ("key", "task_key"),
@@ -38,14 +36,14 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
     data_version: str | None = None
     verifier_code: str | None = None
     task_modality: str = "tool_use"
-    env_variables: dict[str, Any] = {}
+    env_variables: JsonObject = {}
     max_turns: int | None = None
     """The task's own limit; a dataset or a config may say otherwise."""
-    raw: dict[str, Any] = {}
+    raw: JsonObject = {}
     """The row as it was: what a platform may want besides."""
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], where: str = "task") -> FleetTask:
+    def of(cls, row: JsonMapping, where: str = "task") -> FleetTask:
         """Raises ValueError."""
         found = {name: value for name, spellings in SPELLINGS.items() if (value := _first(row, spellings)) is not None}
         for name in ("task_key", "prompt", "env_key"):
@@ -62,5 +60,5 @@ class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
         return ANSWER_TOOL in self.prompt
 
 
-def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first(row: JsonMapping, names: tuple[str, ...]) -> object:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)

@@ -13,6 +13,7 @@ import msgspec
 
 from palestra.environments.fleet.actions import Grammar
 from palestra.environments.fleet.prompts import PromptStyle
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """platform: the apps here, in this process. remote: those of a `palestra platform serve`. fleet: hosted Fleet, by
     its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform where the
     task's app is one of those here, else fleet."""
-    mcp: dict[str, Any] = {}
+    mcp: JsonObject = {}
     """For the backend mcp: `url` or `command`, `headers`, `env`, `verifier`."""
-    openenv: dict[str, Any] = {}
+    openenv: JsonObject = {}
     """For the backend openenv: `url`, `reset`, `finish`, `headers`."""
     grammar: Grammar = Grammar.LENIENT
     prompt_style: PromptStyle = PromptStyle.FULL
@@ -51,7 +52,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     verifier_memory_mib: int = 512
 
     @classmethod
-    def of(cls, env_config: Any) -> FleetSettings:
+    def of(cls, env_config: object) -> FleetSettings:
         """From any mapping with `get`. Raises ValueError."""
         get = getattr(env_config, "get", None)
         if env_config is not None and get is None:
@@ -72,7 +73,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if is_list else value
 
 
-def _warn_of_others(env_config: Any, known: tuple[str, ...]) -> None:
+def _warn_of_others(env_config: object, known: tuple[str, ...]) -> None:
     for name in env_config.keys() - set(known) if isinstance(env_config, Mapping) else ():
         near = nearest(name, known)
         log.warning("env_config has %r, which fleet_task does not know%s", name, f"; {near}?" if near else "")

@@ -17,11 +17,12 @@ from palestra.environments.fleet.backend import Attempt, Backend, BackendFactory
 from palestra.environments.fleet.backends import make_backend
 from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.observations import error_of
+from palestra.environments.fleet.prompts import error_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class OpenEnvTask:
 
     def __init__(
         self,
-        task_config: FleetTask | Mapping[str, Any],
+        task_config: FleetTask | JsonMapping,
         settings: FleetSettings | None = None,
         max_steps: int = 50,
         factory: BackendFactory = make_backend,
@@ -45,7 +46,7 @@ class OpenEnvTask:
         self.final_reward: float | None = None
         self.verifier_stdout = self.verifier_error = ""
         self.tool_errors_list: list[str] = []
-        self.conversation: Sequence[dict[str, Any]] = ()
+        self.conversation: Sequence[JsonObject] = ()
         """For verifiers that want to read it; whoever leads the conversation keeps it here."""
         self.tool_time_s = 0.0
         self._factory = factory
@@ -62,7 +63,7 @@ class OpenEnvTask:
     def is_graded(self) -> bool:
         return self._grade is not None
 
-    async def reset_async(self, seed: int | None = None) -> dict[str, Any]:
+    async def reset_async(self, seed: int | None = None) -> JsonObject:
         """A fresh instance. `seed` is there for others' sake: the task says which data it is. Raises BackendError."""
         await self.close_async(grade=False)
         self._close, self._backend = None, self._factory(self.task, self.settings)
@@ -76,7 +77,7 @@ class OpenEnvTask:
             self._tools = [*self._tools, SUBMIT]
         return self._observation({})
 
-    async def step_async(self, action: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, bool, dict[str, Any]]:
+    async def step_async(self, action: JsonMapping) -> tuple[JsonObject, float | None, bool, JsonObject]:
         """`{"tool", "params", "done"}`: the call, if there is one, then the end, if it is one. A reward of None: nobody
         knows."""
         if self._backend is None or self._creation is None:
@@ -84,7 +85,7 @@ class OpenEnvTask:
         if self._is_done:
             raise RuntimeError("step after done: await reset_async() for another episode")
         self._steps += 1
-        info: dict[str, Any] = {"step": self._steps, "done_reason": None}
+        info: JsonObject = {"step": self._steps, "done_reason": None}
         result = await self._called(action, info) if action.get("tool") is not None else None
         is_ended = bool(action.get("done")) or "submitted_answer" in info
         reward: float | None = 0.0
@@ -114,16 +115,16 @@ class OpenEnvTask:
             self._close.add_done_callback(_closing.discard)
         await asyncio.shield(self._close)
 
-    def reset(self, seed: int | None = None) -> dict[str, Any]:
+    def reset(self, seed: int | None = None) -> JsonObject:
         return run_sync(self.reset_async(seed))
 
-    def step(self, action: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, bool, dict[str, Any]]:
+    def step(self, action: JsonMapping) -> tuple[JsonObject, float | None, bool, JsonObject]:
         return run_sync(self.step_async(action))
 
     def close(self) -> None:
         run_sync(self.close_async())
 
-    async def _called(self, action: Mapping[str, Any], info: dict[str, Any]) -> Any:
+    async def _called(self, action: JsonMapping, info: JsonObject) -> Any:
         name, arguments = action["tool"], action.get("params")
         if name == ANSWER_TOOL and SUBMIT in self._tools and isinstance(arguments, Mapping):
             answer = arguments.get("answer")
@@ -140,7 +141,7 @@ class OpenEnvTask:
         info["tool_result"] = result
         return result
 
-    async def _tried(self, name: Any, arguments: Any) -> tuple[Any, str]:
+    async def _tried(self, name: object, arguments: object) -> tuple[Any, str]:
         """The result, or what the model is told instead. A lost instance is no mistake of the model's, and raises."""
         assert self._backend is not None
         if not isinstance(name, str):
@@ -154,7 +155,7 @@ class OpenEnvTask:
             raise
         except TimeoutError:
             return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
-        except Exception as e:
+        except Exception as e:  # of a tool: for the model to read
             return None, words(e)
         return answer.result, answer.error or error_of(answer.result) or ""
 
@@ -162,7 +163,7 @@ class OpenEnvTask:
         """What breaks while grading leaves the grade unknown."""
         try:
             return await backend.verify(Attempt(answer=self._answer, conversation=self.conversation))
-        except Exception as e:
+        except Exception as e:  # a verifier that breaks is no verdict
             log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
             return Grade(score=None, error=words(e))
 
@@ -180,7 +181,7 @@ class OpenEnvTask:
             self._backend, self._is_done = None, True
             await backend.close()
 
-    def _observation(self, observation: Any) -> dict[str, Any]:
+    def _observation(self, observation: object) -> JsonObject:
         return {
             "prompt": self.task.prompt,
             "observation": observation,

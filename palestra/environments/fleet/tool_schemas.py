@@ -10,15 +10,16 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.platform import answering
+from palestra.environments.platform import golden
+from palestra.util.json_types import JsonMapping, JsonObject
 
-ToolSpec = dict[str, Any]
+ToolSpec = JsonObject
 DROPPED = ("title", "default")
 
-SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(answering.SUBMIT)}
+SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(golden.SUBMIT)}
 
 
-def openai_tool(name: str, description: str | None, schema: Mapping[str, Any] | None) -> ToolSpec:
+def openai_tool(name: str, description: str | None, schema: JsonMapping | None) -> ToolSpec:
     given = schema or {}
     parameters = {
         "type": "object",
@@ -48,7 +49,7 @@ def in_lines(tools: Sequence[ToolSpec]) -> str:
     return "\n".join(map(in_a_line, tools))
 
 
-def _plain(schema: Any) -> Any:
+def _plain(schema: object) -> Any:
     """Without what models need not read: titles, defaults, null among the types, tuples."""
     if not isinstance(schema, Mapping):
         return schema
@@ -66,11 +67,11 @@ def _plain(schema: Any) -> Any:
     return found
 
 
-def _is_null(schema: Any) -> bool:
+def _is_null(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
-def _type_of(schema: Any) -> str:
+def _type_of(schema: object) -> str:
     if not isinstance(schema, Mapping):
         return "any"
     if "enum" in schema:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonObject
 
 try:
     import httpx
@@ -34,7 +35,7 @@ REWARD = "verifier"
 class FleetData(vf.TaskData):
     """The prompt is the task's own; what is said before it, with the tools, is known when an instance is there."""
 
-    extras: dict[str, Any]
+    extras: JsonObject
     """What the environment is made with."""
 
 
@@ -48,7 +49,7 @@ class FleetConfig(vf.TasksetConfig):
     tasks_file: str = "platform:keys"
     """A file, or `platform:mail?difficulty=0,1&count=200`."""
     split: Literal["train", "eval"] = "eval"
-    env_config: dict[str, Any] = Field(default_factory=dict)
+    env_config: JsonObject = Field(default_factory=dict)
     """Settings of `fleet_task`: backend, prompt_style and the like. They are not written into traces."""
     max_turns: int | None = None
     """Without it each task's own."""
@@ -60,7 +61,7 @@ class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
             yield FleetVfTask(self._data(task), self.config.task)
 
     @property
-    def env_config(self) -> dict[str, Any]:
+    def env_config(self) -> JsonObject:
         if self.config.env_config.get("enable_context_tools"):
             raise ValueError("verifiers keeps a conversation whole: leave enable_context_tools out")
         return {**self.config.env_config, "tasks_file": self.config.tasks_file}

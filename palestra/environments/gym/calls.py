@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.types.gym import TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping
 
 PROMPT, GENERATION, LOGPROBS = TOKEN_FIELDS
 
@@ -27,7 +28,7 @@ class Flaw(StrEnum):
 
 
 class ModelCall(Struct):
-    item: Mapping[str, Any]
+    item: JsonMapping
     """Where it was told."""
     read: list[int]
     """What its prompt has more than everything before."""
@@ -72,5 +73,5 @@ def _flawed(found: ModelCalls, flaw: Flaw, why: str) -> ModelCalls:
     return found
 
 
-def _ids(found: Any) -> list[int]:
+def _ids(found: object) -> list[int]:
     return found if isinstance(found, list) and all(type(one) is int for one in found) else []

@@ -11,6 +11,7 @@ import yaml
 
 from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.net.http_client import CallFailed, HttpClient
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 LIMIT_S = 30.0
@@ -46,7 +47,7 @@ class Directory:
             ) from error
         self.urls, self.kinds = urls, kinds
 
-    async def settings(self) -> dict[str, Any]:
+    async def settings(self) -> JsonObject:
         """What the gym was started with, for those who may see it; else nothing."""
         try:
             text = await self._asked("/global_config_dict_yaml")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.types.gym_failures import Failure
+from palestra.util.json_types import JsonObject
 
 
 class GymError(Exception):
@@ -25,7 +24,7 @@ class UnknownAgent(GymError, LookupError):
 class RowFailed(Exception):
     """An attempt to play a row came to nothing."""
 
-    def __init__(self, failure: Failure, answer: dict[str, Any] | None = None) -> None:
+    def __init__(self, failure: Failure, answer: JsonObject | None = None) -> None:
         super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
         self.failure = failure
         self.answer = failure.fields() if answer is None else answer

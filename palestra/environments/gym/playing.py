@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from contextlib import suppress
-from typing import Any
 
 import orjson
 
@@ -19,6 +18,7 @@ from palestra.environments.gym.errors import NoGym, RowFailed, UnknownAgent
 from palestra.net.http_client import CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym import AGENT_REF, FAILURE_CLASS
 from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run_failure
+from palestra.util.json_types import JsonObject
 
 AWAY_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -31,7 +31,7 @@ class RowCalls:
         """`away_s`: how long a server may be away before its rows fail."""
         self._client, self._directory, self._away_s = client, directory, away_s
 
-    async def play(self, row: dict[str, Any]) -> dict[str, Any]:
+    async def play(self, row: JsonObject) -> JsonObject:
         """Raises RowFailed."""
         name = row[AGENT_REF]["name"]
         try:
@@ -66,7 +66,7 @@ def pause_s(number: int) -> float:
     return BACKOFF_S[min(number, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
 
 
-def _usable(reply: HttpReply) -> dict[str, Any]:
+def _usable(reply: HttpReply) -> JsonObject:
     try:
         found = reply.json()
     except ValueError:

@@ -20,6 +20,7 @@ from palestra.environments.registry import spec
 from palestra.environments.tasks import Row, read_rows, tasks_of_rows
 from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS, overruled
 from palestra.types.rollouts import Message, Task
+from palestra.util.json_types import JsonMapping
 
 if TYPE_CHECKING:
     from palestra.config.environment_entries import EnvironmentEntry
@@ -91,7 +92,7 @@ def _wrapped(row: Row, agent: str | None) -> Row:
     return Row(row.where, {"prompt": messages_of(params["input"]), ROW: content, **labels})
 
 
-def _check_sampling(where: str, params: Mapping[str, Any]) -> None:
+def _check_sampling(where: str, params: JsonMapping) -> None:
     """What a run changes has to be what it should be."""
     limit = params.get("max_output_tokens")
     if limit is not None and (type(limit) is not int or limit < 1):
@@ -115,7 +116,7 @@ def messages_of(given: str | list[Any]) -> list[Message]:
     return read or [{"role": "user", "content": ""}]
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []

@@ -10,7 +10,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from palestra.environments.platform.parts import TableNames, table_names, variab
 from palestra.environments.platform.people import Cast
 from palestra.environments.platform.templates import Answer, Calls, Params, Solution, read_prompts
 from palestra.environments.platform.toolbox import Tool
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class Size(StrEnum):
@@ -51,7 +51,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     size: str = "small"
     max_turns: int = 10
 
-    def prompt(self, params: Mapping[str, Any], rng: random.Random) -> str:
+    def prompt(self, params: JsonMapping, rng: random.Random) -> str:
         return rng.choice(self.prompts).format_map(params)
 
 
@@ -134,7 +134,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     def template(self, name: str) -> TaskTemplate | None:
         return next((template for template in self.templates if template.name == name), None)
 
-    def openai_tools(self) -> list[dict[str, Any]]:
+    def openai_tools(self) -> list[JsonObject]:
         return [
             {
                 "type": "function",

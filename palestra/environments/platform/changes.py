@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-Row = dict[str, Any]
+from palestra.util.json_types import JsonObject
+
+Row = JsonObject
 
 HIDDEN = """
 CREATE TABLE _changes (tbl TEXT NOT NULL, pk TEXT NOT NULL, before TEXT, PRIMARY KEY (tbl, pk)) WITHOUT ROWID;

@@ -6,12 +6,13 @@ Owns: comparing net changes with those expected, one to one. Never touches: data
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from palestra.environments.platform.changes import Change, ChangeKind
+from palestra.util.json_types import JsonMapping
 
 
 class _Free:
@@ -43,7 +44,7 @@ class Inserted(msgspec.Struct, frozen=True):
     """A new row. Columns that are not named may hold anything only if `others` says so."""
 
     table: str
-    fields: Mapping[str, Any]
+    fields: JsonMapping
     others: bool = True
 
 
@@ -52,7 +53,7 @@ class Updated(msgspec.Struct, frozen=True):
 
     table: str
     key: tuple[Any, ...]
-    fields: Mapping[str, Any]
+    fields: JsonMapping
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -114,11 +115,11 @@ def _fits(wanted: Expected, change: Change) -> bool:
             return change.kind is ChangeKind.DELETE and change.key == key
 
 
-def _are_met(fields: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+def _are_met(fields: JsonMapping, row: JsonMapping) -> bool:
     return all(name in row and _is_met(wanted, row[name]) for name, wanted in fields.items())
 
 
-def _is_met(wanted: Any, found: Any) -> bool:
+def _is_met(wanted: object, found: object) -> bool:
     if isinstance(wanted, _Free):
         return True
     return wanted.fits(found) if isinstance(wanted, Text) else wanted == found
@@ -150,6 +151,6 @@ def _name(key: tuple[Any, ...]) -> str:
     return "/".join(str(part) for part in key)
 
 
-def _listed(fields: Mapping[str, Any]) -> str:
+def _listed(fields: JsonMapping) -> str:
     shown = ((name, value.wanted if isinstance(value, Text) else value) for name, value in fields.items())
     return ", ".join(f"{name} = {value!r}" for name, value in shown)

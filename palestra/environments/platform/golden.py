@@ -1,18 +1,33 @@
 """Gold trajectories: a task's own solution, played. They warm models up, and show that a task can be done.
 
-Owns: playing a solution. Never touches: what is made of it.
+Owns: playing a solution, the tool by which an episode gives its answer. Never touches: what is made of it.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from palestra.environments.platform.answering import ANSWER_TOOL
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.templates import Call
 from palestra.net.mcp import ToolResult
+from palestra.util.json_types import JsonObject
+
+ANSWER_TOOL = "submit_final_answer"
+
+
+class AnswerTool(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    parameters: JsonObject
+
+
+SUBMIT = AnswerTool(
+    ANSWER_TOOL,
+    "Give the final answer. This ends the task.",
+    {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]},
+)
 
 
 class Golden(msgspec.Struct, frozen=True):

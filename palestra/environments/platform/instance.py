@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 
@@ -24,6 +23,7 @@ from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.templates import Event
 from palestra.environments.platform.toolbox import Tool
 from palestra.net.mcp import ToolResult
+from palestra.util.json_types import JsonObject
 
 TICK = timedelta(minutes=1)
 """How far the world's clock moves with each call that writes."""
@@ -89,7 +89,7 @@ class Instance:
             except ToolError as e:
                 connection.execute("ROLLBACK")
                 told, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
-            except BaseException:
+            except BaseException:  # nothing of a broken call may stay
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("INSERT INTO _events (call, error) VALUES (?, ?)", (noted, error))
@@ -105,7 +105,7 @@ class Instance:
             )
         return found
 
-    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: JsonObject) -> JsonObject:
         now = datetime.fromisoformat(self.now)
         if tool.writes:
             now += TICK
@@ -126,7 +126,7 @@ class Instance:
                 yield connection
                 if connection.in_transaction:  # SQLite takes all back itself when it had to stop a statement
                     connection.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # nothing of a broken call may stay
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise

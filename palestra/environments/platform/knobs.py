@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 from itertools import groupby
 
-from palestra.environments.platform.answering import ANSWER_TOOL
-from palestra.environments.platform.golden import play_golden
+from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import Knob, PlatformTask
 

@@ -26,7 +26,7 @@ from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
-from palestra.environments.platform.pool_memory import PoolMemory
+from palestra.environments.platform.pool_memory import PoolMemory, Wheel
 from palestra.environments.platform.pool_records import (
     DiskFull,
     DuplicateRequest,
@@ -40,7 +40,6 @@ from palestra.environments.platform.pool_records import (
     Wanted,
 )
 from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.wheel import Wheel
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class Pool:
             record = self._new(team, wanted, request_id)
         try:
             instance = Instance(seed_named(app_of(wanted.app), wanted.data), variables=wanted.variables)
-        except Exception as e:
+        except Exception as e:  # whatever it is, the record must not stay open
             with self._lock:
                 self._end(record, InstanceState.ERROR, f"it could not be made: {e}")
             raise

@@ -1,12 +1,13 @@
-"""Which instances of a pool are in memory, and which wait on disk.
+"""Which instances of a pool are in memory, which wait on disk, and when something is due.
 
-Owns: sizes, the order of use, going to disk and coming back. Never touches: lives of instances; the pool's lock, under
-which all of this is called.
+Owns: sizes, the order of use, going to disk and coming back, a wheel of seconds. Never touches: lives of instances; the
+pool's lock, under which all of this is called.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 
 from palestra.environments.platform.catalog import app_of
@@ -14,6 +15,28 @@ from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
 from palestra.environments.platform.pool_records import Record
 from palestra.environments.platform.seeds import PAGE_BYTES, seed_named
+
+
+class Wheel:
+    def __init__(self, now: float) -> None:
+        self._slots: dict[int, list[str]] = {}
+        self._next = math.floor(now)
+        """The first second nobody has looked at."""
+
+    def put(self, key: str, at: float) -> int:
+        """Which slot it went to. Whoever puts it again remembers the newest: the older one means nothing then."""
+        slot = max(math.ceil(at), self._next)
+        self._slots.setdefault(slot, []).append(key)
+        return slot
+
+    def due(self, now: float) -> list[tuple[str, int]]:
+        """Taken out, with their slots. A clock that was put back finds nothing until it has caught up."""
+        found: list[tuple[str, int]] = []
+        for slot in range(self._next, math.floor(now) + 1):
+            found += [(key, slot) for key in self._slots.pop(slot, ())]
+        self._next = max(self._next, math.floor(now) + 1)
+        return found
+
 
 log = logging.getLogger(__name__)
 

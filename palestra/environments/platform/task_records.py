@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
 from palestra.environments.platform.app import App, Seed, TaskTemplate
 from palestra.environments.platform.errors import UnknownName
+from palestra.util.json_types import JsonObject
 
 FIRST_EVAL = 2**31  # random numbers from here on are for evaluation
 MAX_NUMBER = 2**32
@@ -74,6 +74,6 @@ class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
     app: App
     template: TaskTemplate
     seed: Seed
-    params: dict[str, Any]
+    params: JsonObject
     prompt: str
     variables: Mapping[str, str]

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from palestra.environments.platform.expectations import normal
+from palestra.util.json_types import JsonObject
 
-Params = dict[str, Any]
+Params = JsonObject
 """Plain JSON: it is part of an exported task."""
 
 
@@ -25,10 +26,10 @@ class Call(msgspec.Struct, frozen=True):
     """A tool call of a task's own solution."""
 
     tool: str
-    arguments: dict[str, Any] = {}
+    arguments: JsonObject = {}
 
 
-Solution = Generator[Call, dict[str, Any], None]
+Solution = Generator[Call, JsonObject, None]
 """Yields calls, is sent their results."""
 
 
@@ -39,7 +40,7 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
-def read_pages(tool: str, rows: str, **wanted: Any) -> Generator[Call, dict[str, Any], list[Params]]:
+def read_pages(tool: str, rows: str, **wanted: object) -> Generator[Call, JsonObject, list[Params]]:
     """All that a tool shows page by page, under this name."""
     found: list[Params] = []
     while True:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from palestra.environments.platform.errors import ToolError
+from palestra.util.json_types import JsonObject
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "required": []}
 MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
@@ -24,15 +25,15 @@ class Tool(msgspec.Struct, frozen=True):
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """JSON Schema of the arguments: an object, flat."""
     writes: bool
     """Whether it may change the state: then it moves the clock, too."""
-    run: Callable[..., dict[str, Any]]
+    run: Callable[..., JsonObject]
     """With the instance's `Desk` and the arguments."""
     arguments: type[msgspec.Struct]
 
-    def checked(self, given: object) -> dict[str, Any]:
+    def checked(self, given: object) -> JsonObject:
         """The arguments as the function takes them, defaults filled in. Raises ToolError."""
         if not isinstance(given, dict):
             raise ToolError("bad_arguments", f"arguments must be an object, found {_kind(given)}", self.usage)
@@ -59,10 +60,10 @@ class Tool(msgspec.Struct, frozen=True):
         return f"{self.name}({', '.join(parts)})"
 
 
-def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., dict[str, Any]]], Tool]:
+def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., JsonObject]], Tool]:
     """For a function `(desk, …arguments) -> dict`; the first line of its docstring is what the model reads."""
 
-    def made(function: Callable[..., dict[str, Any]]) -> Tool:
+    def made(function: Callable[..., JsonObject]) -> Tool:
         arguments = _arguments_of(function)
         return Tool(
             name=name or function.__name__,
@@ -87,7 +88,7 @@ def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(function.__name__, fields, kw_only=True)
 
 
-def _flat_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
+def _flat_schema(arguments: type[msgspec.Struct]) -> JsonObject:
     """As MCP and OpenAI take it: no references, no title, `null` left out where an argument may be missing."""
     (schema,), components = msgspec.json.schema_components([arguments], ref_template="{name}")
     own = components[schema["$ref"]]
@@ -95,7 +96,7 @@ def _flat_schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return NO_ARGUMENTS | {"properties": properties, "required": own.get("required", [])}
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+def _plain(schema: JsonObject) -> JsonObject:
     branches = [branch for branch in schema.get("anyOf", []) if branch.get("type") != "null"]
     found = dict(branches[0]) if branches else {k: v for k, v in schema.items() if k != "default"}
     if "enum" in found and None in found["enum"]:
@@ -105,7 +106,7 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _type_name(schema: dict[str, Any]) -> str:
+def _type_name(schema: JsonObject) -> str:
     if "enum" in schema:
         return "|".join(str(value) for value in schema["enum"])
     return f"{schema['items'].get('type', 'any')}[]" if schema.get("type") == "array" else schema.get("type", "any")

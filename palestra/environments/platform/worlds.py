@@ -25,6 +25,7 @@ from palestra.environments.platform.parts import table_names
 from palestra.environments.platform.people import Cast, draw_cast
 from palestra.environments.platform.templates import Call
 from palestra.environments.platform.toolbox import Tool
+from palestra.util.json_types import JsonObject
 
 PEOPLE = {Size.TINY: (4, 3), Size.SMALL: (10, 8), Size.LARGE: (20, 16)}
 """Colleagues and others."""
@@ -74,7 +75,7 @@ def part_of(table: str) -> str:
 def _tool_of(app: App, tool: Tool) -> Tool:
     names = table_names(app.key, app.schema)
 
-    def run(desk: Desk, **arguments: Any) -> dict[str, Any]:
+    def run(desk: Desk, **arguments: object) -> JsonObject:
         try:
             return tool.run(desk.of_part(app.key, names), **arguments)
         except ToolError as e:
@@ -128,7 +129,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: App) -> N
 # For templates
 
 
-def at(app: str, solving: Generator[Call, dict[str, Any], T]) -> Generator[Call, dict[str, Any], T]:
+def at(app: str, solving: Generator[Call, JsonObject, T]) -> Generator[Call, JsonObject, T]:
     """A solution, or a piece of one, in an app's own words."""
     told: Any = None
     while True:

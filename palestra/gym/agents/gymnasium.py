@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from msgspec import Meta, Struct
 
-from palestra.gym.records import PARAMS, STEP_ID
-from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.records import STEP_ID
+from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import (
     PARAM_DEFAULTS,
     Item,
@@ -26,7 +26,9 @@ from palestra.gym.servers.responses import (
     user_message,
 )
 from palestra.gym.servers.settings import Reference
-from palestra.gym.wire import NO_COOKIES
+from palestra.gym.wire import NO_COOKIES, Cookies
+from palestra.types.gym import PARAMS
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class _World(Struct):
     """One rollout's world, and what may be asked of it."""
 
     agent: GymnasiumAgent[Any]
-    row: dict[str, Any]
+    row: JsonObject
     cookies: Cookies
     can_close: bool = False
     can_repeat: bool = False
@@ -60,7 +62,7 @@ class _World(Struct):
         self.can_repeat = bool(info.get("supports_step_idempotency"))
         return told.get("observation")
 
-    async def step(self, response: dict[str, Any]) -> dict[str, Any]:
+    async def step(self, response: JsonObject) -> JsonObject:
         body = {**self.row, "response": response}
         if self.can_repeat:
             body[STEP_ID] = uuid4().hex
@@ -75,7 +77,7 @@ class _World(Struct):
         name = self.agent.settings.resources_server.name
         try:
             await self.agent.asked(name, "/close", self.row, self.cookies, CLOSE_S)
-        except Exception as error:
+        except Exception as error:  # the rollout is played already
             log.warning("%s could not be closed: %s", name, error)
 
 
@@ -87,7 +89,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
 
     plain_settings = GymnasiumAgentSettings
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         world = _World(self, filled_row(row), rollout.cookies)
         observation = await world.reset()
         try:
@@ -95,19 +97,19 @@ class GymnasiumAgent(WorldAgentServer[S]):
         finally:
             await world.close()
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         """One turn of the model: without a world there is nothing to step."""
         return await self._ask(params, rollout.cookies, rollout.prefix)
 
-    async def _play(self, world: _World, given: dict[str, Any], observation: str | None, prefix: str) -> dict[str, Any]:
+    async def _play(self, world: _World, given: JsonObject, observation: str | None, prefix: str) -> JsonObject:
         first = [*input_items(given), *([user_message(observation)] if observation else [])]
         params = {**given, "input": first}
         produced: list[Item] = []
         reward, usage, cookies = 0.0, None, NO_COOKIES
-        step: dict[str, Any] = {}
+        step: JsonObject = {}
         reply = Reply(response={})
         for _ in range(self.settings.max_steps):
-            await asyncio.sleep(0)  # as in `loop.py`
+            await asyncio.sleep(0)  # as in `simple.play`
             reply = await self._ask({**params, "input": [*first, *produced]}, cookies, prefix)
             cookies = reply.cookies
             produced += reply.response["output"]
@@ -128,13 +130,13 @@ class GymnasiumAgent(WorldAgentServer[S]):
             "info": step.get("info") or {},
         }
 
-    async def _ask(self, body: dict[str, Any], cookies: Cookies, prefix: str) -> Reply:
+    async def _ask(self, body: JsonObject, cookies: Cookies, prefix: str) -> Reply:
         name = self.settings.model_server.name
         answer = await self.asked(name, f"{prefix}/v1/responses", body, cookies, self.settings.model_timeout_s)
         return Reply(response=checked_response(answer.value(), name), cookies=dict(answer.cookies))
 
 
-def _seen(step: dict[str, Any]) -> list[Item]:
+def _seen(step: JsonObject) -> list[Item]:
     """What the world says to the model."""
     outputs = (step.get("info") or {}).get("tool_outputs") or []
     items = [tool_output(one["call_id"], one["output"]) for one in outputs]

@@ -3,7 +3,7 @@
 The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
 and comes back to it in the next request's input; calls that it answered itself stay as they are.
 
-Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`loop.py`).
+Owns: speaking to the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from palestra.chat.responses_output import message_item, response_body, text_part
-from palestra.gym.agents.loop import play
+from palestra.gym.agents.simple import play
 from palestra.gym.errors import BadReply, GymConfigError, GymError
-from palestra.gym.records import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST, ServerInstance
+from palestra.gym.records import ServerInstance
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.responses import checked_response, filled_row, unanswered_calls
 from palestra.gym.wire import encoded
 from palestra.net.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
+from palestra.types.gym import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST
 from palestra.types.gym_failures import Failure, FailureClass
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class RemoteAgent(WorldAgentServer[S]):
     async def close(self) -> None:
         await self._client.close()
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """Always a row: what went wrong is in it, for the failures file."""
         clean = {name: value for name, value in row.items() if name not in OWN_FIELDS}
         limit_s = self.settings.run_timeout_secs
@@ -94,19 +96,19 @@ class RemoteAgent(WorldAgentServer[S]):
             try:
                 async with limit:
                     return await super().run(clean, rollout)
-            except Exception as error:
+            except Exception as error:  # every failure becomes a row
                 if isinstance(error, TimeoutError) and limit.expired():
                     error = RemoteError(f"the rollout took longer than run_timeout_secs = {limit_s:g}")
                 log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])
                 return _failed_row(clean, error)
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         talk = _Talk(self, rollout)
         max_steps = self.settings.max_steps
         response = await play(params, talk.ask, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
-    async def ask_service(self, body: dict[str, Any], cookies: dict[str, str]) -> HttpReply:
+    async def ask_service(self, body: JsonObject, cookies: dict[str, str]) -> HttpReply:
         """Raises RemoteError."""
         problem: Exception | None = None
         for attempt in range(TRIES):
@@ -134,7 +136,7 @@ class _Talk:
         self._service_cookies: dict[str, str] = {}
         self.resources_cookies = rollout.cookies
 
-    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: JsonObject) -> JsonObject:
         reply = await self._agent.ask_service(body, self._service_cookies)
         self._service_cookies |= reply.cookies
         shown = reply.body[:SHOWN].decode(errors="replace")
@@ -145,14 +147,14 @@ class _Talk:
         except (BadReply, ValueError):
             raise RemoteAnswerInvalid(f"the service gave no Responses object: {shown}") from None
 
-    async def use_tool(self, name: str, arguments: Any) -> str:
+    async def use_tool(self, name: str, arguments: object) -> str:
         resources = self._agent.settings.resources_server.name
         answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)
         self.resources_cookies = answer.cookies
         return answer.raw().decode(errors="replace")
 
 
-def _failed_row(row: dict[str, Any], error: Exception) -> dict[str, Any]:
+def _failed_row(row: JsonObject, error: Exception) -> JsonObject:
     failure = error.failure if isinstance(error, GymError) else None
     if failure is None:
         is_final = isinstance(error, RemoteAnswerInvalid)

@@ -1,16 +1,87 @@
-"""The simple agent: a model, its tools, until it has said what it wants to say.
+"""The simple agent: a model and its tools, until it has said what it wants to say, exactly as NeMo Gym plays it.
 
-Owns: whose cookies go where. Never touches: the loop itself (`loop.py`).
+Owns: the loop, whose cookies go where. Never touches: models, worlds.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from palestra.gym.agents.loop import play
-from palestra.gym.servers.agents import Cookies, Reply, Rollout, WorldAgentServer, WorldAgentSettings
-from palestra.gym.servers.responses import checked_response
+import orjson
+
+from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
+from palestra.gym.servers.resources import RESERVED
+from palestra.gym.servers.responses import (
+    Item,
+    added_usage,
+    checked_response,
+    function_calls,
+    has_message,
+    input_items,
+    tool_output,
+)
 from palestra.gym.servers.settings import Reference
+from palestra.gym.wire import Cookies
+from palestra.util.json_types import JsonObject
+
+Ask = Callable[[JsonObject], Awaitable[JsonObject]]
+"""A whole request to the model, its checked Responses object."""
+UseTool = Callable[[str, Any], Awaitable[str]]
+"""A tool's name and arguments, what the model reads."""
+
+NO_SUCH_TOOL = '{"detail":"Not Found"}'
+
+
+async def play(
+    params: JsonObject,
+    ask: Ask,
+    use_tool: UseTool,
+    *,
+    max_steps: int | None,
+    calls_of: Callable[[list[Item]], list[Item]] = function_calls,
+) -> JsonObject:
+    """The last answer of the model, with the items of all turns and the sum of their usage."""
+    first = input_items(params)
+    produced: list[Item] = []
+    usage, step = None, 0
+    while True:
+        step += 1
+        await asyncio.sleep(0)  # servers of one process may answer without ever waiting: time limits must get through
+        response = await ask({**params, "input": [*first, *produced]})
+        output: list[Item] = response["output"]
+        produced += output
+        usage = added_usage(usage, response.get("usage"))
+        calls = calls_of(output)
+        if response.get("incomplete_details") or (not calls and has_message(output)):
+            break
+        for call in calls:
+            produced.append(tool_output(call.get("call_id"), await _used(call, use_tool)))
+        if max_steps and step >= max_steps:
+            break
+    return {**response, "output": produced, "usage": usage}
+
+
+async def _used(call: Item, use_tool: UseTool) -> str:
+    try:
+        arguments = orjson.loads(call.get("arguments", ""))
+    except orjson.JSONDecodeError as error:
+        return orjson.dumps({"error": f"Invalid tool call arguments: {error!r}"}).decode()
+    name = call.get("name")
+    if not isinstance(name, str) or not is_tool_name(name):
+        return NO_SUCH_TOOL
+    return await use_tool(name, arguments)
+
+
+def is_tool_name(name: str) -> bool:
+    """A model must not verify itself: routes of the server are no tools, nor is a path that leads to one."""
+    return (
+        name not in RESERVED
+        and name.isprintable()
+        and not any(c in name for c in "/?#%\\ ")
+        and name not in ("", ".", "..")
+    )
 
 
 class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
@@ -30,7 +101,7 @@ class SimpleAgent(WorldAgentServer[S]):
 
     plain_settings = SimpleAgentSettings
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         table = _Table(self, rollout)
         response = await play(params, table.ask, table.use_tool, max_steps=self.settings.max_steps)
         return Reply(response=response, cookies={**table.resources_cookies, **table.model_cookies})
@@ -48,14 +119,14 @@ class _Table:
         self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
-    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: JsonObject) -> JsonObject:
         name = self._settings.model_server.name
         timeout_s = self._settings.model_timeout_s
         answer = await self._agent.asked(name, self._path, body, self.model_cookies, timeout_s)
         self.model_cookies = answer.cookies
         return checked_response(answer.value(), name)
 
-    async def use_tool(self, name: str, arguments: Any) -> str:
+    async def use_tool(self, name: str, arguments: object) -> str:
         """Whatever its status: an error is for the model to read."""
         resources = self._settings.resources_server.name
         answer = await self._agent.peers.post(resources, f"/{name}", arguments, cookies=self.resources_cookies)

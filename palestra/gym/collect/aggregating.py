@@ -1,11 +1,13 @@
 """Metrics of a collection's results, made by the agents that played them.
 
-Owns: asking agents, what of a result they need, the metrics file. Never touches: the formulas.
+Owns: asking agents, what of a result they need, attempts that failed by what went wrong, the metrics file. Never
+touches: the formulas, what is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,43 +15,43 @@ from typing import Any
 import orjson
 
 from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.errors import CollectError
-from palestra.gym.collect.files import write_whole
+from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
+from palestra.gym.collect.rows import agent_of
+from palestra.gym.errors import CollectError
 from palestra.gym.metrics import aggregate
-from palestra.gym.records import AGENT_REF, PARAMS
 from palestra.net.http_client import CallFailed, HttpClient
-from palestra.types.gym_failures import plain_words
+from palestra.types.gym import AGENT_REF, PARAMS, TASK_INDEX
+from palestra.types.gym_failures import class_in, plain_words
+from palestra.util.json_types import JsonMapping, JsonObject
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})
 LIMIT_S = 600.0
 
 
-def by_agent(results: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    agents: dict[str, list[Mapping[str, Any]]] = {}
+def by_agent(results: Iterable[JsonMapping]) -> dict[str, list[JsonMapping]]:
+    agents: dict[str, list[JsonMapping]] = {}
     for one in results:
         agents.setdefault((one.get(AGENT_REF) or {}).get("name") or "", []).append(one)
     return agents
 
 
-async def aggregated(
-    results: Sequence[Mapping[str, Any]], directory: Directory, client: HttpClient
-) -> list[dict[str, Any]]:
+async def aggregated(results: Sequence[JsonMapping], directory: Directory, client: HttpClient) -> list[JsonObject]:
     """An entry for each agent, as `_aggregate_metrics.json` has them. Raises CollectError."""
     agents = by_agent(results)
     entries = await asyncio.gather(*(_asked(name, own, directory, client) for name, own in agents.items()))
     return [_entry(name, metrics) for name, metrics in zip(agents, entries, strict=True)]
 
 
-def aggregated_here(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def aggregated_here(results: Sequence[JsonMapping]) -> list[JsonObject]:
     """The same without servers, and so without the metrics that are a server's own."""
     return [_entry(name, aggregate([stripped(one) for one in own])) for name, own in by_agent(results).items()]
 
 
-def save_metrics(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+def save_metrics(path: Path, entries: Sequence[JsonMapping]) -> None:
     write_whole(path, orjson.dumps(list(entries), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
 
 
-def stripped(result: Mapping[str, Any]) -> dict[str, Any]:
+def stripped(result: JsonMapping) -> JsonObject:
     """Without what is large: of the response, its usage is kept."""
     kept = {name: value for name, value in result.items() if name not in _HEAVY}
     response = result.get("response")
@@ -57,9 +59,7 @@ def stripped(result: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"response": {"usage": usage}} if usage else kept
 
 
-async def _asked(
-    name: str, results: Sequence[Mapping[str, Any]], directory: Directory, client: HttpClient
-) -> dict[str, Any]:
+async def _asked(name: str, results: Sequence[JsonMapping], directory: Directory, client: HttpClient) -> JsonObject:
     body = orjson.dumps({"verify_responses": [stripped(one) for one in results]}, option=orjson.OPT_NON_STR_KEYS)
     url = f"{directory.agent(name)}/aggregate_metrics"
     try:
@@ -71,8 +71,41 @@ async def _asked(
         raise CollectError(f"{name} cannot aggregate: {type(error).__name__}: {error}") from error
 
 
-def _entry(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _entry(name: str, metrics: JsonMapping) -> JsonObject:
     return {
         AGENT_REF: {"name": name},
         **{key: metrics.get(key) for key in ("agent_metrics", "key_metrics", "group_level_metrics")},
     }
+
+
+FAILED_ATTEMPTS = "failed_attempts"
+"""Beside the figures of an agent or a task: how many attempts failed, by class."""
+
+
+class FailedAttempts:
+    def __init__(self, outputs: Iterable[Path]) -> None:
+        """Reads the failures of the collections with these outputs. Raises CollectError."""
+        self.by_agent: dict[str, Counter[str]] = defaultdict(Counter)
+        self.by_task: dict[Any, Counter[str]] = defaultdict(Counter)
+        for output in outputs:
+            for line in read_lines(OutputFiles(output).failures):
+                kind = class_in(line)
+                self.by_agent[agent_of(line) or ""][kind] += 1
+                self.by_task[line.get(TASK_INDEX)][kind] += 1
+
+    def beside_agents(self, entries: list[JsonObject]) -> list[JsonObject]:
+        """Metrics by agent with its failures; an agent that did nothing but fail has an entry, too."""
+        known = {entry[AGENT_REF]["name"] for entry in entries}
+        only_failed = [
+            {AGENT_REF: {"name": name}, "agent_metrics": {}, "key_metrics": {}, "group_level_metrics": []}
+            for name in sorted(self.by_agent.keys() - known)
+        ]
+        return [
+            {**entry, FAILED_ATTEMPTS: dict(self.by_agent.get(entry[AGENT_REF]["name"], {}))}
+            for entry in [*entries, *only_failed]
+        ]
+
+
+def counted(failures: Counter[str]) -> str:
+    """For people: the most frequent first."""
+    return ", ".join(f"{count} {kind}" for kind, count in failures.most_common())

@@ -9,18 +9,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import orjson
 from msgspec import Struct, field
 
-from palestra.gym.collect.concurrently import as_finished
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines, write_whole
-from palestra.gym.collect.playing import Patience, Played, RowPlayer
+from palestra.gym.collect.playing import Patience, Played, RowPlayer, as_finished
 from palestra.gym.collect.resuming import Progress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
-from palestra.gym.records import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
+from palestra.gym.errors import CollectError
+from palestra.types.gym import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -48,9 +47,9 @@ class Standing(Struct):
     attempts_failed: int = 0
     reward_sum: float = 0.0
     classes: Counter[str] = field(default_factory=Counter)
-    """Of failed attempts."""
+    """Failed attempts by class."""
     earlier: int = 0
-    """Of `done` and `failed`, those of an earlier run."""
+    """How many of `done` and `failed` are from an earlier run."""
 
     @property
     def reward(self) -> float | None:
@@ -68,7 +67,7 @@ class Standing(Struct):
 
 
 async def collect(
-    wanted: Wanted, player: RowPlayer, gym: Mapping[str, Any], told: Callable[[Standing], None] = lambda _: None
+    wanted: Wanted, player: RowPlayer, gym: JsonMapping, told: Callable[[Standing], None] = lambda _: None
 ) -> Standing:
     """Plays what is open. Raises CollectError; what was written until then stays, and can be resumed."""
     files = OutputFiles(wanted.output)
@@ -117,7 +116,7 @@ def _begun(
     failures: Lines,
     rows: Sequence[Row],
     wanted: Wanted,
-    facts: Mapping[str, Any],
+    facts: JsonMapping,
 ) -> Progress:
     """Writes down what is to be played, or checks it against what was."""
     if wanted.resume and files.inputs.exists():
@@ -138,7 +137,7 @@ def _standing(rows: Sequence[Row], open_rows: Sequence[Row], progress: Progress)
     return Standing(total=len(rows), done=done, failed=closed - done, reward_sum=progress.reward_sum, earlier=closed)
 
 
-def delivered(output: Path) -> list[dict[str, Any]]:
+def delivered(output: Path) -> list[JsonObject]:
     """All results, in the order of their tasks."""
     rows = list(read_lines(output))
     rows.sort(key=lambda one: (one[TASK_INDEX], one[ROLLOUT_INDEX]))

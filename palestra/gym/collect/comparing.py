@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import read_lines
-from palestra.gym.metrics.aggregate import by_task
-from palestra.gym.metrics.numbers import deviation, numbers_of
-from palestra.gym.records import TASK_INDEX
+from palestra.gym.errors import CollectError
+from palestra.gym.metrics.aggregate import by_task, deviation, numbers_of
+from palestra.types.gym import TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
 CLEAR = 1.96  # standard errors: 95 % of a normal distribution
 
@@ -36,9 +35,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     before: float
     after: float
     difference: float
-    """Of the means over common tasks, after minus before."""
+    """Difference of the means over common tasks, after minus before."""
     standard_error: float
-    """Of the difference, paired task by task."""
+    """Standard error of the difference, paired task by task."""
     is_clear: bool
     """Further from 0 than chance explains (95 %)."""
     better: list[TaskChange]
@@ -73,7 +72,7 @@ def compare(before: Path, after: Path, field: str = "reward") -> Comparison:
 
 
 def _means(path: Path, field: str) -> dict[int, float]:
-    """Of each task's rollouts."""
+    """The mean of each task's rollouts."""
     if not path.exists():
         raise CollectError(f"there is no {path}")
     values: dict[int, list[float]] = {}
@@ -84,7 +83,7 @@ def _means(path: Path, field: str) -> dict[int, float]:
     return {task: math.fsum(found) / len(found) for task, found in values.items()}
 
 
-def _light(result: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _light(result: JsonMapping, field: str) -> JsonObject:
     numbers = numbers_of(result)
     kept = {TASK_INDEX: result.get(TASK_INDEX, 0)}
     return kept | {field: numbers[field]} if field in numbers else kept

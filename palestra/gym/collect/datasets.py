@@ -6,20 +6,20 @@ Owns: finding and checking them, their statistics, the collated files. Never tou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import orjson
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import write_whole
-from palestra.gym.collect.prompts import PromptFile
-from palestra.gym.collect.rows import Row, read_rows
-from palestra.gym.metrics.numbers import deviation
-from palestra.gym.records import AGENT_REF, PARAMS, GymConfig, ServerKind
+from palestra.gym.collect.rows import PromptFile, Row, read_rows
+from palestra.gym.errors import CollectError
+from palestra.gym.metrics.aggregate import deviation
+from palestra.gym.records import GymConfig, ServerKind
+from palestra.types.gym import AGENT_REF, PARAMS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 _TOLD = 10
 
@@ -46,11 +46,11 @@ class Collated(Struct, frozen=True):
     split: Split
     path: Path
     rows: int
-    statistics: dict[str, Any]
+    statistics: JsonObject
 
 
 def datasets_of(config: GymConfig, splits: Iterable[Split], find: Callable[[str], Path]) -> list[Dataset]:
-    """Of all agents. `find` turns a path of the files into one that is there, or raises. Raises CollectError."""
+    """The datasets of all agents. `find` turns a path of the files into one that is there. Raises CollectError."""
     wanted = set(splits)
     found = []
     for server in config.of_kind(ServerKind.AGENT):
@@ -100,7 +100,7 @@ def checked_rows(dataset: Dataset) -> list[Row]:
     return rows
 
 
-def statistics(rows: Iterable[Row]) -> dict[str, Any]:
+def statistics(rows: Iterable[Row]) -> JsonObject:
     """Counts and spreads, under the names that NeMo Gym's `_metrics.json` has."""
     numbers: dict[str, list[float]] = {name: [] for name in (_TOOLS, _WORDS, _TURNS, _TEMPERATURE)}
     texts: dict[str, Counter[str]] = {}
@@ -111,7 +111,7 @@ def statistics(rows: Iterable[Row]) -> dict[str, Any]:
         for name, value in row.items():
             if name not in (PARAMS, "response", AGENT_REF):
                 _observe(name, value, numbers, texts)
-    told: dict[str, Any] = {"Number of examples": count}
+    told: JsonObject = {"Number of examples": count}
     told |= {name: _spread(values) for name, values in numbers.items()}
     told |= {name: {"unique_count": len(seen), "total_count": seen.total()} for name, seen in texts.items()}
     return told
@@ -123,7 +123,7 @@ _TURNS = "Number of turns"
 _TEMPERATURE = "Temperature"
 
 
-def _dataset(agent: str, entry: Mapping[str, Any], find: Callable[[str], Path]) -> Dataset:
+def _dataset(agent: str, entry: JsonMapping, find: Callable[[str], Path]) -> Dataset:
     try:
         split = Split(entry["type"])
         path, name = entry["jsonl_fpath"], entry["name"]
@@ -150,7 +150,7 @@ def _fault(row: Row) -> str | None:
     return None if tools is None or isinstance(tools, list) else f"{PARAMS}.tools is no list"
 
 
-def _observe_params(params: Mapping[str, Any], numbers: dict[str, list[float]]) -> None:
+def _observe_params(params: JsonMapping, numbers: dict[str, list[float]]) -> None:
     if params.get("tools") is not None:
         numbers[_TOOLS].append(len(params["tools"]))
     messages = params["input"]
@@ -162,7 +162,7 @@ def _observe_params(params: Mapping[str, Any], numbers: dict[str, list[float]]) 
     numbers[_WORDS].append(len(orjson.dumps(params).decode().replace(":", ": ").replace(",", ", ").split()))
 
 
-def _observe(name: str, value: Any, numbers: dict[str, list[float]], texts: dict[str, Counter[str]]) -> None:
+def _observe(name: str, value: object, numbers: dict[str, list[float]], texts: dict[str, Counter[str]]) -> None:
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, int | float):
             numbers.setdefault(name, []).append(float(one))
@@ -185,7 +185,7 @@ def _rounded(value: float) -> float:
     return round(value, 2) if abs(value) >= 1 else round(value, 3)
 
 
-def _saved(path: Path) -> dict[str, Any]:
+def _saved(path: Path) -> JsonObject:
     try:
         found = orjson.loads(path.read_bytes())
     except ValueError as error:
@@ -193,7 +193,7 @@ def _saved(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _keep_statistics(dataset: Dataset, found: dict[str, Any], overwrite: bool) -> None:
+def _keep_statistics(dataset: Dataset, found: JsonObject, overwrite: bool) -> None:
     """Beside the dataset, so that a file which changed unnoticed is noticed."""
     path = dataset.path.with_name(f"{dataset.path.stem}_metrics.json")
     if path.exists() and not overwrite:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import orjson
 
-from palestra.gym.collect.errors import CollectError
+from palestra.gym.errors import CollectError
+from palestra.util.files import replacing
+from palestra.util.json_types import JsonMapping, JsonObject
 
 
 class OutputFiles:
@@ -59,9 +60,7 @@ class Lines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     @property
@@ -72,7 +71,7 @@ class Lines:
         self._file.truncate(0)
         self._end = 0
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: JsonMapping) -> None:
         """On return the line is the system's to keep, whole. Raises CollectError, and then the file is as before;
         TypeError for what is nested too deeply to be written."""
         data = orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
@@ -104,7 +103,7 @@ def whole_length(path: Path) -> int:
     return 0
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[JsonObject]:
     """Whole lines only; none where there is no file. Raises CollectError for a line that is no JSON object."""
     if not path.exists():
         return
@@ -120,17 +119,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def write_whole(path: Path, data: bytes) -> None:
     """All of it or, after a crash, what was there before. Raises CollectError."""
-    aside = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        aside.replace(path)
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise CollectError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _object(path: Path, number: int, line: bytes) -> JsonObject:
     try:
         found = orjson.loads(line)
     except ValueError as error:

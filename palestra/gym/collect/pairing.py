@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import read_lines
 from palestra.gym.collect.rows import Key, Row, key_of
-from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+from palestra.gym.errors import CollectError
+from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonObject
 
 _TOLD = 10
 
 
 class Pair(Struct, frozen=True):
     row: Row
-    result: dict[str, Any]
+    result: JsonObject
 
 
-def indexed(path: Path, lines: Iterable[dict[str, Any]] | None = None) -> dict[Key, dict[str, Any]]:
+def indexed(path: Path, lines: Iterable[JsonObject] | None = None) -> dict[Key, JsonObject]:
     """Raises CollectError for a line without indices, or one that is there twice."""
-    found: dict[Key, dict[str, Any]] = {}
+    found: dict[Key, JsonObject] = {}
     for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
         if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
             raise CollectError(f"{path}, line {number} has no {TASK_INDEX} or {ROLLOUT_INDEX}: not from a collection?")
@@ -37,7 +37,7 @@ def indexed(path: Path, lines: Iterable[dict[str, Any]] | None = None) -> dict[K
     return found
 
 
-def merged(paths: Iterable[Path]) -> list[dict[str, Any]]:
+def merged(paths: Iterable[Path]) -> list[JsonObject]:
     """The results of several files, as of shards, in the order of tasks. Raises CollectError for one that is there
     twice."""
     lines = (line for path in paths for line in read_lines(path))

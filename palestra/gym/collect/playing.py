@@ -1,13 +1,14 @@
 """One row played by its agent: asked, asked again where that may help, and in the end a result or failures.
 
-Owns: the time limit of a row, what is tried again and how often. Never touches: files, the order of rows.
+Owns: the time limit of a row, what is tried again and how often, what model servers kept of its calls. Never touches:
+the files of a collection, the order of rows, the shape of captures.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 import orjson
 from msgspec import Struct, field
@@ -15,9 +16,14 @@ from msgspec import Struct, field
 from palestra.environments.gym.directory import Directory
 from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.playing import AWAY_S, RowCalls, pause_s
-from palestra.gym.collect.folding import Captured
 from palestra.gym.collect.rows import Row, agent_of, key_of
-from palestra.gym.records import (
+from palestra.gym.models.capture import CaptureFolder, folders
+from palestra.gym.models.capture_records import model_call_capture, trajectory
+from palestra.gym.models.prefix_merge import folded, rebuild
+from palestra.gym.models.settings import read_capture
+from palestra.gym.servers.agents import rollout_id_of
+from palestra.net.http_client import HttpClient
+from palestra.types.gym import (
     AGENT_REF,
     ATTEMPT_INDEX,
     FAILURE_CLASS,
@@ -27,8 +33,47 @@ from palestra.gym.records import (
     ROLLOUT_INDEX,
     TASK_INDEX,
 )
-from palestra.net.http_client import HttpClient
 from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
+
+
+class Captured:
+    """What a gym keeps of model calls: exchanges, token ids, both or neither, in folders that this machine sees."""
+
+    def __init__(
+        self, calls: CaptureFolder | None = None, tokens: CaptureFolder | None = None, *, rebuilds: bool = True
+    ) -> None:
+        self._calls, self._tokens, self._rebuilds = calls, tokens, rebuilds
+
+    @classmethod
+    def of_gym(cls, settings: JsonMapping) -> Captured:
+        """Raises GymConfigError."""
+        found = read_capture(settings)
+        return cls(*folders(found), rebuilds=found.tokens.rebuild_response)
+
+    def clear(self, rows: Iterable[Row]) -> None:
+        """Before they are played: those of an earlier run had the same ids."""
+        ids = [name for row in rows if (name := rollout_id_of(row)) is not None]
+        for folder in (self._calls, self._tokens):
+            if folder is not None:
+                folder.clear(ids)
+
+    def into(self, result: JsonObject, row: Row) -> JsonObject:
+        name = rollout_id_of(row)
+        if name is None:
+            return result
+        if self._calls is not None:
+            kept = self._calls.read(name)
+            task, _ = key_of(row)
+            result["ng_model_call_capture"] = model_call_capture(name, kept)
+            result["ng_trajectory"] = trajectory(str(task), name, kept)
+        if self._tokens is not None:
+            kept = self._tokens.read(name)
+            is_incomplete = kept.is_incomplete or kept.damaged > 0
+            rebuilt = rebuild(kept.lines, is_incomplete=is_incomplete)
+            return folded(result, rebuilt, rebuild_response=self._rebuilds)
+        return result
+
 
 RUN_LIMIT_S = 3_600.0
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
@@ -36,7 +81,7 @@ _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 class Patience(Struct, frozen=True, kw_only=True):
     attempts: int = 3
-    """Of rollouts that fail. Those lost with their server have as many of their own."""
+    """How often a rollout that fails is played. Those lost with their server have as many of their own."""
     lost: int = 5
     run_limit_s: float = RUN_LIMIT_S
     lost_limit_s: float = AWAY_S
@@ -47,9 +92,9 @@ class Played(Struct, kw_only=True):
     """What became of a row."""
 
     row: Row
-    result: dict[str, Any] | None = None
+    result: JsonObject | None = None
     """The agent's answer with its indices; None: it failed, or wants to be nowhere."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[JsonObject] = field(default_factory=list)
     """One for each attempt that failed."""
 
     def give_up(self, why: Exception) -> None:
@@ -102,7 +147,7 @@ class RowPlayer:
                 return played
             await asyncio.sleep(pause_s(lost + tries - failed_before - 1))
 
-    async def _attempt(self, row: Row) -> dict[str, Any]:
+    async def _attempt(self, row: Row) -> JsonObject:
         """The result, or the failure it tells of."""
         try:
             async with asyncio.timeout(self._patience.run_limit_s):
@@ -117,12 +162,41 @@ class RowPlayer:
         return _labelled(row, found)
 
 
-def _failed(row: Row, kind: FailureClass, reason: str) -> dict[str, Any]:
+def _failed(row: Row, kind: FailureClass, reason: str) -> JsonObject:
     return _labelled(row, Failure.of(kind, reason).fields())
 
 
-def _labelled(row: Row, answer: dict[str, Any]) -> dict[str, Any]:
+def _labelled(row: Row, answer: JsonObject) -> JsonObject:
     task, rollout = key_of(row)
     answer |= {TASK_INDEX: task, ROLLOUT_INDEX: rollout, AGENT_REF: row[AGENT_REF]}
     answer |= {name: row[name] for name in _CARRIED if name in row}
     return answer
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def as_finished(do: Callable[[T], Awaitable[R]], things: Sequence[T], concurrency: int) -> AsyncGenerator[R]:
+    """Results in the order they are finished. Ends what is under way when it is closed, or when `do` raises."""
+    left = iter(things)
+    finished: asyncio.Queue[R | Exception] = asyncio.Queue()
+
+    async def work() -> None:
+        for one in left:
+            try:
+                finished.put_nowait(await do(one))
+            except Exception as error:  # told to who waits, instead of nobody
+                finished.put_nowait(error)
+
+    workers = [asyncio.create_task(work(), name="as-finished") for _ in range(min(concurrency, len(things)))]
+    try:
+        for _ in things:
+            result = await finished.get()
+            if isinstance(result, Exception):
+                raise result
+            yield result
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

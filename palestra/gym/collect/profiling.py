@@ -12,19 +12,19 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from palestra.gym.collect.aggregating import by_agent
-from palestra.gym.collect.failed_attempts import FAILED_ATTEMPTS, FailedAttempts
+from palestra.gym.collect.aggregating import FAILED_ATTEMPTS, FailedAttempts, by_agent
 from palestra.gym.collect.files import read_lines, write_whole
 from palestra.gym.collect.pairing import paired
 from palestra.gym.metrics import aggregate, pass_metrics
 from palestra.gym.metrics.aggregate import with_expected
-from palestra.gym.records import AGENT_REF, TASK_INDEX
+from palestra.types.gym import AGENT_REF, TASK_INDEX
+from palestra.util.json_types import JsonObject
 
 
 class Profile(Struct, frozen=True):
-    tasks: list[dict[str, Any]]
+    tasks: list[JsonObject]
     """Per task: figures of every number, how many rollouts, the row, what failed."""
-    agents: list[dict[str, Any]]
+    agents: list[JsonObject]
 
 
 def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
@@ -54,7 +54,7 @@ def save(made: Profile, rollouts: Path) -> tuple[Path, Path]:
     return tasks, agents
 
 
-def _of_agent(name: str, results: list[Any]) -> dict[str, Any]:
+def _of_agent(name: str, results: list[Any]) -> JsonObject:
     figures = aggregate(results, lambda tasks: pass_metrics([[*task] for task in tasks if _has_rewards(task)]))
     return {**figures["agent_metrics"], AGENT_REF: {"name": name}}
 

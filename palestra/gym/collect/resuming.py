@@ -8,22 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import orjson
 from msgspec import Struct
 
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
 from palestra.gym.collect.rows import Key, Row, key_of
-from palestra.gym.records import FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX, ServerKind
+from palestra.gym.errors import CollectError
+from palestra.gym.records import ServerKind
+from palestra.types.gym import FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FailureClass, class_in
+from palestra.util.json_types import JsonMapping, JsonObject
 
 _KINDS = frozenset(ServerKind)
 
 
 class Progress(Struct):
-    """Of the rows of a collection."""
+    """How far the rows of a collection are."""
 
     done: set[Key]
     failed: Counter[Key]
@@ -59,7 +60,7 @@ def progress_of(files: OutputFiles) -> Progress:
     return found
 
 
-def facts_of(rows: Iterable[Row], gym: Mapping[str, Any] | None) -> dict[str, Any]:
+def facts_of(rows: Iterable[Row], gym: JsonMapping | None) -> JsonObject:
     """A fingerprint of what is played and by whom, each part apart so that a difference can be named."""
     digest = hashlib.sha256()
     count = 0
@@ -72,7 +73,7 @@ def facts_of(rows: Iterable[Row], gym: Mapping[str, Any] | None) -> dict[str, An
     return {"rows": count, "data": digest.hexdigest(), "servers": _of_servers(gym or {})}
 
 
-def check_same(files: OutputFiles, facts: Mapping[str, Any]) -> None:
+def check_same(files: OutputFiles, facts: JsonMapping) -> None:
     """Raises CollectError that says what changed since the collection began."""
     try:
         saved = orjson.loads(files.facts.read_bytes())
@@ -92,22 +93,22 @@ def check_same(files: OutputFiles, facts: Mapping[str, Any]) -> None:
         )
 
 
-def save_facts(files: OutputFiles, facts: Mapping[str, Any]) -> None:
+def save_facts(files: OutputFiles, facts: JsonMapping) -> None:
     write_whole(files.facts, orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
 
 
-def _of_servers(gym: Mapping[str, Any]) -> dict[str, str]:
+def _of_servers(gym: JsonMapping) -> dict[str, str]:
     """By instance; where a server listens, and its keys, may change."""
     servers = {name: block for name, block in gym.items() if isinstance(block, Mapping) and _KINDS & block.keys()}
     return {name: _digest(_lasting(block)) for name, block in servers.items()}
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _lasting(value: Any) -> Any:
+def _lasting(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _lasting(each) for key, each in value.items() if not _is_passing(str(key))}
     return [_lasting(each) for each in value] if isinstance(value, list) else value
@@ -117,7 +118,7 @@ def _is_passing(key: str) -> bool:
     return key in ("host", "port", "base_url", "datasets", "num_workers") or key.endswith(("_base_url", "api_key"))
 
 
-def _key(line: Mapping[str, Any]) -> Key | None:
+def _key(line: JsonMapping) -> Key | None:
     if TASK_INDEX not in line or ROLLOUT_INDEX not in line:
         return None
     return key_of(line)

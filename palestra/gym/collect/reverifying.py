@@ -9,30 +9,22 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import orjson
 from msgspec import Struct
 
 from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.concurrently import as_finished
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.pairing import Pair, indexed, paired
+from palestra.gym.collect.playing import as_finished
 from palestra.gym.collect.rows import Key, agent_of, key_of
-from palestra.gym.errors import answer_failure
-from palestra.gym.records import (
-    AGENT_REF,
-    FAILURE_CLASS,
-    FAILURE_REASON,
-    FAILURE_TERMINAL,
-    ROLLOUT_INDEX,
-    TASK_INDEX,
-    ServerKind,
-)
+from palestra.gym.errors import CollectError, answer_failure
+from palestra.gym.records import ServerKind
 from palestra.gym.servers.verdicts import JUDGE_WORDS
 from palestra.net.http_client import CallFailed, HttpClient
+from palestra.types.gym import AGENT_REF, FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import Failure, FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
 
 UNSUPPORTED = "unsupported"
 ATTEMPTS = 3
@@ -75,28 +67,28 @@ class Regraded(Struct):
 class Grader:
     """Asks the resources server of each row's agent."""
 
-    def __init__(self, client: HttpClient, directory: Directory, gym: Mapping[str, Any]) -> None:
+    def __init__(self, client: HttpClient, directory: Directory, gym: JsonMapping) -> None:
         self._client = client
         self._urls = directory.urls
         self._servers = {name: found for name, block in gym.items() if (found := _resources_of(block))}
         only = [name for name, kind in directory.kinds.items() if kind == ServerKind.RESOURCES]
         self._only = only[0] if len(only) == 1 else None
 
-    def server_of(self, row: Mapping[str, Any]) -> str:
+    def server_of(self, row: JsonMapping) -> str:
         """By its agent; where that is not in the gym, the only one there is. Raises CollectError."""
         name = self._servers.get(agent_of(row) or "") or self._only
         if name is None or name not in self._urls:
             raise CollectError(f"no resources server in the gym for agent {agent_of(row)!r}: start it with that agent")
         return name
 
-    async def check(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    async def check(self, rows: Iterable[JsonMapping]) -> None:
         """Raises CollectError where a server says that its verdict needs more than the rollout."""
         for name in sorted({self.server_of(row) for row in rows}):
             reply = await self._client.get(f"{self._urls[name]}/reverify_mode", timeout_s=LIMIT_S)
             if reply.status == 200 and reply.json() == UNSUPPORTED:
                 raise CollectError(f"{name} cannot grade stored rollouts; --force does it all the same, at your risk")
 
-    async def grade(self, pair: Pair) -> dict[str, Any]:
+    async def grade(self, pair: Pair) -> JsonObject:
         """The new result, or a failure. Never raises but when it is cancelled."""
         result = {name: value for name, value in pair.result.items() if name not in _MARKS}
         body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
@@ -135,7 +127,7 @@ async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded],
         if wanted.judge_failed_only:
             standing.kept = _keep(wanted, results, done)
 
-        async def graded_pair(pair: Pair) -> tuple[Pair, dict[str, Any]]:
+        async def graded_pair(pair: Pair) -> tuple[Pair, JsonObject]:
             return pair, await grader.grade(pair)
 
         async with aclosing(as_finished(graded_pair, left, wanted.concurrency)) as all_graded:
@@ -145,7 +137,7 @@ async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded],
     return standing
 
 
-def _note(standing: Regraded, pair: Pair, graded: dict[str, Any], results: Lines, failures: Lines) -> None:
+def _note(standing: Regraded, pair: Pair, graded: JsonObject, results: Lines, failures: Lines) -> None:
     if graded.get(FAILURE_CLASS):
         failures.append(graded)
         standing.failed += 1
@@ -184,11 +176,11 @@ def _keep(wanted: Regrading, results: Lines, done: set[Key]) -> int:
     return len(kept)
 
 
-def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
+def _labels(row: JsonMapping) -> JsonObject:
     return {name: row[name] for name in (TASK_INDEX, ROLLOUT_INDEX, AGENT_REF)}
 
 
-def _resources_of(block: Any) -> str | None:
+def _resources_of(block: object) -> str | None:
     """The resources server an agent's block refers to."""
     agents = block.get(ServerKind.AGENT) if isinstance(block, Mapping) else None
     settings = next(iter(agents.values()), None) if isinstance(agents, Mapping) else None

@@ -1,27 +1,69 @@
 """Rows of a data file, expanded to what is played: an agent, indices, repeats. The same input gives the same rows.
 
-Owns: reading and checking rows, their expansion. Never touches: servers, results.
+Owns: reading and checking rows, their expansion, prompts that are made from their fields. Never touches: servers,
+results.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
+import yaml
 from msgspec import Struct, field
 
-from palestra.gym.collect.errors import CollectError
-from palestra.gym.collect.prompts import PromptFile
-from palestra.gym.records import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, ROLLOUT_NAME, TASK_INDEX
-from palestra.types.gym import overruled
+from palestra.gym.errors import CollectError
+from palestra.gym.records import ROLLOUT_NAME
+from palestra.types.gym import AGENT_REF, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX, overruled
+from palestra.util.json_types import JsonMapping, JsonObject
+
+
+class PromptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`{field}` is a row's top-level field; braces are doubled to be themselves."""
+
+    user: str
+    system: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> PromptFile:
+        try:
+            return msgspec.convert(yaml.safe_load(path.read_text()), cls)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+            raise CollectError(f"prompt file {path}: {error}; it has `user`, and `system` if you like") from error
+
+    def applied(self, row: JsonMapping) -> JsonObject:
+        """A new row whose `responses_create_params.input` is the prompt. Raises CollectError."""
+        params = row.get(PARAMS) or {}
+        if not isinstance(params, dict):
+            raise CollectError(f"a row's {PARAMS} is an object, found {type(params).__name__}")
+        if params.get("input"):
+            raise CollectError(f"a row has {PARAMS}.input and there is a prompt file; use one of the two")
+        messages = [
+            {"role": role, "content": self._filled(template, row)}
+            for role, template in (("system", self.system), ("user", self.user))
+            if template is not None
+        ]
+        return {**row, PARAMS: {**params, "input": messages}}
+
+    def _filled(self, template: str, row: JsonMapping) -> str:
+        try:
+            return template.format_map(row)
+        except (KeyError, IndexError) as error:
+            raise CollectError(f"the prompt's {error} is not among the row's fields {sorted(row)}") from error
+        except (ValueError, AttributeError, TypeError) as error:
+            raise CollectError(
+                f"the prompt cannot be filled in: {error}; braces are doubled to be themselves"
+            ) from error
+
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
+Row = JsonObject
 Key = tuple[int, int]
 
 DEFAULT = "_default"
@@ -40,14 +82,14 @@ class Expansion(Struct, frozen=True, kw_only=True):
     seeds: bool = False
     """Each repeat's index as the sampling seed, in `metadata.extra_body`."""
     prompt: PromptFile | None = None
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: JsonObject = field(default_factory=dict)
     """Over every row's `responses_create_params`, not deep."""
     shard: int = 0
     shards: int = 1
     """Tasks are dealt out by index, so that shards never share one."""
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: JsonMapping) -> Key:
     return row[TASK_INDEX], row[ROLLOUT_INDEX]
 
 
@@ -104,7 +146,7 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
     return made
 
 
-def agent_of(row: Mapping[str, Any]) -> str | None:
+def agent_of(row: JsonMapping) -> str | None:
     reference = row.get(AGENT_REF)
     name = reference.get("name") if isinstance(reference, dict) else None
     return name if isinstance(name, str) else None
@@ -129,7 +171,7 @@ def _prepared(row: Row, how: Expansion, number: int) -> Row:
     return row
 
 
-def _is_rollout_id(given: Any) -> bool:
+def _is_rollout_id(given: object) -> bool:
     return isinstance(given, str) and len(given) <= MAX_ROLLOUT_ID and ROLLOUT_NAME.fullmatch(given) is not None
 
 
@@ -154,7 +196,7 @@ def _repeat(row: Row, index: int, seeds: bool) -> Row:
     return made
 
 
-def _extra_body(row: Row, metadata: Any) -> dict[str, Any]:
+def _extra_body(row: Row, metadata: Any) -> JsonObject:
     try:
         found = orjson.loads(metadata.get("extra_body") or "{}")
     except (ValueError, AttributeError):

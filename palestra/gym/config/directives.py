@@ -14,13 +14,14 @@ from typing import Any
 from palestra.gym.config.merging import UNSET, merged
 from palestra.gym.errors import GymConfigError
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 INHERIT, COPY, DELETE = "_inherit_from", "_copy", "_delete_key"
 _IN_TEXT = {"${inherit_from:": INHERIT, "${copy:": COPY}
 MODELS, PLACEHOLDER = "responses_api_models", "dummy_model"
 
 
-def apply_directives(data: dict[str, Any]) -> dict[str, Any]:
+def apply_directives(data: JsonObject) -> JsonObject:
     """Without directives. Raises GymConfigError for a path that is not there, or that leads to itself."""
     expander = _Expander(data)
     expanded = {key: expander.expand(value, str(key)) for key, value in data.items()}
@@ -29,7 +30,7 @@ def apply_directives(data: dict[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def merge_placeholders(data: dict[str, Any]) -> None:
+def merge_placeholders(data: JsonObject) -> None:
     """`dummy_model` under a model server: settings for whatever model takes its place."""
     for value in data.values():
         models = value.get(MODELS) if isinstance(value, dict) else None
@@ -46,12 +47,12 @@ class _Source:
 
 
 class _Expander:
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: JsonObject) -> None:
         self.data = data
         self.taken: list[tuple[str, ...]] = []
         self._underway: list[tuple[str, ...]] = []
 
-    def expand(self, node: Any, where: str) -> Any:
+    def expand(self, node: object, where: str) -> Any:
         if isinstance(node, list):
             return [self.expand(value, f"{where}[{index}]") for index, value in enumerate(node)]
         if isinstance(node, dict):
@@ -59,7 +60,7 @@ class _Expander:
         source = _source_in_text(node)
         return node if source is None else self._fetch(source, where)
 
-    def _expand_mapping(self, node: dict[Any, Any], where: str) -> Any:
+    def _expand_mapping(self, node: dict[Any, Any], where: str) -> object:
         unwanted = _names(node.get(DELETE))
         source = _source_in_mapping(node, where)
         own = {
@@ -92,7 +93,7 @@ class _Expander:
             self.taken.append(source.path)
         return copy.deepcopy(expanded)
 
-    def _find(self, path: tuple[str, ...], where: str) -> Any:
+    def _find(self, path: tuple[str, ...], where: str) -> object:
         node: Any = self.data
         for depth, part in enumerate(path):
             if depth:
@@ -108,13 +109,13 @@ class _Expander:
             node = node[part]
         return node
 
-    def _with_source(self, node: Any, where: str) -> Any:
+    def _with_source(self, node: object, where: str) -> object:
         """A part on the way may get what is looked for from elsewhere."""
         has_source = isinstance(node, dict) and (INHERIT in node or COPY in node)
         return self.expand(node, where) if has_source or _source_in_text(node) else node
 
 
-def _source_in_text(node: Any) -> _Source | None:
+def _source_in_text(node: object) -> _Source | None:
     if isinstance(node, str):
         for start, name in _IN_TEXT.items():
             if node.startswith(start) and node.endswith("}"):
@@ -139,7 +140,7 @@ def _names(value: Any) -> list[str]:
     return [one.strip() for one in (value.split(",") if isinstance(value, str) else map(str, value))]
 
 
-def _remove(data: dict[str, Any], path: tuple[str, ...]) -> None:
+def _remove(data: JsonObject, path: tuple[str, ...]) -> None:
     node: Any = data
     for part in path[:-1]:
         node = node.get(part) if isinstance(node, dict) else None

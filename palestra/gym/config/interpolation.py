@@ -15,18 +15,19 @@ from omegaconf.errors import OmegaConfBaseException
 from palestra.gym.config.merging import Path, dotted, leaves
 from palestra.gym.errors import GymConfigError
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 _MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_][\w-]*)(?!\w*:)")
 
 
-def references(data: Any) -> set[str]:
+def references(data: object) -> set[str]:
     """Top-level names that some `${name…}` speaks of."""
     texts = (value for _, value in leaves(data) if isinstance(value, str) and "${" in value)
     return {name for text in texts for name in _REFERENCE.findall(text)}
 
 
-def resolved(data: dict[str, Any], source_of: Callable[[Path], str], *, is_final: bool = True) -> dict[str, Any]:
+def resolved(data: JsonObject, source_of: Callable[[Path], str], *, is_final: bool = True) -> JsonObject:
     """A copy with every interpolation filled in. Raises GymConfigError with all that could not be; before `is_final`
     they stay as they are."""
     tree = OmegaConf.create(data)
@@ -63,11 +64,11 @@ class _At:
         return self.above if self.key is None else self.above.value()[self.key]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _explained(at: Path, text: str, error: Exception, data: dict[str, Any], source: str) -> str:
+def _explained(at: Path, text: str, error: Exception, data: JsonObject, source: str) -> str:
     missing = _MISSING_KEY.search(str(error))
     if missing is None:
         reason = str(error).splitlines()[0]

@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from palestra.gym.config.directives import apply_directives, merge_placeholders
 from palestra.gym.config.interpolation import resolved
@@ -31,6 +30,7 @@ from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKin
 from palestra.gym.registry import OURS, Implementation, locate
 from palestra.gym.stand_in import missing_names
 from palestra.gym.venvs import has_requirements
+from palestra.util.json_types import JsonObject
 
 
 def load_gym(
@@ -67,7 +67,7 @@ def load_gym(
     )
 
 
-def _check_nothing_unset(data: dict[str, Any], merged: Merged) -> None:
+def _check_nothing_unset(data: JsonObject, merged: Merged) -> None:
     unset = [path for path, value in leaves(data) if value == UNSET]
     if unset:
         lines = "".join(f"\n  {dotted(path)} ({merged.source_of(path)})" for path in unset)
@@ -75,7 +75,7 @@ def _check_nothing_unset(data: dict[str, Any], merged: Merged) -> None:
         raise GymConfigError(f"{len(unset)} values must be set:{lines}\n  as in: ++{example}=VALUE, or in env.yaml")
 
 
-def _find_servers(data: dict[str, Any], tell: Callable[[str], None]) -> Found:
+def _find_servers(data: JsonObject, tell: Callable[[str], None]) -> Found:
     found = find_servers(data)
     for name in found.partial:
         tell(f"{name}: has no entrypoint, so nothing is started for it")
@@ -84,7 +84,7 @@ def _find_servers(data: dict[str, Any], tell: Callable[[str], None]) -> Found:
     return found
 
 
-def _checked(settings: dict[str, Any], found: Found, tell: Callable[[str], None]) -> list[Entry]:
+def _checked(settings: JsonObject, found: Found, tell: Callable[[str], None]) -> list[Entry]:
     """The servers again, with everything filled in; those that cannot be are an error or left out, as settings say."""
     entries = find_servers({entry.name: settings[entry.name] for entry in found.entries}).entries
     almost = dict(found.almost)
@@ -102,7 +102,7 @@ def _checked(settings: dict[str, Any], found: Found, tell: Callable[[str], None]
     return sound
 
 
-def _fill_addresses(data: dict[str, Any], entries: list[Entry], known: dict[str, Any], ports: Ports) -> None:
+def _fill_addresses(data: JsonObject, entries: list[Entry], known: JsonObject, ports: Ports) -> None:
     """`known`: the same with interpolations filled in. Where a port is said, it is that one or an error."""
     check_settings(known)
     host = _own_address() if known["use_absolute_ip"] else known.get("default_host") or "127.0.0.1"
@@ -150,7 +150,7 @@ def _own_address() -> str:
         raise GymConfigError(f"use_absolute_ip: this machine's address cannot be found ({error})") from None
 
 
-def _copy_to_agents(settings: dict[str, Any], entries: list[Entry]) -> None:
+def _copy_to_agents(settings: JsonObject, entries: list[Entry]) -> None:
     for entry in entries:
         if entry.kind is ServerKind.AGENT:
             for key in COPIED_TO_AGENTS:
@@ -159,7 +159,7 @@ def _copy_to_agents(settings: dict[str, Any], entries: list[Entry]) -> None:
 
 
 def _instance(
-    entry: Entry, settings: dict[str, Any], roots: Sequence[Path] | None, tell: Callable[[str], None]
+    entry: Entry, settings: JsonObject, roots: Sequence[Path] | None, tell: Callable[[str], None]
 ) -> ServerInstance:
     ours = our_settings(settings)
     code = (

@@ -14,7 +14,7 @@ UNSET = "???"
 Path = tuple[str | int, ...]
 
 
-def merged(below: Any, above: Any) -> Any:
+def merged(below: object, above: object) -> Any:
     """Mappings key by key; anything else, lists included, takes the place of what was there."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return below if above == UNSET else above
@@ -22,7 +22,7 @@ def merged(below: Any, above: Any) -> Any:
     return both | {key: value for key, value in above.items() if key not in below}
 
 
-def without_unset(content: dict[Any, Any], below: Any) -> dict[Any, Any]:
+def without_unset(content: dict[Any, Any], below: object) -> dict[Any, Any]:
     """What of `content` may be laid over `below`."""
     known = below if isinstance(below, dict) else {}
     return {
@@ -32,7 +32,7 @@ def without_unset(content: dict[Any, Any], below: Any) -> dict[Any, Any]:
     }
 
 
-def leaves(node: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(node: object, at: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Everything that is neither mapping nor list, and where."""
     if isinstance(node, dict):
         for key, value in node.items():

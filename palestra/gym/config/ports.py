@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from types import TracebackType
 
 from palestra.gym.errors import GymConfigError
 
@@ -31,9 +30,7 @@ class Ports:
     def __enter__(self) -> Ports:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ Owns: which settings are secret. Never touches: where the text goes.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import yaml
 
@@ -25,18 +24,18 @@ def is_secret_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.search(name) is not None
 
 
-def masked(settings: Any) -> Any:
+def masked(settings: object) -> object:
     """A copy. A secret that was interpolated into other text is blacked out there too."""
     known = sorted({text for text in _secrets(settings) if len(text) >= SHORTEST}, key=len, reverse=True)
     return _masked(settings, known, is_secret=False)
 
 
-def shown(settings: Any) -> str:
+def shown(settings: object) -> str:
     """As YAML, masked."""
     return yaml.safe_dump(masked(settings), sort_keys=False, allow_unicode=True)
 
 
-def _secrets(settings: Any) -> set[str]:
+def _secrets(settings: object) -> set[str]:
     return {
         value
         for path, value in leaves(settings)
@@ -44,7 +43,7 @@ def _secrets(settings: Any) -> set[str]:
     }
 
 
-def _masked(node: Any, known: list[str], *, is_secret: bool) -> Any:
+def _masked(node: object, known: list[str], *, is_secret: bool) -> object:
     if isinstance(node, dict):
         return {key: _masked(value, known, is_secret=is_secret or is_secret_name(key)) for key, value in node.items()}
     if isinstance(node, list):

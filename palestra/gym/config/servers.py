@@ -1,6 +1,7 @@
 """Which entries of a config are servers, and whether each is sound.
 
-Owns: the three-level shape, the fields that all servers share, references between servers. Never touches: ports, code.
+Owns: the three-level shape, the fields that all servers share, references between servers, entries of `datasets`. Never
+touches: ports, code, the files that datasets name.
 """
 
 from __future__ import annotations
@@ -8,12 +9,72 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
-from palestra.gym.config.datasets import dataset_problems
 from palestra.gym.config.settings import RESERVED
 from palestra.gym.records import Isolation, ServerKind
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
+
+TYPES = ("train", "validation", "example", "benchmark")
+LICENSES = (
+    "Apache 2.0",
+    "MIT",
+    "Creative Commons Attribution 4.0 International",
+    "Creative Commons Attribution-ShareAlike 4.0 International",
+    "CC BY-SA 4.0",
+    "CC BY-NC 3.0",
+    "NVIDIA Internal Use Only, Do Not Distribute",
+    "NVIDIA Evaluation Dataset License Agreement",
+    "TBD",
+    "GNU General Public License v3.0",
+)
+SOURCES = {"gitlab": ("dataset_name", "version", "artifact_fpath"), "huggingface": ("repo_id",)}
+LEGACY = ("gitlab_identifier", "huggingface_identifier")
+
+
+def dataset_problems(entries: object) -> list[str]:
+    """One line for each mistake, starting with the key below the server."""
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        return [f"datasets: should be a list, is a {type(entries).__name__}"]
+    return [f"datasets[{index}]{problem}" for index, entry in enumerate(entries) for problem in _of_one(entry)]
+
+
+def _of_one(entry: object) -> list[str]:
+    if not isinstance(entry, dict):
+        return [f": should be a mapping, is {entry!r}"]
+    kind = entry.get("type")
+    if kind not in TYPES:
+        return [f".type: {kind!r} is none of {', '.join(TYPES)}{did_you_mean(str(kind), TYPES)}"]
+    needed = ["name", "jsonl_fpath", *(["prepare_script"] if kind == "benchmark" else [])]
+    problems = [f".{key}: is needed" for key in needed if not isinstance(entry.get(key), str)]
+    repeats = entry.get("num_repeats", 1)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        problems.append(f".num_repeats: should be a whole number from 1, is {repeats!r}")
+    return problems if kind == "benchmark" else problems + _license(entry, kind) + _source(entry)
+
+
+def _license(entry: JsonObject, kind: str) -> list[str]:
+    given = entry.get("license")
+    if given is None:
+        return [".license: is needed for train and validation data"] if kind in ("train", "validation") else []
+    if given in LICENSES:
+        return []
+    return [f".license: {given!r} is none of: {'; '.join(LICENSES)}{did_you_mean(str(given), LICENSES)}"]
+
+
+def _source(entry: JsonObject) -> list[str]:
+    source = entry.get("source")
+    if source is None:
+        return []
+    if legacy := [key for key in LEGACY if entry.get(key) is not None]:
+        return [f".source: together with {legacy[0]}; keep only source"]
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind not in SOURCES:
+        return [f".source.type: {kind!r} is none of {', '.join(SOURCES)}"]
+    return [f".source.{key}: is needed" for key in SOURCES[kind] if not isinstance(source.get(key), str)]
+
 
 KINDS = tuple(str(kind) for kind in ServerKind)
 _DOMAINS = "math coding agent knowledge instruction_following long_context safety games translation e2e rlhf other"
@@ -31,7 +92,7 @@ class Entry:
     name: str
     kind: ServerKind
     implementation: str
-    fields: dict[str, Any]
+    fields: JsonObject
     """The very mapping in the config: filling in a port here fills it in there."""
 
     @property
@@ -50,7 +111,7 @@ class Found:
     """Environment servers that only hand on to an agent: nothing starts for them either."""
 
 
-def find_servers(data: dict[str, Any]) -> Found:
+def find_servers(data: JsonObject) -> Found:
     """By shape alone: values may still be interpolations."""
     found = Found([], {}, [], [])
     for name, value in data.items():
@@ -81,20 +142,20 @@ def find_servers(data: dict[str, Any]) -> Found:
     return found
 
 
-def _unknown_kind(value: dict[str, Any]) -> str | None:
+def _unknown_kind(value: JsonObject) -> str | None:
     """Everything else says that it is a server."""
     return next(
         (str(kind) for kind in value if any("entrypoint" in one for _, one in _implementations(value[kind]))), None
     )
 
 
-def _implementations(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _implementations(value: object) -> Iterator[tuple[str, JsonObject]]:
     if isinstance(value, dict):
         yield from ((str(name), fields) for name, fields in value.items() if isinstance(fields, dict))
 
 
 def field_problems(entry: Entry) -> list[str]:
-    """Of the fields that every server has; interpolated ones."""
+    """Mistakes in the fields that every server has, once they are interpolated."""
     fields = entry.fields
     problems = dataset_problems(fields.get("datasets"))
     entrypoint = fields["entrypoint"]
@@ -115,7 +176,7 @@ def field_problems(entry: Entry) -> list[str]:
     return [f"{entry.where}.{problem}" for problem in problems]
 
 
-def _domain_problems(domain: Any) -> list[str]:
+def _domain_problems(domain: object) -> list[str]:
     if domain in DOMAINS:
         return []
     if domain is None:
@@ -137,7 +198,7 @@ def reference_problems(entries: list[Entry]) -> list[str]:
     return problems
 
 
-def is_reference(value: Any) -> bool:
+def is_reference(value: object) -> bool:
     return (
         isinstance(value, dict)
         and set(value) == {"type", "name"}

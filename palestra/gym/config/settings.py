@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import Isolation
 from palestra.gym.roots import did_you_mean
+from palestra.util.json_types import JsonObject
 
 OURS = "gym"
 CONFIG_PATHS = "config_paths"
@@ -53,7 +54,7 @@ class OurSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     isolation: Isolation = Isolation.SHARED
-    """Of servers that do not say it themselves and have no requirements of their own."""
+    """For servers that do not say it themselves and have no requirements of their own."""
     use_stock: list[str] = []
     """Implementations of ours, such as `simple_agent`, to be taken from a folder of NeMo Gym's instead."""
     ray: bool = False
@@ -74,7 +75,7 @@ class OurSettings(BaseModel):
     """After which a server that was told to stop is killed."""
 
 
-def our_settings(settings: dict[str, Any]) -> OurSettings:
+def our_settings(settings: JsonObject) -> OurSettings:
     given = settings.get(OURS) or {}
     if not isinstance(given, dict):
         raise GymConfigError(f"{OURS}: should be a mapping of settings, is {given!r}")
@@ -84,7 +85,7 @@ def our_settings(settings: dict[str, Any]) -> OurSettings:
         raise GymConfigError("\n".join(_problem(one) for one in error.errors())) from None
 
 
-def is_on_ray(settings: dict[str, Any]) -> bool:
+def is_on_ray(settings: JsonObject) -> bool:
     return bool(settings.get("ray_head_node_address")) or our_settings(settings).ray
 
 
@@ -95,7 +96,7 @@ def _problem(error: Any) -> str:
     return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}, is {error['input']!r}"
 
 
-def check_settings(settings: dict[str, Any]) -> None:
+def check_settings(settings: JsonObject) -> None:
     """The ones that this module's users compute with."""
     low, high = settings["port_range_low"], settings["port_range_high"]
     if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= 65535):

@@ -21,6 +21,7 @@ from palestra.gym.config.values import GymOverride, How
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerKind
 from palestra.gym.roots import did_you_mean, find_below, search_roots
+from palestra.util.json_types import JsonObject
 
 ENV_FILE = "env.yaml"
 NO_MODEL = {
@@ -37,7 +38,7 @@ class GymSources:
     """Below the roots, or absolute; later ones win. Come after those of `config_paths`."""
     overrides: Sequence[str] = ()
     """As typed on the command line, in Hydra's grammar."""
-    initial: dict[str, Any] = field(default_factory=dict)
+    initial: JsonObject = field(default_factory=dict)
     """Values from a program: above the files, below the command line."""
     roots: Sequence[Path] = ()
     """Looked below first; the environment's, the current folder and ours follow."""
@@ -66,7 +67,7 @@ class Merged:
         self.data[CONFIG_PATHS] = self.files
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> JsonObject:
         return self._layers.data
 
     def source_of(self, path: merging.Path) -> str:
@@ -74,7 +75,7 @@ class Merged:
         known = (self._layers.sources.get(path[:length]) for length in range(len(path), 0, -1))
         return next((source for source in known if source is not None), "the config")
 
-    def _config_paths(self, env: dict[str, Any], initial: dict[str, Any]) -> list[str]:
+    def _config_paths(self, env: JsonObject, initial: JsonObject) -> list[str]:
         """The highest source that names any has the say."""
         typed = [one.value for one in self._overrides if one.key == CONFIG_PATHS and one.how != How.DELETE]
         named = (*reversed(typed), initial.get(CONFIG_PATHS), env.get(CONFIG_PATHS))
@@ -111,7 +112,7 @@ class Merged:
         places = "".join(f"\n  not at {path}" for path in looked)
         raise GymConfigError(f"{where}: there is no {name!r}{places}{near}")
 
-    def _add(self, content: dict[str, Any], source: str) -> None:
+    def _add(self, content: JsonObject, source: str) -> None:
         rest = {key: value for key, value in content.items() if key != CONFIG_PATHS}
         self._layers.merge(without_unset(rest, self.data), source)
 
@@ -159,14 +160,14 @@ class Merged:
             node = node[part]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     try:
         return read_file(path)
     except ConfigError as error:
         raise GymConfigError(str(error)) from None
 
 
-def _paths(value: Any, where: str) -> list[str]:
+def _paths(value: object, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise GymConfigError(f"{where}: should be a list of files, as in [a.yaml,b.yaml]; is {value!r}")
     return list(value)

@@ -10,18 +10,20 @@ from typing import Any
 
 import yaml
 
+from palestra.util.json_types import JsonObject
 
-def to_yaml(settings: dict[str, Any]) -> str:
+
+def to_yaml(settings: JsonObject) -> str:
     """Everything is filled in; a `${` that is left is text, and is marked so."""
     return yaml.safe_dump(_mapped(settings, lambda text: text.replace("${", "\\${")), sort_keys=False, width=1 << 20)
 
 
-def from_yaml(text: str) -> dict[str, Any]:
+def from_yaml(text: str) -> JsonObject:
     """What `to_yaml` was given."""
     return _mapped(yaml.safe_load(text), lambda text: text.replace("\\${", "${"))
 
 
-def _mapped(node: Any, change: Callable[[str], str]) -> Any:
+def _mapped(node: object, change: Callable[[str], str]) -> Any:
     if isinstance(node, dict):
         return {key: _mapped(value, change) for key, value in node.items()}
     if isinstance(node, list):

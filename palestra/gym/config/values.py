@@ -47,7 +47,7 @@ class GymOverride:
         return cls(How(found["how"]), found["key"], value, shown)
 
 
-def parsed(text: str, whole: str) -> Any:
+def parsed(text: str, whole: str) -> object:
     """One value. `whole` is the override, for messages."""
     reader = _Reader(text, whole)
     value = reader.value("")
@@ -146,7 +146,7 @@ class _Reader:
         return word
 
 
-def _meaning(word: str) -> Any:
+def _meaning(word: str) -> object:
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if _INTEGER.fullmatch(word):

@@ -52,7 +52,7 @@ def last_number(text: str) -> str | None:
 
 
 def _inside(text: str) -> str | None:
-    """Of one wrapper around all of it."""
+    """The text inside one wrapper around all of it."""
     if match := _WRAPPER.match(text):
         return match[1]
     for opening, closing in _DOLLARS:

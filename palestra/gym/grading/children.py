@@ -35,7 +35,7 @@ class Children:
         self._room = asyncio.Semaphore(count or os.cpu_count() or 1)
         self._idle: list[asyncio.subprocess.Process] = []
 
-    async def ask(self, question: Any, limit_s: float) -> Any:
+    async def ask(self, question: object, limit_s: float) -> Any:
         """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
         try:
             asked = orjson.dumps(question)
@@ -49,7 +49,7 @@ class Children:
             except TimeoutError:
                 await kill(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
-            except BaseException:
+            except BaseException:  # cancelled, too: it may still be at work
                 await kill(child)
                 raise
             self._idle.append(child)
@@ -68,7 +68,7 @@ class Children:
         except (ChildError, TimeoutError) as error:
             await kill(child)
             raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
-        except BaseException:
+        except BaseException:  # cancelled: nobody would end it
             await kill(child)
             raise
         return child

@@ -18,6 +18,7 @@ import threading
 from typing import Any
 
 from palestra.environments.walls import jail
+from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """
     abc array bisect calendar cmath collections collections.abc copy dataclasses datetime decimal enum fractions
@@ -55,7 +56,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _ran(source: str, function: str | None, given: str, limit_s: float) -> dict[str, Any]:
+def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonObject:
     """The outcome of one input."""
     printed = io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogatepass", write_through=True)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -66,7 +67,7 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> dict[
         return {"printed": _text(printed)[:MAX_PRINTED], "result": result}
     except OutOfTime:
         return {"error": f"no end within {limit_s:g} s", "is_late": True}
-    except BaseException as error:
+    except BaseException as error:  # the program's own
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
@@ -99,7 +100,7 @@ def _input(_prompt: object = "") -> str:
     return line.rstrip("\n")
 
 
-def _open(file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+def _open(file: Any, mode: str = "r", *_: Any, **__: Any) -> object:
     """The ways programs open what they are given; there is nothing else to open."""
     if file not in (0, "/dev/stdin"):
         raise PermissionError("a program reads its input, and no other file")
@@ -108,7 +109,7 @@ def _open(file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
 
 def _called(source: str, function: str, given: str) -> Any:
     """With one JSON value a line as its arguments. A method of `Solution` where there is such a class."""
-    names: dict[str, Any] = {"__name__": "program"}
+    names: JsonObject = {"__name__": "program"}
     exec(compile(source, FILE, "exec"), names)  # noqa: S102
     found = getattr(names["Solution"](), function, None) if "Solution" in names else names.get(function)
     if found is None:
@@ -121,7 +122,7 @@ def _out_of_time(*_: object) -> None:
     raise OutOfTime
 
 
-def _say(pipe: int, answer: dict[str, Any]) -> None:
+def _say(pipe: int, answer: JsonObject) -> None:
     data = json.dumps(answer).encode() + b"\n"
     while data:
         data = data[os.write(pipe, data) :]

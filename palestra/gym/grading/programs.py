@@ -40,7 +40,7 @@ class NoWalls(GymError):
 
 
 class Outcome(Struct, frozen=True):
-    """Of one input."""
+    """What came of one input."""
 
     printed: str = ""
     result: Any = None

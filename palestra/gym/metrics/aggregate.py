@@ -1,27 +1,91 @@
 """The answer to `/aggregate_metrics`: figures per task and over all rollouts.
 
-Owns: grouping by task, the shape of the answer, where a server's own metrics go in. Never touches: HTTP, files.
+Owns: which fields count as numbers, figures about them, grouping by task, the shape of the answer, where a server's own
+metrics go in. Never touches: HTTP, files.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from palestra.gym.metrics.numbers import columns, described, numbers_of
-from palestra.gym.records import ROLLOUT_INDEX, TASK_INDEX
+from palestra.types.gym import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Rollout = Mapping[str, Any]
-ComputeMetrics = Callable[[list[list[Rollout]]], dict[str, Any]]
-PickKeyMetrics = Callable[[dict[str, Any]], dict[str, Any]]
+_KEYS = (TASK_INDEX, ROLLOUT_INDEX, MASK_SAMPLE)
+
+Columns = dict[str, list[float]]
+
+
+def numbers_of(result: JsonMapping) -> dict[str, float]:
+    """Every number or truth value among a result's own fields and its response's usage; what is not finite is none."""
+    response = result.get("response")
+    usage = response.get("usage") if isinstance(response, Mapping) else None
+    found = {name: _number(value) for name, value in result.items() if name not in _KEYS}
+    if isinstance(usage, Mapping):
+        found |= {name: _number(value) for name, value in usage.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def columns(rows: Iterable[Mapping[str, float]]) -> Columns:
+    """The same numbers, name by name, in the order names first appear."""
+    made: Columns = {}
+    for row in rows:
+        for name, value in row.items():
+            if name in made:
+                made[name].append(value)
+            else:
+                made[name] = [value]
+    return made
+
+
+def described(made: Columns) -> dict[str, float]:
+    """`mean/reward`, `max/reward`, … A single value deviates by 0."""
+    figures: dict[str, float] = {}
+    for name, values in made.items():
+        mean = math.fsum(values) / len(values)
+        figures[f"mean/{name}"] = mean
+        figures[f"max/{name}"] = max(values)
+        figures[f"min/{name}"] = min(values)
+        figures[f"median/{name}"] = median(values)
+        figures[f"std/{name}"] = deviation(values, mean)
+    return figures
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def deviation(values: list[float], mean: float | None = None) -> float:
+    """Standard deviation of a sample (n - 1); 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values) if mean is None else mean
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    return None
+
+
+Rollout = JsonMapping
+ComputeMetrics = Callable[[list[list[Rollout]]], JsonObject]
+PickKeyMetrics = Callable[[JsonObject], JsonObject]
 
 
 def aggregate(
     verify_responses: Sequence[Rollout],
     compute: ComputeMetrics | None = None,
     pick: PickKeyMetrics | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """`{group_level_metrics, agent_metrics, key_metrics}`. `compute` gets all rollouts task by task and may say
     `per_task_metrics` (a list with task indices) beside its own; `pick` chooses the headline from all of them."""
     if not verify_responses:
@@ -29,7 +93,7 @@ def aggregate(
     tasks = by_task(verify_responses)
     numbers = {id(one): numbers_of(one) for one in verify_responses}
     groups = [_group(index, rollouts, numbers) for index, rollouts in tasks.items()]
-    overall: dict[str, Any] = dict(described(columns(numbers.values())))
+    overall: JsonObject = dict(described(columns(numbers.values())))
     if compute is not None:
         own = dict(compute(list(tasks.values())))
         _add_per_task(groups, own.pop("per_task_metrics", None))
@@ -48,14 +112,12 @@ def by_task(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     return dict(sorted(tasks.items()))
 
 
-def means(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def means(metrics: JsonMapping) -> JsonObject:
     """The headline where nobody chose one."""
     return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
 
-def with_expected(
-    groups: list[dict[str, Any]], expected: Counter[int], samples: Mapping[int, Rollout]
-) -> list[dict[str, Any]]:
+def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Mapping[int, Rollout]) -> list[JsonObject]:
     """How much of each task's rollouts there is, and the row they were played from."""
     for group in groups:
         index = group[TASK_INDEX]
@@ -68,7 +130,7 @@ def with_expected(
     return groups
 
 
-def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> dict[str, Any]:
+def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> JsonObject:
     found = len(rollouts)
     return {
         TASK_INDEX: index,
@@ -82,12 +144,12 @@ def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, flo
     }
 
 
-def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> dict[str, Any]:
+def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
     number = rollout.get(ROLLOUT_INDEX, 0)
     return {"rollout_id": f"{index}:{number}", TASK_INDEX: index, ROLLOUT_INDEX: number, **numbers}
 
 
-def _add_per_task(groups: list[dict[str, Any]], own: Any) -> None:
+def _add_per_task(groups: list[JsonObject], own: Any) -> None:
     """A server's own figures of a task go beside the common ones."""
     if not own:
         return

@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.gym.metrics.numbers import deviation
+from palestra.gym.metrics.aggregate import deviation
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Rollout = Mapping[str, Any]
+Rollout = JsonMapping
 Scores = dict[str, float]
 ScoreOf = Callable[[Rollout], Mapping[str, float | bool]]
 
@@ -35,7 +36,7 @@ class Scored(Struct, frozen=True):
 
 def pass_metrics(
     tasks: Sequence[Sequence[Rollout]], score: ScoreOf | None = None, answer_key: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """`pass@k/accuracy`, `pass@1[avg-of-k]/accuracy`, with `answer_key` also `majority@k/accuracy`, and
     `…/no_answer`. Without `score` the reward is the accuracy."""
     scored = [_scored(task, score or _accuracy, answer_key) for task in tasks if task]
@@ -43,7 +44,7 @@ def pass_metrics(
         return {}
     names = sorted({name for task in scored for one in task.scores for name in one})
     most = max(len(task.scores) for task in scored)
-    metrics: dict[str, Any] = {}
+    metrics: JsonObject = {}
     for k in range(1, most + 1):
         for name in names:
             _add(
@@ -63,7 +64,7 @@ def pass_metrics(
 
 def subset_metrics(
     tasks: Sequence[Sequence[Rollout]], subset_key: str, score: ScoreOf | None = None, answer_key: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """The same for each value of a field: `easy/pass@1/accuracy`."""
     subsets: dict[str, list[Sequence[Rollout]]] = {}
     for task in tasks:
@@ -79,12 +80,12 @@ def subset_metrics(
 
 
 def highest_k(
-    metrics: Mapping[str, Any],
+    metrics: JsonMapping,
     pattern: str,
     score_names: Sequence[str] | None = None,
     exclude_names: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Of `pass@{k}` or `pass@1[avg-of-{k}]` those with the largest k there is, without their statistics."""
+) -> JsonObject:
+    """Those of `pass@{k}` or `pass@1[avg-of-{k}]` with the largest k there is, without their statistics."""
     shape = re.compile("^" + re.escape(pattern).replace(r"\{k\}", r"(\d+)") + "/(.+)$")
     found: list[tuple[int, str]] = []
     for name in metrics:
@@ -152,7 +153,7 @@ def _variation(label: str, runs: list[float], scored: Sequence[Scored], name: st
     return figures
 
 
-def _add(metrics: dict[str, Any], name: str, values: list[float]) -> None:
+def _add(metrics: JsonObject, name: str, values: list[float]) -> None:
     if values:
         metrics[name] = 100.0 * _mean(values)
 
@@ -161,5 +162,5 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _hashable(answer: Any) -> Any:
+def _hashable(answer: object) -> object:
     return answer if isinstance(answer, str | int | float | bool) else repr(answer)

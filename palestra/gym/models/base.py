@@ -7,33 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from msgspec import Struct
 
-from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.errors import BadRequest, PeerFailed, UnreachableServer
 from palestra.gym.models import messages, streams
 from palestra.gym.models.capture import Captures, Exchange
-from palestra.gym.models.errors import BadRequest
+from palestra.gym.models.conversions import output_items
 from palestra.gym.models.requests import checked, fitted
 from palestra.gym.models.settings import read_capture
-from palestra.gym.models.to_responses import output_items
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers
 from palestra.gym.wire import Answer, Call
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
-
-Json = dict[str, Any]
 
 
 class Told(Struct):
     """An answer, with what is kept of it."""
 
     answer: Answer
-    response: Json | None
+    response: JsonObject | None
     """The whole object in the caller's API, also where it was streamed. None: there is none."""
-    items: list[Json] | None = None
+    items: list[JsonObject] | None = None
     """In the words of Responses, with token ids."""
 
 
@@ -42,22 +39,22 @@ class ModelServer(GymServer):
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self._ways: dict[str, tuple[str, Callable[[Call, Json], Awaitable[Told]]]] = {
+        self._ways: dict[str, tuple[str, Callable[[Call, JsonObject], Awaitable[Told]]]] = {
             "/v1/responses": ("responses", self._by_responses),
             "/v1/chat/completions": ("chat", self._by_chat),
             "/v1/messages": ("messages", self._by_messages),
         }
         self._captures = Captures.of(read_capture(peers.settings), self.name)
 
-    async def respond(self, call: Call, params: Json, beside: Json) -> Json:
+    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
         """A Responses object. `params` are checked; `beside` are fields of the endpoint that they have no word for."""
         raise NotImplementedError
 
-    async def complete(self, call: Call, body: Json) -> Json:
+    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
         """A chat completion."""
         raise NotImplementedError
 
-    def routes(self) -> dict[str, dict[str, Any]]:
+    def routes(self) -> dict[str, JsonObject]:
         return {path: {"type": "object"} for path in self._ways}
 
     async def answer(self, call: Call) -> Answer:
@@ -71,7 +68,7 @@ class ModelServer(GymServer):
         exchange = Exchange(call.rollout_id, dialect, call.body)
         try:
             told = await way(call, call.body)
-        except Exception as error:
+        except Exception as error:  # kept for the record, and raised again
             await self._captures.keep_failure(exchange, error)
             raise
         await self._captures.keep(exchange, told.answer.status, told.response)
@@ -81,7 +78,7 @@ class ModelServer(GymServer):
 
     # The three APIs
 
-    async def _by_responses(self, call: Call, body: Json) -> Told:
+    async def _by_responses(self, call: Call, body: JsonObject) -> Told:
         if not body.get("stream"):
             response = await self.respond(call, checked(body), {})
             return Told(Answer(body=response), response, response["output"])
@@ -94,7 +91,7 @@ class ModelServer(GymServer):
             return Told(streams.streamed(streams.failure_events(str(error))), None)
         return Told(streams.streamed(streams.response_events(response, joined)), response, response["output"])
 
-    async def _by_chat(self, call: Call, body: Json) -> Told:
+    async def _by_chat(self, call: Call, body: JsonObject) -> Told:
         if not isinstance(body.get("messages"), list) or not body["messages"]:
             raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
         is_streamed = body.get("stream", False)
@@ -111,7 +108,7 @@ class ModelServer(GymServer):
         has_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         return Told(streams.streamed(streams.chat_events(completion, has_usage=has_usage)), completion, items)
 
-    async def _by_messages(self, call: Call, body: Json) -> Told:
+    async def _by_messages(self, call: Call, body: JsonObject) -> Told:
         params, beside = messages.as_responses(body)
         response = await self.respond(call, checked(params), beside)
         message = messages.as_message(response, model=str(body.get("model") or response["model"]))

@@ -9,11 +9,11 @@ policy any more, and an agent that asks the same question again would get the sa
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 from palestra.gym.wire import encoded
+from palestra.util.json_types import JsonMapping
 
 MOST_ROLLOUTS = 100_000  # at once; the one that was quiet for longest is forgotten first
 SEED_BITS = 63  # engines take signed 64-bit seeds
@@ -24,7 +24,7 @@ class CallSeeds:
         self._calls: OrderedDict[str, int] = OrderedDict()
         self._most = most
 
-    def next(self, rollout_seed: str, messages: Sequence[Mapping[str, Any]]) -> int:
+    def next(self, rollout_seed: str, messages: Sequence[JsonMapping]) -> int:
         """By the call's number, and by what it asks for a server that was started again in the middle; without ids of
         calls and tokens, so that a run played again is the same."""
         number = self._calls.pop(rollout_seed, 0)

@@ -14,20 +14,19 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import orjson
 
 from palestra.gym.errors import BadCall, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CaptureSettings
-from palestra.gym.records import ROLLOUT_NAME, TOKEN_FIELDS, ServerKind
+from palestra.gym.records import ROLLOUT_NAME, ServerKind
 from palestra.gym.wire import encoded
-from palestra.types.gym import ROUTED_EXPERTS
+from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
-Json = dict[str, Any]
 
 CALLS, TOKENS = "capture", "tokens"
 SCHEMA_VERSION = 1
@@ -39,7 +38,7 @@ class Exchange:
 
     rollout_id: str
     dialect: str
-    request: Json
+    request: JsonObject
     model_call_id: str = field(default_factory=lambda: uuid4().hex)
     started_at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
@@ -49,7 +48,7 @@ class Exchange:
 class Kept:
     """What a file has."""
 
-    lines: list[Json]
+    lines: list[JsonObject]
     damaged: int
     """Lines that cannot be read."""
     is_incomplete: bool
@@ -62,7 +61,7 @@ class CaptureFolder:
     def __init__(self, root: Path, sort: str) -> None:
         self._root, self._sort = root, sort
 
-    def append(self, rollout_id: str, line: Json) -> None:
+    def append(self, rollout_id: str, line: JsonObject) -> None:
         """On disk when it returns. Several processes may write to one rollout."""
         self._root.mkdir(parents=True, exist_ok=True)
         with self._path(rollout_id).open("ab") as file:
@@ -111,7 +110,7 @@ class Captures:
         calls, tokens = folders(settings)
         return None if calls is None and tokens is None else cls(server, calls, tokens)
 
-    async def keep(self, exchange: Exchange, status: int, response: Json | None) -> None:
+    async def keep(self, exchange: Exchange, status: int, response: JsonObject | None) -> None:
         problem = "upstream_error" if response is None else None
         await self._keep(exchange, status, problem, response)
 
@@ -120,7 +119,7 @@ class Captures:
         await self._keep(exchange, status, _category(error), None, response_raw=str(error))
 
     async def _keep(
-        self, exchange: Exchange, status: int, problem: str | None, response: Json | None, **more: Any
+        self, exchange: Exchange, status: int, problem: str | None, response: JsonObject | None, **more: object
     ) -> None:
         if self._calls is None:
             return
@@ -140,8 +139,10 @@ class Captures:
         }
         await asyncio.to_thread(_written, self._calls, exchange.rollout_id, line)
 
-    async def keep_tokens(self, exchange: Exchange, response: Json | None, items: list[Json] | None) -> None:
-        """Of a call that came with `/training-token-capture`."""
+    async def keep_tokens(
+        self, exchange: Exchange, response: JsonObject | None, items: list[JsonObject] | None
+    ) -> None:
+        """Keeps the token ids of a call that came with `/training-token-capture`."""
         if self._tokens is None or response is None or not items:
             return
         last = items[-1]
@@ -176,7 +177,7 @@ def folders(settings: CaptureSettings) -> tuple[CaptureFolder | None, CaptureFol
     )
 
 
-def _written(folder: CaptureFolder, rollout_id: str, line: Json) -> None:
+def _written(folder: CaptureFolder, rollout_id: str, line: JsonObject) -> None:
     try:
         folder.append(rollout_id, line)
     except OSError as e:
@@ -187,7 +188,7 @@ def _written(folder: CaptureFolder, rollout_id: str, line: Json) -> None:
             log.error("nor that it is missing: %s", again)
 
 
-def _is_empty(items: list[Json]) -> bool:
+def _is_empty(items: list[JsonObject]) -> bool:
     return (
         len(items) == 1
         and items[0].get("type") == "message"

@@ -5,27 +5,23 @@ Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import orjson
 
 from palestra.gym.models.capture import Kept
-
-Json = dict[str, Any]
+from palestra.util.json_types import JsonMapping, JsonObject
 
 SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "latency_total_ms")
 
 
-def model_call_capture(rollout_id: str, kept: Kept) -> Json:
+def model_call_capture(rollout_id: str, kept: Kept) -> JsonObject:
     """A row's `ng_model_call_capture`. Requests and answers stay in their file."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
-    capture: Json = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
+    capture: JsonObject = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
     gaps = _gaps(kept)
     return capture | ({"gaps": gaps} if gaps else {})
 
 
-def trajectory(task_id: str, rollout_id: str, kept: Kept) -> Json:
+def trajectory(task_id: str, rollout_id: str, kept: Kept) -> JsonObject:
     """A row's `ng_trajectory`: the calls of one agent in the order they were answered."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     answered = [call for call in calls if call["error_category"] is None]
@@ -45,7 +41,7 @@ def trajectory(task_id: str, rollout_id: str, kept: Kept) -> Json:
     }
 
 
-def call_record(line: Mapping[str, Any], index: int) -> Json:
+def call_record(line: JsonMapping, index: int) -> JsonObject:
     """One call without its bodies."""
     response = line.get("response") or {}
     usage = _usage(response.get("usage") or {})
@@ -70,16 +66,16 @@ def call_record(line: Mapping[str, Any], index: int) -> Json:
     }
 
 
-def _metrics(calls: list[Json]) -> Json:
-    sums: Json = {}
+def _metrics(calls: list[JsonObject]) -> JsonObject:
+    sums: JsonObject = {}
     for key in SUMMED:
         known = [call[key] for call in calls if call[key] is not None]
         sums[key] = sum(known) if known else None
     return sums | {"num_calls": len(calls)}
 
 
-def _gaps(kept: Kept) -> list[Json]:
-    gaps: list[Json] = []
+def _gaps(kept: Kept) -> list[JsonObject]:
+    gaps: list[JsonObject] = []
     if kept.damaged:
         gaps.append({"code": "model_call_capture_records_unreadable", "detail": f"count={kept.damaged}"})
     if kept.is_incomplete:
@@ -89,7 +85,7 @@ def _gaps(kept: Kept) -> list[Json]:
     return gaps
 
 
-def _usage(usage: Mapping[str, Any]) -> Json:
+def _usage(usage: JsonMapping) -> JsonObject:
     """The three APIs count in three ways; Anthropic's input leaves out what was cached."""
     read = usage.get("input_tokens", usage.get("prompt_tokens"))
     written = usage.get("output_tokens", usage.get("completion_tokens"))
@@ -113,15 +109,15 @@ def _usage(usage: Mapping[str, Any]) -> Json:
     }
 
 
-def _finish(response: Mapping[str, Any]) -> str | None:
+def _finish(response: JsonMapping) -> str | None:
     choices = response.get("choices") or [{}]
     incomplete = response.get("incomplete_details") or {}
     return response.get("stop_reason") or choices[0].get("finish_reason") or incomplete.get("reason")
 
 
-def _said(response: Mapping[str, Any]) -> tuple[list[Json], list[str]]:
+def _said(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
     """Tool calls and reasoning."""
-    calls: list[Json] = []
+    calls: list[JsonObject] = []
     reasoning: list[str] = []
     for item in response.get("output") or ():
         if item["type"] == "function_call":
@@ -142,7 +138,7 @@ def _said(response: Mapping[str, Any]) -> tuple[list[Json], list[str]]:
     return calls, reasoning
 
 
-def _call(call_id: Any, name: Any, arguments: Any) -> Json:
+def _call(call_id: object, name: object, arguments: object) -> JsonObject:
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments)

@@ -5,16 +5,14 @@ Owns: NeMo Gym's rules for both directions. Never touches: the network, chat com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
 import orjson
 
-from palestra.gym.models.errors import BadRequest, Place
+from palestra.gym.errors import BadRequest, Place
 from palestra.gym.wire import encoded
-
-Json = dict[str, Any]
+from palestra.util.json_types import JsonMapping, JsonObject
 
 SAME = ("model", "temperature", "top_p")
 BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
@@ -23,12 +21,12 @@ CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 NO_SCHEMA = {"type": "object", "properties": {}}
 
 
-def as_responses(body: Mapping[str, Any]) -> tuple[Json, Json]:
+def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
     """A request's parameters, and fields for the endpoint beside them. Unknown fields pass: harnesses send many."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
-    params: Json = {"input": []}
+    params: JsonObject = {"input": []}
     for at, message in enumerate(messages):
         try:
             params["input"] += _items(message, ("messages", at))
@@ -45,13 +43,13 @@ def as_responses(body: Mapping[str, Any]) -> tuple[Json, Json]:
     return params | _tools(body), {there: body[here] for here, there in BEYOND.items() if body.get(here) is not None}
 
 
-def _items(message: Mapping[str, Any], place: Place) -> list[Json]:
+def _items(message: JsonMapping, place: Place) -> list[JsonObject]:
     """Text and images of a message together; calls, results and thoughts each by itself, in their order."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [{"type": "message", "role": role, "content": content}]
-    items: list[Json] = []
-    parts: list[Json] = []
+    items: list[JsonObject] = []
+    parts: list[JsonObject] = []
 
     def flush() -> None:
         if parts:
@@ -70,7 +68,7 @@ def _items(message: Mapping[str, Any], place: Place) -> list[Json]:
     return items
 
 
-def _part(block: Mapping[str, Any], place: Place) -> Json | None:
+def _part(block: JsonMapping, place: Place) -> JsonObject | None:
     if block["type"] == "text":
         return {"type": "input_text", "text": block["text"]}
     if block["type"] != "image":
@@ -87,7 +85,7 @@ def _part(block: Mapping[str, Any], place: Place) -> Json | None:
     }
 
 
-def _item(block: Mapping[str, Any], place: Place) -> Json:
+def _item(block: JsonMapping, place: Place) -> JsonObject:
     match block["type"]:
         case "tool_use":
             arguments = encoded(block.get("input") or {}).decode()
@@ -116,8 +114,8 @@ def _text(content: Any, place: Place) -> str:
     return "\n".join(texts)
 
 
-def _tools(body: Mapping[str, Any]) -> Json:
-    chosen: Json = {}
+def _tools(body: JsonMapping) -> JsonObject:
+    chosen: JsonObject = {}
     tools = body.get("tools")
     if tools:
         if not isinstance(tools, list):
@@ -139,7 +137,7 @@ def _tools(body: Mapping[str, Any]) -> Json:
     return chosen
 
 
-def _tool(tool: Any, at: int) -> Json:
+def _tool(tool: object, at: int) -> JsonObject:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or tool.get("type", "custom") != "custom":
         raise BadRequest(
             ("tools", at), "only tools of the client's own, with a name and an input_schema, are supported"
@@ -151,8 +149,8 @@ def _tool(tool: Any, at: int) -> Json:
 # Answers
 
 
-def as_message(response: Mapping[str, Any], *, model: str) -> Json:
-    content: list[Json] = []
+def as_message(response: JsonMapping, *, model: str) -> JsonObject:
+    content: list[JsonObject] = []
     for item in response["output"]:
         content += _blocks(item)
     has_calls = any(block["type"] == "tool_use" for block in content)
@@ -171,7 +169,7 @@ def as_message(response: Mapping[str, Any], *, model: str) -> Json:
     }
 
 
-def _blocks(item: Mapping[str, Any]) -> list[Json]:
+def _blocks(item: JsonMapping) -> list[JsonObject]:
     match item["type"]:
         case "message":
             return [
@@ -188,7 +186,7 @@ def _blocks(item: Mapping[str, Any]) -> list[Json]:
             return []
 
 
-def _input(arguments: str) -> Json:
+def _input(arguments: str) -> JsonObject:
     """An object, whatever the model wrote: blocks have no place for anything else."""
     try:
         parsed = orjson.loads(arguments or "{}")

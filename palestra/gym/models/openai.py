@@ -5,17 +5,14 @@ Owns: its settings' effects. Never touches: conversions.
 
 from __future__ import annotations
 
-from typing import Any
-
+from palestra.gym.errors import BadAnswer
 from palestra.gym.models.base import ModelServer
-from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import OpenAISettings, read_settings
 from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import Answer, Call, encoded
-
-Json = dict[str, Any]
+from palestra.util.json_types import JsonObject
 
 
 class OpenAIModel(ModelServer):
@@ -33,18 +30,18 @@ class OpenAIModel(ModelServer):
     async def look(self, path: str) -> Answer | None:
         return Answer(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: Call, params: Json, beside: Json) -> Json:
+    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
         body = {**self.settings.extra_body, **beside, **params, "model": self.settings.openai_model}
         if self.settings.drop_input_reasoning_items and isinstance(body["input"], list):
             body["input"] = [item for item in body["input"] if item.get("type") != "reasoning"]
         return whole_response(await self.upstream.post(call.session_id, "/responses", body), self.upstream)
 
-    async def complete(self, call: Call, body: Json) -> Json:
+    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
         body = {**self.settings.extra_body, **body, "model": self.settings.openai_model}
         return whole_completion(await self.upstream.post(call.session_id, "/chat/completions", body), self.upstream)
 
 
-def whole_response(answer: Json, upstream: Upstream) -> Json:
+def whole_response(answer: JsonObject, upstream: Upstream) -> JsonObject:
     """Raises BadAnswer: whoever reads it may then rely on its shape."""
     output = answer.get("output")
     if not isinstance(output, list) or not all(isinstance(item, dict) and "type" in item for item in output):
@@ -52,7 +49,7 @@ def whole_response(answer: Json, upstream: Upstream) -> Json:
     return answer
 
 
-def whole_completion(answer: Json, upstream: Upstream, *, key: str = "message") -> Json:
+def whole_completion(answer: JsonObject, upstream: Upstream, *, key: str = "message") -> JsonObject:
     """The same for chat completions; `key` is what a choice must have."""
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
@@ -62,7 +59,7 @@ def whole_completion(answer: Json, upstream: Upstream, *, key: str = "message") 
     return answer
 
 
-def _are_calls(message: Any) -> bool:
+def _are_calls(message: object) -> bool:
     if not isinstance(message, dict):
         return True
     try:

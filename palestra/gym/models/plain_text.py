@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from palestra.gym.errors import GymConfigError
-from palestra.gym.models.errors import BadRequest
+from palestra.gym.errors import BadRequest, GymConfigError
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.chat.templates import ChatTemplate
 
-Json = dict[str, Any]
 
 OF_CHATS = frozenset(
     {
@@ -51,7 +50,7 @@ def template_of(folder: Path, where: str) -> ChatTemplate:
         raise GymConfigError(f"the model server {where!r}: render_chat_template: {e}") from None
 
 
-def text_request(body: Json, template: ChatTemplate | None, *, with_ids: bool) -> Json:
+def text_request(body: JsonObject, template: ChatTemplate | None, *, with_ids: bool) -> JsonObject:
     """With a template, calls of tools come back as the text that the model wrote."""
     request = {key: value for key, value in body.items() if key not in OF_CHATS}
     request["prompt"] = _prompt(body) if template is None else _rendered(template, body)
@@ -64,7 +63,7 @@ def text_request(body: Json, template: ChatTemplate | None, *, with_ids: bool) -
     return request
 
 
-def as_chat(answer: Json, *, model: str) -> Json:
+def as_chat(answer: JsonObject, *, model: str) -> JsonObject:
     choice = answer["choices"][0]
     return {
         "id": answer.get("id") or f"chatcmpl-{uuid4().hex}",
@@ -82,7 +81,7 @@ def as_chat(answer: Json, *, model: str) -> Json:
     }
 
 
-def _rendered(template: ChatTemplate, body: Json) -> str:
+def _rendered(template: ChatTemplate, body: JsonObject) -> str:
     from palestra.chat import ChatError
 
     messages = [
@@ -95,7 +94,7 @@ def _rendered(template: ChatTemplate, body: Json) -> str:
         raise BadRequest(("messages",), str(e)) from None
 
 
-def _prompt(body: Json) -> str:
+def _prompt(body: JsonObject) -> str:
     messages = body["messages"]
     if body.get("tools"):
         raise BadRequest(("tools",), "without render_chat_template, use_completions_api has no form for tools")
@@ -109,7 +108,7 @@ def _prompt(body: Json) -> str:
     return "\n\n".join(_text(message) for message in messages)
 
 
-def _text(message: Json) -> str:
+def _text(message: JsonObject) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content

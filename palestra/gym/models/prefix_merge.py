@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from palestra.gym.records import MASK_SAMPLE, TOKEN_FIELDS
-from palestra.types.gym import ROUTED_EXPERTS
-
-Json = dict[str, Any]
+from palestra.types.gym import MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 CAPTURE = "_ng_token_capture"
 
@@ -36,7 +33,7 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class _Call:
-    entry: Mapping[str, Any]
+    entry: JsonMapping
     prompt: bytes
     whole: bytes
     parent: _Call | None = None
@@ -46,13 +43,13 @@ class _Call:
 
 @dataclass(slots=True)
 class Rebuilt:
-    output: list[Json]
+    output: list[JsonObject]
     """Items of the delivered calls; each call's last one has its ids, and begins with all those before it."""
     fault: Fault | None
-    metrics: Json
+    metrics: JsonObject
 
 
-def rebuild(entries: Sequence[Mapping[str, Any]], *, is_incomplete: bool = False) -> Rebuilt:
+def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> Rebuilt:
     """`entries` as they were kept, in the order the calls ended."""
     calls = _linked(sorted(entries, key=lambda entry: entry["created_at"]))
     roots: dict[bytes, list[_Call]] = defaultdict(list)
@@ -76,7 +73,7 @@ def rebuild(entries: Sequence[Mapping[str, Any]], *, is_incomplete: bool = False
     return Rebuilt([item for call in chain for item in _items(call.entry)], fault, metrics)
 
 
-def folded(row: Json, rebuilt: Rebuilt, *, rebuild_response: bool = True) -> Json:
+def folded(row: JsonObject, rebuilt: Rebuilt, *, rebuild_response: bool = True) -> JsonObject:
     """The row with its ids, or masked. One that has ids already is left alone."""
     response = row.get("response") or {}
     if any(item.get("generation_token_ids") for item in response.get("output") or ()):
@@ -87,7 +84,7 @@ def folded(row: Json, rebuilt: Rebuilt, *, rebuild_response: bool = True) -> Jso
     return {**row, "response": {**response, "output": rebuilt.output}} if rebuild_response else row
 
 
-def _linked(entries: Iterable[Mapping[str, Any]]) -> list[_Call]:
+def _linked(entries: Iterable[JsonMapping]) -> list[_Call]:
     calls: list[_Call] = []
     for entry in entries:
         prompt = array("q", entry["prompt_token_ids"]).tobytes()
@@ -103,7 +100,7 @@ def _linked(entries: Iterable[Mapping[str, Any]]) -> list[_Call]:
 
 
 def _chosen(attempts: list[_Call]) -> _Call | None:
-    """Of several answers to one prompt: the one that was gone on from; any, where they are all the same."""
+    """The one of several answers to a prompt that was gone on from; any, where they are all the same."""
     went_on = [call for call in attempts if call.attempts]
     if len(went_on) == 1:
         return went_on[0]
@@ -112,7 +109,7 @@ def _chosen(attempts: list[_Call]) -> _Call | None:
     return None
 
 
-def _items(entry: Mapping[str, Any]) -> list[Json]:
+def _items(entry: JsonMapping) -> list[JsonObject]:
     items = list(entry["output_items"])
     at = entry["token_item_index"]
     ids = {key: entry[key] for key in (*TOKEN_FIELDS, ROUTED_EXPERTS) if entry.get(key) is not None}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
-from palestra.gym.models.errors import BadRequest
-from palestra.gym.records import TOKEN_FIELDS
+from palestra.gym.errors import BadRequest
+from palestra.types.gym import TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ ROLES = ("user", "assistant", "system", "developer")
 NAMESPACE = "__"
 
 
-def checked(body: Mapping[str, Any]) -> dict[str, Any]:
+def checked(body: JsonMapping) -> JsonObject:
     """The body without its nulls. Raises BadRequest."""
-    params: dict[str, Any] = {}
+    params: JsonObject = {}
     for key, value in body.items():
         kinds = FIELDS.get(key)
         if kinds is None:
@@ -74,7 +74,7 @@ def checked(body: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _check_item(at: int, item: Any) -> None:
+def _check_item(at: int, item: object) -> None:
     if not isinstance(item, dict):
         raise BadRequest(("input", at), "Input should be an object", kind="type_error", given=item)
     kind = item.get("type")
@@ -93,7 +93,7 @@ def _check_item(at: int, item: Any) -> None:
 # Streaming harnesses
 
 
-def fitted(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
+def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
     """A streaming harness's body as a plain one, and how the names of its grouped tools were joined.
 
     What a gym has no place for is dropped and logged: a tool or a note less is better than no rollout.
@@ -114,9 +114,9 @@ def fitted(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[str
     return params, joined
 
 
-def _flattened(tools: Any, joined: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
+def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonObject]:
     """Plain function tools; those of a namespace under one joined name."""
-    flat: list[dict[str, Any]] = []
+    flat: list[JsonObject] = []
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict):
             continue
@@ -137,7 +137,7 @@ def _flattened(tools: Any, joined: dict[str, tuple[str, str]]) -> list[dict[str,
 CHAT_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 
-def _fit_item(item: Any, tools: list[dict[str, Any]], joined: dict[str, tuple[str, str]]) -> dict[str, Any] | None:
+def _fit_item(item: object, tools: list[JsonObject], joined: dict[str, tuple[str, str]]) -> JsonObject | None:
     if not isinstance(item, dict):
         return None
     kind = item.get("type") or ("message" if item.get("role") in ROLES else None)

@@ -6,9 +6,8 @@ what a setting does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -16,11 +15,12 @@ from msgspec import Struct, field
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.settings import check_known
+from palestra.util.json_types import JsonMapping, JsonObject
 
 S = TypeVar("S", bound="CommonSettings")
 T = TypeVar("T", bound="CommonSettings | CaptureSettings")
 
-STOCK_ONLY: dict[str, Any] = {
+STOCK_ONLY: JsonObject = {
     "endpoint_file": None,
     "supply_prefix_token_ids": False,
     "continue_final_assistant_message": False,
@@ -33,14 +33,14 @@ STOCK_ONLY: dict[str, Any] = {
 
 
 class CommonSettings(Struct, frozen=True, kw_only=True):
-    """Of every model server. The limits are ours: NeMo Gym has none."""
+    """Settings of every model server. The limits are ours: NeMo Gym has none."""
 
     max_concurrent_requests: int | None = None
     """Calls that may be under way at the endpoint at once. None: no bound."""
     request_timeout_s: float = 600.0
     """For one answer of the endpoint, from the first byte sent to the last one read."""
     max_attempts: int = 8
-    """Of one call, where the endpoint is busy or away. A status 500 is asked three times at most."""
+    """How often one call is sent where the endpoint is busy or away. A status 500 is asked three times at most."""
     retry_wait_s: float = 0.5
     """Before the second attempt; doubled with each."""
 
@@ -78,11 +78,11 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     """Whether a turn may be nothing but reasoning. False: such a turn ends the rollout."""
     is_responses_native: bool = False
     """Ask the endpoint's `/v1/responses` instead of chat completions."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     """Added to each request."""
-    sampling_overrides: dict[str, Any] | None = None
+    sampling_overrides: JsonObject | None = None
     """Sampling parameters that win over every other source."""
-    extra_body: dict[str, Any] | None = None
+    extra_body: JsonObject | None = None
     """Further fields added to each request."""
     default_headers: dict[str, str] = field(default_factory=dict)
     """HTTP headers added to each request."""
@@ -152,7 +152,7 @@ class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
     """Key of the endpoint."""
     openai_model: str
     """Name of the model at the endpoint."""
-    extra_body: dict[str, Any] = field(default_factory=dict)
+    extra_body: JsonObject = field(default_factory=dict)
     """Further fields added to each request."""
     openai_default_headers: dict[str, str] = field(default_factory=dict)
     """HTTP headers added to each request."""
@@ -180,7 +180,7 @@ class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """An absolute path for the files of token ids."""
     sink: str | None = None
     """NeMo Gym's; must be left out here, since only files are written."""
-    sink_kwargs: dict[str, Any] | None = None
+    sink_kwargs: JsonObject | None = None
     """NeMo Gym's; must be left out here."""
     rebuild_response: bool = True
     """Put the ids back into the output of collected rollouts; false: keep the files alone."""
@@ -220,13 +220,13 @@ def read_settings(as_: type[S], instance: ServerInstance) -> S:
     return _checked(as_, given, instance.where)
 
 
-def read_capture(gym: Mapping[str, Any]) -> CaptureSettings:
+def read_capture(gym: JsonMapping) -> CaptureSettings:
     """From the settings of a whole gym."""
     known = {one.name for one in msgspec.structs.fields(CaptureSettings)}
     return _checked(CaptureSettings, {key: gym[key] for key in known if gym.get(key) is not None}, "the gym")
 
 
-def _checked(as_: type[T], own: Mapping[str, Any], where: str) -> T:
+def _checked(as_: type[T], own: JsonMapping, where: str) -> T:
     try:
         settings = msgspec.convert(own, as_, strict=False)  # environment variables are text: "false", "8"
     except msgspec.ValidationError as e:

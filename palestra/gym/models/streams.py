@@ -6,12 +6,11 @@ Owns: the events of the three APIs, in the order their SDKs wait for. Never touc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 from uuid import uuid4
 
 from palestra.gym.wire import Answer, encoded
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -19,14 +18,14 @@ def streamed(events: Iterator[bytes]) -> Answer:
     return Answer(body=b"".join(events), content_type="text/event-stream")
 
 
-def _event(data: Json) -> bytes:
+def _event(data: JsonObject) -> bytes:
     return b"event: " + data["type"].encode() + b"\ndata: " + encoded(data) + b"\n\n"
 
 
 # Chat completions
 
 
-def chat_events(completion: Mapping[str, Any], *, has_usage: bool) -> Iterator[bytes]:
+def chat_events(completion: JsonMapping, *, has_usage: bool) -> Iterator[bytes]:
     for choice in completion["choices"]:
         for delta, finish in _deltas(choice):
             told = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
@@ -36,12 +35,12 @@ def chat_events(completion: Mapping[str, Any], *, has_usage: bool) -> Iterator[b
     yield DONE
 
 
-def _chunk(completion: Mapping[str, Any], choices: list[Json], **more: Any) -> bytes:
+def _chunk(completion: JsonMapping, choices: list[JsonObject], **more: object) -> bytes:
     head = {key: completion.get(key) for key in ("id", "created", "model")}
     return b"data: " + encoded({**head, "object": "chat.completion.chunk", "choices": choices, **more}) + b"\n\n"
 
 
-def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[Json, str | None]]:
+def _deltas(choice: JsonMapping) -> Iterator[tuple[JsonObject, str | None]]:
     message = choice["message"]
     yield {"role": message.get("role") or "assistant"}, None
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -58,7 +57,7 @@ def _deltas(choice: Mapping[str, Any]) -> Iterator[tuple[Json, str | None]]:
 # Responses
 
 
-def response_events(response: Json, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
+def response_events(response: JsonObject, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
     """`joined`: names of tools that the client knows as (namespace, name)."""
     output = [_apart(item, joined) for item in response["output"]]
     for number, event in enumerate(_response_events(response, output)):
@@ -74,14 +73,14 @@ def failure_events(message: str) -> Iterator[bytes]:
     yield _event({"type": "response.failed", "response": failed, "sequence_number": 1})
 
 
-def _apart(item: Json, joined: Mapping[str, tuple[str, str]]) -> Json:
+def _apart(item: JsonObject, joined: Mapping[str, tuple[str, str]]) -> JsonObject:
     if item["type"] != "function_call" or item.get("name") not in joined:
         return item
     namespace, name = joined[item["name"]]
     return {**item, "namespace": namespace, "name": name}
 
 
-def _response_events(response: Json, output: list[Json]) -> Iterator[Json]:
+def _response_events(response: JsonObject, output: list[JsonObject]) -> Iterator[JsonObject]:
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
@@ -90,7 +89,7 @@ def _response_events(response: Json, output: list[Json]) -> Iterator[Json]:
     yield {"type": "response.completed", "response": {**response, "output": output}}
 
 
-def _item_events(at: int, item: Json) -> Iterator[Json]:
+def _item_events(at: int, item: JsonObject) -> Iterator[JsonObject]:
     where = {"output_index": at, "item_id": item.get("id")}
     match item["type"]:
         case "message":
@@ -111,7 +110,7 @@ def _item_events(at: int, item: Json) -> Iterator[Json]:
     yield {"type": "response.output_item.done", "output_index": at, "item": item}
 
 
-def _text_events(where: Json, part: Json) -> Iterator[Json]:
+def _text_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
     kind = "refusal" if part.get("type") == "refusal" else "text"
     name = "response.refusal" if kind == "refusal" else "response.output_text"
     yield {"type": "response.content_part.added", **where, "part": {**part, kind: ""}}
@@ -122,7 +121,7 @@ def _text_events(where: Json, part: Json) -> Iterator[Json]:
     yield {"type": "response.content_part.done", **where, "part": part}
 
 
-def _summary_events(where: Json, part: Json) -> Iterator[Json]:
+def _summary_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
     yield {"type": "response.reasoning_summary_part.added", **where, "part": {**part, "text": ""}}
     yield {"type": "response.reasoning_summary_text.delta", **where, "delta": part.get("text")}
     yield {"type": "response.reasoning_summary_text.done", **where, "text": part.get("text")}
@@ -132,7 +131,7 @@ def _summary_events(where: Json, part: Json) -> Iterator[Json]:
 # Messages
 
 
-def message_events(message: Json) -> Iterator[bytes]:
+def message_events(message: JsonObject) -> Iterator[bytes]:
     begun = {**message, "content": [], "stop_reason": None}
     yield _event({"type": "message_start", "message": begun})
     for index, block in enumerate(message["content"]):
@@ -145,7 +144,7 @@ def message_events(message: Json) -> Iterator[bytes]:
     yield _event({"type": "message_stop"})
 
 
-def _block(block: Json) -> tuple[Json, Json]:
+def _block(block: JsonObject) -> tuple[JsonObject, JsonObject]:
     match block["type"]:
         case "tool_use":
             partial = encoded(block["input"]).decode()

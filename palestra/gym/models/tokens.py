@@ -5,10 +5,11 @@ Owns: the three places, and that they agree. Never touches: the network, which c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from palestra.gym.records import TOKEN_FIELDS
+from palestra.types.gym import TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
 
 PREFIX = "token_id:"
 ASKED = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "n": 1}
@@ -22,7 +23,7 @@ class TokensMissing(ValueError):
     """An answer without ids, or with some that contradict each other. The message says which."""
 
 
-def found_on_message(message: Mapping[str, Any]) -> bool:
+def found_on_message(message: JsonMapping) -> bool:
     """Whether the engine put all three fields there itself. Raises TokensMissing where it put some."""
     given = [key for key in TOKEN_FIELDS if message.get(key) is not None]
     if given and len(given) != len(TOKEN_FIELDS):
@@ -32,7 +33,7 @@ def found_on_message(message: Mapping[str, Any]) -> bool:
     return bool(given)
 
 
-def generated(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+def generated(choice: JsonMapping) -> tuple[list[int], list[float]]:
     """The sampled ids and their logprobs. Raises TokensMissing."""
     content = (choice.get("logprobs") or {}).get("content")
     if content is None:
@@ -48,7 +49,7 @@ def generated(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
     return _agreeing(inline, names), logprobs
 
 
-def generated_text(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+def generated_text(choice: JsonMapping) -> tuple[list[int], list[float]]:
     """The same for an answer of text completions. Raises TokensMissing."""
     told = choice.get("logprobs") or {}
     logprobs, names = told.get("token_logprobs"), told.get("tokens")
@@ -58,13 +59,13 @@ def generated_text(choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
     return generated({"logprobs": {"content": content}, "token_ids": choice.get("token_ids")})
 
 
-def prompt_ids(completion: Mapping[str, Any]) -> list[int] | None:
+def prompt_ids(completion: JsonMapping) -> list[int] | None:
     """As vLLM and our endpoint tell them, beside the choices, or in one (text completions). None: not told."""
     told = completion.get("prompt_token_ids")
     return completion["choices"][0].get("prompt_token_ids") if told is None else told
 
 
-def put(completion: dict[str, Any], prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
+def put(completion: JsonObject, prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
     """On the message of the answer, in place; what carried them there is taken out."""
     choice = completion["choices"][0]
     values: tuple[Any, ...] = (prompt, ids, logprobs)
@@ -72,7 +73,7 @@ def put(completion: dict[str, Any], prompt: Sequence[int], ids: list[int], logpr
     clean(completion)
 
 
-def clean(completion: dict[str, Any]) -> None:
+def clean(completion: JsonObject) -> None:
     completion.pop("prompt_token_ids", None)
     for key in ("logprobs", "token_ids", "prompt_token_ids"):
         completion["choices"][0].pop(key, None)
@@ -88,7 +89,7 @@ def _numbers(names: list[Any]) -> list[int]:
         ) from None
 
 
-def _agreeing(inline: Any, names: list[Any]) -> list[int]:
+def _agreeing(inline: object, names: list[Any]) -> list[int]:
     if not isinstance(inline, list) or len(inline) != len(names):
         raise TokensMissing(
             f"it tells {len(inline) if isinstance(inline, list) else 'no'} token ids and {len(names)} logprobs"

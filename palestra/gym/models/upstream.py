@@ -21,18 +21,18 @@ from typing import Any
 
 import orjson
 
-from palestra.gym.errors import PeerFailed, UnreachableServer
-from palestra.gym.models.errors import BadAnswer
+from palestra.gym.errors import BadAnswer, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
 
 logger = logging.getLogger(__name__)
 
 BUSY = frozenset({429, 502, 503, 504, 520})
 AWAY = frozenset({502, 503})
-"""Of one replica among several: others are asked meanwhile."""
+"""Statuses of a replica that is away: others are asked meanwhile."""
 BESIDE = frozenset({"/tokenize"})
 """Paths that are not below the API's version."""
 BROKEN_TRIES = 3  # of a status 500: a second one is seldom an accident, a third never
@@ -65,14 +65,14 @@ class Upstream:
     async def close(self) -> None:
         await self._client.close()
 
-    async def post(self, session_id: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(self, session_id: str, path: str, body: JsonMapping) -> JsonObject:
         """The answer, a JSON object. Raises PeerFailed, UnreachableServer."""
         payload = encoded(body)
         self.counts["calls"] += 1
         try:
             async with self._gate:
                 replica, reply = await self._tried(self._home(session_id), path, payload)
-        except Exception:
+        except Exception:  # only counted
             self.counts["failed"] += 1
             raise
         return _parsed(replica.url, path, reply.body)
@@ -185,7 +185,7 @@ def _retry_after(told: str | None) -> float:
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S) if wait_s == wait_s else 0.0
 
 
-def _parsed(url: str, path: str, data: bytes) -> dict[str, Any]:
+def _parsed(url: str, path: str, data: bytes) -> JsonObject:
     try:
         answer = orjson.loads(data)
     except ValueError:

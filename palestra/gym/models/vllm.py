@@ -6,28 +6,24 @@ Owns: what its settings do to a request and an answer. Never touches: connection
 from __future__ import annotations
 
 import time
-from typing import Any
 from uuid import uuid4
 
 import orjson
 
-from palestra.gym.errors import PeerFailed
+from palestra.gym.errors import BadAnswer, BadRequest, PeerFailed
 from palestra.gym.models import tokens
 from palestra.gym.models.base import ModelServer
 from palestra.gym.models.call_seeds import CallSeeds
-from palestra.gym.models.errors import BadAnswer, BadRequest
+from palestra.gym.models.conversions import THOUGHT, chat_request, response
 from palestra.gym.models.openai import whole_completion, whole_response
 from palestra.gym.models.plain_text import as_chat, template_of, text_request
 from palestra.gym.models.settings import VLLMSettings, read_settings
-from palestra.gym.models.to_chat import chat_request
-from palestra.gym.models.to_responses import THOUGHT, response
 from palestra.gym.models.upstream import Upstream
-from palestra.gym.records import TOKEN_FIELDS, ServerInstance
+from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import Answer, Call, encoded
-from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED
-
-Json = dict[str, Any]
+from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED, TOKEN_FIELDS
+from palestra.util.json_types import JsonObject
 
 CHAT, TEXT, RESPONSES, TOKENIZE = "/chat/completions", "/completions", "/responses", "/tokenize"
 TOO_LONG = (b"context length", b"max_tokens", b"context_length_exceeded")
@@ -53,7 +49,7 @@ class VLLMModel(ModelServer):
     async def look(self, path: str) -> Answer | None:
         return Answer(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: Call, params: Json, beside: Json) -> Json:
+    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
         settings = self.settings
         if settings.is_responses_native:
             return await self._respond_natively(call, params, beside)
@@ -61,7 +57,7 @@ class VLLMModel(ModelServer):
         completion = await self.complete(call, body | beside)
         return response(params, completion, model=self._model(params), has_thoughts=settings.uses_reasoning_parser)
 
-    async def complete(self, call: Call, body: Json) -> Json:
+    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
         body = self._request(body)
         messages = body["messages"]
         if not self.settings.sequential_reasoning_allowed and _is_only_thought(messages[-1]):
@@ -82,7 +78,7 @@ class VLLMModel(ModelServer):
 
     # Requests
 
-    def _request(self, body: Json) -> Json:
+    def _request(self, body: JsonObject) -> JsonObject:
         """What goes to the endpoint: the settings' `extra_body` below all, `sampling_overrides` above all."""
         settings = self.settings
         body = {**body, "model": self._model(body), "messages": [self._message(one) for one in body["messages"]]}
@@ -106,12 +102,12 @@ class VLLMModel(ModelServer):
             beneath["seed"] = self._seeds.next(metadata[ROLLOUT_SEED], body["messages"])
         return beneath | body | (settings.sampling_overrides or {})
 
-    def _model(self, body: Json) -> str:
+    def _model(self, body: JsonObject) -> str:
         metadata = body.get("metadata")
         wanted = metadata.get(POLICY) if isinstance(metadata, dict) else None
         return wanted if isinstance(wanted, str) and wanted else self.settings.model
 
-    def _message(self, message: Any) -> Json:
+    def _message(self, message: object) -> JsonObject:
         """As the endpoint wants roles and reasoning. The one given is left as it is."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(("messages",), "Input should be a list of messages with a role", given=message)
@@ -141,7 +137,7 @@ class VLLMModel(ModelServer):
 
     # Answers
 
-    def _join_thoughts(self, completion: Json, path: str) -> None:
+    def _join_thoughts(self, completion: JsonObject, path: str) -> None:
         """Into think tags in the content, the one form in which all three APIs are told from."""
         message = completion["choices"][0]["message"]
         older, newer = message.pop("reasoning_content", None), message.pop("reasoning", None)
@@ -157,7 +153,7 @@ class VLLMModel(ModelServer):
             )
         message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
 
-    async def _place_tokens(self, call: Call, body: Json, completion: Json) -> None:
+    async def _place_tokens(self, call: Call, body: JsonObject, completion: JsonObject) -> None:
         choice = completion["choices"][0]
         try:
             if tokens.found_on_message(choice["message"]):
@@ -171,14 +167,14 @@ class VLLMModel(ModelServer):
             prompt = await self._tokenized(call, {key: body[key] for key in TOKENIZED if key in body})
         tokens.put(completion, prompt, ids, logprobs)
 
-    async def _tokenized(self, call: Call, body: Json) -> list[int]:
+    async def _tokenized(self, call: Call, body: JsonObject) -> list[int]:
         told = await self.upstream.post(call.session_id, TOKENIZE, body)
         prompt = told.get("tokens")
         if not isinstance(prompt, list):
             raise self._bad(TOKENIZE, "no `tokens`", told)
         return prompt
 
-    def _empty(self, finish: str) -> Json:
+    def _empty(self, finish: str) -> JsonObject:
         message = {"role": "assistant", "content": None, "tool_calls": None}
         return {
             "id": f"chatcmpl-{uuid4().hex}",
@@ -189,12 +185,12 @@ class VLLMModel(ModelServer):
             "usage": None,
         }
 
-    def _bad(self, path: str, why: str, answer: Any) -> BadAnswer:
+    def _bad(self, path: str, why: str, answer: object) -> BadAnswer:
         return BadAnswer(self.upstream.replicas[0].url, path, why, encoded(answer))
 
     # Other routes of the endpoint
 
-    async def _complete_text(self, call: Call, body: Json) -> Json:
+    async def _complete_text(self, call: Call, body: JsonObject) -> JsonObject:
         request = text_request(body, self._template, with_ids=self.settings.return_token_id_information)
         answer = whole_completion(await self.upstream.post(call.session_id, TEXT, request), self.upstream, key="text")
         choice = answer["choices"][0]
@@ -211,7 +207,7 @@ class VLLMModel(ModelServer):
         tokens.put(completion, prompt, ids, logprobs)
         return completion
 
-    async def _respond_natively(self, call: Call, params: Json, beside: Json) -> Json:
+    async def _respond_natively(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
         settings = self.settings
         body = {**(settings.extra_body or {}), **beside, **params, "model": self._model(params)}
         if settings.chat_template_kwargs:
@@ -230,11 +226,11 @@ class VLLMModel(ModelServer):
         return told
 
 
-def _is_only_thought(message: Json) -> bool:
+def _is_only_thought(message: JsonObject) -> bool:
     return message["role"] == "assistant" and not message.get("content") and not message.get("tool_calls")
 
 
-def _object(metadata: Json, key: str) -> Json:
+def _object(metadata: JsonObject, key: str) -> JsonObject:
     """JSON text in the metadata, which holds nothing but text."""
     text = metadata.get(key)
     if not text:

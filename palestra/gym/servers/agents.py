@@ -13,23 +13,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 from msgspec import Struct, field
 
 from palestra.gym.errors import BadCall, PeerFailed, RolloutTimeout
-from palestra.gym.records import (
-    ATTEMPT_INDEX,
-    PARAMS,
-    ROLLOUT_ID,
-    ROLLOUT_INDEX,
-    ROLLOUT_NAME,
-    TASK_INDEX,
-    ServerInstance,
-    ServerKind,
-)
-from palestra.gym.servers.aggregation import aggregated
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.records import ROLLOUT_NAME, ServerInstance, ServerKind
+from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import Reference, settings_of, settings_type
-from palestra.gym.wire import NO_COOKIES, Answer, Call
-
-Cookies = Mapping[str, str]
+from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies
+from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
+from palestra.util.json_types import JsonMapping, JsonObject
 
 ROLLOUT_S, MODEL_S = 3600.0, 1800.0
 
@@ -59,7 +49,7 @@ class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """What an agent has to say, without a verdict."""
 
-    response: dict[str, Any]
+    response: JsonObject
     cookies: dict[str, str] = field(default_factory=dict)
     """For whoever verifies."""
 
@@ -89,11 +79,11 @@ class AgentServer(GymServer, Generic[S]):
 
     # What an agent says
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """A judged row. Its `responses_create_params` are checked."""
         raise NotImplementedError(f"{type(self).__name__} does not run")
 
-    async def respond(self, params: dict[str, Any], rollout: Rollout) -> Reply:
+    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         """Play, without seed and verdict."""
         raise NotImplementedError(f"{type(self).__name__} does not respond")
 
@@ -113,17 +103,19 @@ class AgentServer(GymServer, Generic[S]):
                 return await self.aggregate(call)
         raise BadCall(404, "Not Found")
 
-    def routes(self) -> dict[str, dict[str, Any]]:
+    def routes(self) -> dict[str, JsonObject]:
         return {path: {"type": "object"} for path in ("/run", "/v1/responses", "/aggregate_metrics")}
 
-    async def asked(self, name: str, path: str, body: Any, cookies: Cookies, timeout_s: float | None = None) -> Answer:
+    async def asked(
+        self, name: str, path: str, body: object, cookies: Cookies, timeout_s: float | None = None
+    ) -> Answer:
         """Raises PeerFailed where it is no success."""
         answer = await self.peers.post(name, path, body, cookies=cookies, timeout_s=timeout_s)
         if not answer.is_ok:
             raise PeerFailed(name, path, answer.status, answer.raw())
         return answer
 
-    async def _run(self, call: Call) -> dict[str, Any]:
+    async def _run(self, call: Call) -> JsonObject:
         row = call.body
         if not isinstance(row, dict):
             raise BadCall(422, [{"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}])
@@ -161,7 +153,7 @@ class WorldAgentServer(AgentServer[W]):
 
     plain_settings = WorldAgentSettings
 
-    async def run(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
+    async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """Seed, play, verify. The model gets the parameters as the row has them."""
         whole = filled_row(row)
         seeded = await self.ask_resources("/seed_session", whole, rollout.cookies)
@@ -176,12 +168,12 @@ class WorldAgentServer(AgentServer[W]):
         """The world knows which figures matter."""
         return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
 
-    async def ask_resources(self, path: str, body: Any, cookies: Cookies) -> Answer:
+    async def ask_resources(self, path: str, body: object, cookies: Cookies) -> Answer:
         """Raises PeerFailed where it is no success."""
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 
 
-def rollout_id_of(row: Mapping[str, Any]) -> str | None:
+def rollout_id_of(row: JsonMapping) -> str | None:
     """`<task>-<rollout>` or the one it was given, with `-a<n>` when it is tried again."""
     given, task, rollout = row.get(ROLLOUT_ID), row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)
     if given is None and (task is None or rollout is None):

@@ -26,6 +26,7 @@ from palestra.gym.servers.handlers import Handler
 from palestra.gym.servers.resources import ResourcesServer, Route, S
 from palestra.gym.servers.states import Session, States
 from palestra.gym.wire import Answer, Call
+from palestra.util.json_types import JsonObject
 
 SUPPORTS = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
@@ -34,7 +35,7 @@ class Start(Struct, frozen=True, kw_only=True):
     """What `reset` answers: the first thing that the model reads."""
 
     observation: str | None = None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
 
     @classmethod
     def from_result(cls, result: Start | str | None) -> Start:
@@ -49,10 +50,10 @@ class Step(Struct, frozen=True, kw_only=True):
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
+    info: JsonObject = field(default_factory=dict)
     """`tool_outputs`: `[{call_id, output}]` answers function calls."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward is a finite number, found {self.reward}")
         return {name: getattr(self, name) for name in self.__struct_fields__}
@@ -64,7 +65,7 @@ class GymnasiumServer(ResourcesServer[S]):
     _reset: ClassVar[Handler]
     _step: ClassVar[Handler]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._reset, cls._step = Handler(cls.reset), Handler(cls.step)
 
@@ -115,6 +116,6 @@ class GymnasiumServer(ResourcesServer[S]):
         self._answered.drop(call.session_id)
         return await self._closed(call)
 
-    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> object:
         """In this kind of world a call is part of a step."""
         raise BadCall(404, "Not Found")

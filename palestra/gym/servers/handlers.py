@@ -17,11 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from palestra.gym.errors import BadCall, GymConfigError
+from palestra.util.json_types import JsonObject
 
 SESSION, ROW = "session", "row"
 REQUIRED = inspect.Parameter.empty
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-AS_IT_IS = {dict: dict, dict[str, Any]: dict, list: list, list[Any]: list}
+AS_IT_IS = {dict: dict, JsonObject: dict, list: list, list[Any]: list}
 """Types that are looked at but not converted: a copy of all token ids is not for free."""
 
 
@@ -30,7 +31,7 @@ class Field(Struct, frozen=True):
     type: Any
     default: Any = REQUIRED
 
-    def value(self, body: dict[str, Any], problems: list[dict[str, Any]]) -> Any:
+    def value(self, body: JsonObject, problems: list[JsonObject]) -> Any:
         if self.name not in body:
             if self.default is REQUIRED:
                 problems.append(_problem("missing", [self.name], "Field required", body))
@@ -50,9 +51,9 @@ class Field(Struct, frozen=True):
 class ToolSpec(Struct, frozen=True):
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
 
-    def as_param(self) -> dict[str, Any]:
+    def as_param(self) -> JsonObject:
         """As a row's `responses_create_params.tools` lists it."""
         return {"type": "function", **{name: getattr(self, name) for name in self.__struct_fields__}, "strict": False}
 
@@ -80,7 +81,7 @@ class Handler:
         except TypeError as error:
             raise GymConfigError(f"{function.__qualname__}: a parameter cannot be read from JSON: {error}") from None
 
-    async def run(self, server: object, session: object, body: Any, *, is_strict: bool = False) -> Any:
+    async def run(self, server: object, session: object, body: object, *, is_strict: bool = False) -> Any:
         """`is_strict`: fields that the method does not know are refused. Raises BadCall."""
         given = self.checked(body, is_strict=is_strict)
         if self._takes_session:
@@ -90,10 +91,10 @@ class Handler:
         result = self.function(server, **given)
         return await result if self._is_async else result
 
-    def checked(self, body: Any, *, is_strict: bool = False) -> dict[str, Any]:
+    def checked(self, body: object, *, is_strict: bool = False) -> JsonObject:
         if not isinstance(body, dict):
             raise BadCall(422, [_problem("dict_type", [], "Input should be an object", body)])
-        problems: list[dict[str, Any]] = []
+        problems: list[JsonObject] = []
         found = {one.name: one.value(body, problems) for one in self.fields}
         if is_strict and not self._takes_row:
             unknown = [name for name in body if name not in found]
@@ -103,7 +104,7 @@ class Handler:
         return found
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., Any]) -> JsonObject:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -113,13 +114,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         ) from None
 
 
-def _problem(kind: str, where: list[str], words: str, given: Any) -> dict[str, Any]:
+def _problem(kind: str, where: list[str], words: str, given: object) -> JsonObject:
     return {"type": kind, "loc": ["body", *where], "msg": words, "input": given}
 
 
-def _schema(fields: list[Field]) -> dict[str, Any]:
+def _schema(fields: list[Field]) -> JsonObject:
     schemas, components = msgspec.json.schema_components([one.type for one in fields], ref_template="#/$defs/{name}")
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "type": "object",
         "properties": {one.name: schema for one, schema in zip(fields, schemas, strict=True)},
         "required": [one.name for one in fields if one.default is REQUIRED],

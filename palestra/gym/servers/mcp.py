@@ -19,6 +19,7 @@ from palestra.gym.servers.states import Session, States
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Answer, Call, encoded
 from palestra.net import mcp
+from palestra.util.json_types import JsonObject
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
@@ -62,12 +63,12 @@ class McpFace:
         """None: what the model is to do comes with its task."""
         return ""
 
-    def invitation(self, session_id: str) -> dict[str, Any]:
+    def invitation(self, session_id: str) -> JsonObject:
         """What `/seed_session` says beside its own."""
         headers = {TOKEN_HEADER: self._signer.signed(session_id)}
         return {"mcp": {"server_name": self._name, "url_path": "/mcp", "transport": "http", "headers": headers}}
 
-    def with_bare_names(self, row: Any) -> Any:
+    def with_bare_names(self, row: Any) -> object:
         """`mcp__<server>__<tool>` is the same tool: for the verdict only, the row keeps what was called."""
         response = row.get("response") if isinstance(row, dict) else None
         output = response.get("output") if isinstance(response, dict) else None
@@ -78,7 +79,7 @@ class McpFace:
         ]
         return {**row, "response": {**row["response"], "output": bare}}
 
-    def _is_ours(self, item: Any) -> bool:
+    def _is_ours(self, item: object) -> bool:
         return (
             isinstance(item, dict)
             and item.get("type") == "function_call"
@@ -101,7 +102,7 @@ class McpFace:
             found = found.answered(await self._called(session, found.name, found.arguments))
         return Answer(status=found.status, body=found.body)
 
-    async def _called(self, session: Session, name: str, arguments: Any) -> mcp.ToolResult:
+    async def _called(self, session: Session, name: str, arguments: object) -> mcp.ToolResult:
         try:
             found = await self._call_tool(session, name, arguments)
         except BadCall as error:

@@ -18,7 +18,7 @@ Owns: the routes of such a server, tools, sessions' states. Never touches: model
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -26,8 +26,7 @@ from msgspec import Meta, Struct
 
 from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.servers.aggregation import aggregated
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.handlers import Handler, ToolSpec
 from palestra.gym.servers.mcp import PURPOSE, McpFace
 from palestra.gym.servers.responses import check_given
@@ -35,6 +34,7 @@ from palestra.gym.servers.settings import settings_of, settings_type
 from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
 from palestra.gym.servers.verdicts import Verdict, unjudged, verified
 from palestra.gym.wire import Answer, Call, encoded
+from palestra.util.json_types import JsonMapping, JsonObject
 
 F = TypeVar("F", bound=Callable[..., Any])
 Route = Callable[[Call], Awaitable[Answer]]
@@ -83,7 +83,7 @@ class ResourcesServer(GymServer, Generic[S]):
     _seed: ClassVar[Handler]
     _verify: ClassVar[Handler]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         marked = {name: Handler(getattr(cls, name)) for name in dir(cls) if hasattr(getattr(cls, name), TOOL_MARK)}
         if bad := sorted(RESERVED & marked.keys()):
@@ -101,18 +101,18 @@ class ResourcesServer(GymServer, Generic[S]):
 
     # What a server of this kind says
 
-    async def seed_session(self, *_: Any, **__: Any) -> Mapping[str, Any] | None:
+    async def seed_session(self, *_: Any, **__: Any) -> JsonMapping | None:
         """Begin a rollout. Its parameters are fields of the row; what it returns goes to the agent."""
 
     async def verify(self, *_: Any, **__: Any) -> Any:
         """The reward of a rollout: a number, a truth, a Verdict, or a mapping with `reward`."""
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         """More figures, from all rollouts task by task."""
         return {}
 
-    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def key_metrics(self, metrics: JsonObject) -> JsonObject:
         """The headline."""
         return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
@@ -122,7 +122,7 @@ class ResourcesServer(GymServer, Generic[S]):
     def tool_specs(self) -> list[ToolSpec]:
         return [ToolSpec(one.name, one.description, one.schema) for one in self.tools.values()]
 
-    async def call_tool(self, session: Session, name: str, arguments: Any) -> Any:
+    async def call_tool(self, session: Session, name: str, arguments: object) -> object:
         """To be overridden, with `tool_specs`, where the tools are not methods. Raises BadCall."""
         found = self.tools.get(name)
         if found is None:
@@ -151,8 +151,8 @@ class ResourcesServer(GymServer, Generic[S]):
     async def look(self, path: str) -> Answer | None:
         return Answer(body=self.reverify_mode.value) if path == "/reverify_mode" else None
 
-    def routes(self) -> dict[str, dict[str, Any]]:
-        own: dict[str, dict[str, Any]] = {path: {"type": "object"} for path in self._table}
+    def routes(self) -> dict[str, JsonObject]:
+        own: dict[str, JsonObject] = {path: {"type": "object"} for path in self._table}
         return own | {f"/{one.name}": one.parameters for one in self.tool_specs()}
 
     async def close(self) -> None:
@@ -190,17 +190,17 @@ class ResourcesServer(GymServer, Generic[S]):
         return aggregated(call, self.compute_metrics, self.key_metrics)
 
     async def _closed(self, call: Call) -> Answer:
-        """Of 0.7, which names the session in the body; there is nothing wrong with one that is gone."""
+        """NeMo Gym 0.7 names the session in the body; there is nothing wrong with one that is gone."""
         named = call.body.get("resources_session_id") if isinstance(call.body, dict) else None
         self.states.drop(named if isinstance(named, str) else call.session_id)
         return Answer(body={})
 
-    async def ask_judge(self, name: str, body: Any, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
+    async def ask_judge(self, name: str, body: object, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
         """A model's answer. Whatever keeps it from coming is a JudgeError: the rollout is no wrong answer for that."""
         try:
             answer = await self.peers.post(name, path, body, timeout_s=timeout_s)
             if answer.is_ok:
                 return answer.value()
-        except Exception as error:
+        except Exception as error:  # whatever keeps a judge from answering is no wrong answer
             raise JudgeError(f"{type(error).__name__}: {error}") from error
         raise JudgeError(str(PeerFailed(name, path, answer.status, answer.raw())))

@@ -13,20 +13,21 @@ from msgspec import Struct
 
 from palestra.chat.responses_output import ECHOED
 from palestra.gym.errors import BadCall, BadReply
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Item = dict[str, Any]
+Item = JsonObject
 
-PARAM_DEFAULTS: dict[str, Any] = dict.fromkeys([*ECHOED, "include", "model", "store", "stream"]) | {
+PARAM_DEFAULTS: JsonObject = dict.fromkeys([*ECHOED, "include", "model", "store", "stream"]) | {
     "parallel_tool_calls": True,
     "tool_choice": "auto",
     "tools": [],
 }
-"""Of `responses_create_params`; `input` has none."""
+"""Defaults of `responses_create_params`; `input` has none."""
 PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 
 
-def checked_params(params: Any, where: list[str]) -> dict[str, Any]:
+def checked_params(params: object, where: list[str]) -> JsonObject:
     """Raises BadCall (422) as NeMo Gym does."""
     if not isinstance(params, dict):
         raise BadCall(422, [_problem("missing" if params is None else "dict_type", where, params)])
@@ -40,7 +41,7 @@ def checked_params(params: Any, where: list[str]) -> dict[str, Any]:
     return params
 
 
-def _problem(kind: str, where: list[str], given: Any) -> dict[str, Any]:
+def _problem(kind: str, where: list[str], given: object) -> JsonObject:
     words = {
         "missing": "Field required",
         "dict_type": "Input should be an object",
@@ -50,18 +51,18 @@ def _problem(kind: str, where: list[str], given: Any) -> dict[str, Any]:
     return {"type": kind, "loc": ["body", *where], "msg": words[kind], "input": given}
 
 
-def filled_row(row: dict[str, Any]) -> dict[str, Any]:
+def filled_row(row: JsonObject) -> JsonObject:
     """With every field of the request, as NeMo Gym's rows have them."""
     return {**row, PARAMS: PARAM_DEFAULTS | row[PARAMS]}
 
 
-def input_items(params: Mapping[str, Any]) -> list[Item]:
+def input_items(params: JsonMapping) -> list[Item]:
     """The input of a Responses request as items, also where it is a text."""
     given = params["input"]
     return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
 
 
-def checked_response(found: Any, name: str) -> dict[str, Any]:
+def checked_response(found: Any, name: str) -> JsonObject:
     """A model's answer. Raises BadReply where it is none."""
     output = found.get("output") if isinstance(found, dict) else None
     if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
@@ -69,7 +70,7 @@ def checked_response(found: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def checked_object(found: Any, name: str) -> dict[str, Any]:
+def checked_object(found: object, name: str) -> JsonObject:
     """Any other answer of a server. Raises BadReply where it is no object."""
     if not isinstance(found, dict):
         raise BadReply(f"{name} answered with something else than an object: {str(found)[:500]}")
@@ -90,7 +91,7 @@ class _Given(Struct):
     output: list[_Item]
 
 
-def check_given(response: Any) -> None:
+def check_given(response: object) -> None:
     """What is to be graded. Raises BadCall (422) where it is no Responses object."""
     try:
         items = msgspec.convert(response, _Given).output
@@ -105,7 +106,7 @@ def check_given(response: Any) -> None:
         raise BadCall(422, [problem]) from None
 
 
-def checked_verdict(found: Any, name: str) -> dict[str, Any]:
+def checked_verdict(found: Any, name: str) -> JsonObject:
     """A resources server's. Raises BadReply where nobody could train on it."""
     reward = found.get("reward") if isinstance(found, dict) else None
     if not isinstance(reward, int | float):
@@ -131,7 +132,7 @@ def has_message(output: list[Item]) -> bool:
     return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
 
 
-def output_text(response: Mapping[str, Any]) -> str:
+def output_text(response: JsonMapping) -> str:
     """All that the assistant said, without its reasoning."""
     parts: list[str] = []
     for item in response.get("output", ()):
@@ -145,7 +146,7 @@ def output_text(response: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def tool_output(call_id: Any, output: str) -> Item:
+def tool_output(call_id: object, output: str) -> Item:
     """The item that answers a function call."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
@@ -158,14 +159,14 @@ def user_message(text: str) -> Item:
 # Usage
 
 
-def added_usage(total: Mapping[str, Any] | None, one: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def added_usage(total: JsonMapping | None, one: JsonMapping | None) -> JsonMapping | None:
     """The sum; a detail that one of them does not know is not known of both."""
     if total is None or one is None:
         return one if total is None else total
     return {name: _added(total.get(name), one.get(name)) for name in {**total, **one}}
 
 
-def _added(a: Any, b: Any) -> Any:
+def _added(a: Any, b: Any) -> object:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return {name: _added(a.get(name), b.get(name)) for name in {**a, **b}}
     return None if a is None or b is None else a + b

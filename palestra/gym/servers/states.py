@@ -54,7 +54,7 @@ class States:
             "server was started anew since. Play the rollout again"
         )
 
-    def put(self, session_id: str, state: Any) -> None:
+    def put(self, session_id: str, state: object) -> None:
         old = self._live.pop(session_id, None) or self._retired.pop(session_id, None)
         if old is not None and old[0] is not state:
             self._release(old[0])
@@ -91,7 +91,7 @@ class States:
 
 
 class Session:
-    """Of one caller, during one call."""
+    """The session of one caller, during one call."""
 
     __slots__ = ("_states", "id", "rollout_id")
 
@@ -106,7 +106,7 @@ class Session:
         return self._states.get(self.id)
 
     @state.setter
-    def state(self, value: Any) -> None:
+    def state(self, value: object) -> None:
         self._states.put(self.id, value)
 
     @property

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct, field
 
 from palestra.gym.errors import JudgeError
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
 from palestra.types.gym_failures import Failure, FailureClass
+from palestra.util.json_types import JsonMapping, JsonObject
 
 REWARD, COMPONENTS = "reward", "reward_components"
 JUDGE_WORDS = "_ng_failure_judge_error"
@@ -22,17 +22,17 @@ TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
 
 class Verdict(Struct, frozen=True):
     reward: float
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: JsonMapping = field(default_factory=dict)
     """More fields of the row: numbers and truths are counted in the metrics."""
     components: Mapping[str, float] | None = None
     """Several rewards by name, the same names for every task; `reward` is their sum."""
 
     @classmethod
-    def of(cls, components: Mapping[str, float], **extra: Any) -> Verdict:
+    def of(cls, components: Mapping[str, float], **extra: object) -> Verdict:
         return cls(float(sum(components.values())), extra, components)
 
     @classmethod
-    def from_result(cls, result: Any) -> Verdict:
+    def from_result(cls, result: object) -> Verdict:
         """A verdict, a number, a truth, or a mapping with a `reward`."""
         if isinstance(result, Verdict):
             return result
@@ -43,7 +43,7 @@ class Verdict(Struct, frozen=True):
             return cls(float(result[REWARD]), extra, result.get(COMPONENTS))
         raise TypeError(f"verify returns a reward, a Verdict or a mapping with a reward, found {type(result).__name__}")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """Raises ValueError where a trainer could not use it."""
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward is a finite number, found {self.reward}")
@@ -56,12 +56,12 @@ class Verdict(Struct, frozen=True):
         return found
 
 
-def verified(row: Mapping[str, Any], names: list[str], verdict: Verdict) -> dict[str, Any]:
+def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject:
     """What was judged, the fields that `verify` takes, the verdict."""
     kept = {name: row[name] for name in (PARAMS, "response", *names) if name in row}
     return kept | verdict.fields()
 
 
-def unjudged(row: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
+def unjudged(row: JsonMapping, error: JudgeError) -> JsonObject:
     failure = Failure.of(FailureClass.JUDGE_FAILED, str(error))
     return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}

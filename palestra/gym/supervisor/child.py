@@ -1,6 +1,7 @@
 """One running process of a gym: its output with its name before each line, its last words, its end.
 
-Owns: the process, its group, its pipes. Never touches: health, when to start it again.
+Owns: the process on this machine, its group, its pipes; the interface of a place where processes run (another is
+`ray_nodes.py`). Never touches: health, when to start it again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from palestra.config.redaction import redact
 from palestra.gym.errors import ServerStartError
-from palestra.gym.supervisor.plan import Command
+from palestra.gym.supervisor.plan import Command, Process
 from palestra.gym.supervisor.reaper import Reaper
 from palestra.util.processes import STDOUT, signal_group, spawn
 
@@ -168,3 +170,45 @@ def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[st
         tell(line)
 
     return told
+
+
+Tell = Callable[[str], None]
+
+
+class NotPlaced(ServerStartError):
+    """No place for it just now. Another try may find one."""
+
+
+class Running(Protocol):
+    """One started process, wherever it is."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def last_words(self) -> str: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    async def wait(self) -> int:
+        """Its exit code."""
+        ...
+
+    async def stop(self, timeout_s: float) -> None: ...
+
+    async def kill(self) -> None: ...
+
+
+class Place(Protocol):
+    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
+        """`tell` is for people, `heard` for what the process prints. Raises ServerStartError."""
+        ...
+
+
+class ThisMachine:
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
+
+    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
+        return await Child.start(process.name, await process.command(tell), self._reaper, heard)

@@ -15,8 +15,7 @@ from pathlib import Path
 from palestra.gym.config import OurSettings, our_settings
 from palestra.gym.errors import ServerStartError, WrongServerSettings
 from palestra.gym.start import BAD_CODE, BAD_SETTINGS
-from palestra.gym.supervisor.child import log_to
-from palestra.gym.supervisor.places import NotPlaced, Place, Running
+from palestra.gym.supervisor.child import NotPlaced, Place, Running, log_to
 from palestra.gym.supervisor.plan import Process
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 
@@ -144,7 +143,7 @@ class Keeper:
         return f"hung ({problem})"
 
     async def _problem(self, timeout_s: float) -> str | None:
-        """Of the first server that has one."""
+        """The problem of the first server that has one."""
         checks = (check_server(one.name, one.host, one.port, timeout_s) for one in self.process.servers)
         results = await asyncio.gather(*checks, return_exceptions=True)
         for server, result in zip(self.process.servers, results, strict=True):

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from palestra.gym.brought import brought_along
 from palestra.gym.config import Ports, to_yaml
 from palestra.gym.errors import ServerStartError
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
-from palestra.gym.stand_in import STAND_IN, stock_path
+from palestra.gym.stand_in import STAND_IN, brought_along, stock_path
 from palestra.gym.start import Start, to_bytes
 from palestra.gym.venvs import interpreter_for, requirements_of
 

@@ -1,13 +1,19 @@
-"""Is it there, and is it who it should be: one small GET, with a time limit.
+"""Whether servers and model endpoints are there, and who they should be: one small GET, with a time limit.
 
-Owns: asking, the words for no answer. Never touches: what follows from the answer.
+Owns: asking, waiting for the endpoints in the settings, the words for no answer. Never touches: what follows from the
+answer, what endpoints serve.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator
 
-import httpx
+from palestra.gym.config.settings import READINESS
+from palestra.gym.errors import ServerStartError
+from palestra.gym.records import GymConfig, ServerKind
+from palestra.net.http_client import CallFailed, HttpClient, HttpReply
 
 NAME_HEADER = "x-gym-server"
 
@@ -16,28 +22,24 @@ class NoAnswer(Exception):
     """The words say why."""
 
 
-async def get(url: str, timeout_s: float) -> httpx.Response:
-    """Status and headers of what answers there; its body is not read. Raises NoAnswer.
+async def get(url: str, timeout_s: float) -> HttpReply:
+    """Status and headers of what answers there, by a connection of its own. Raises NoAnswer.
 
     Certificates are not looked at: nothing is said but GET, and whoever answers, there is somebody."""
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            httpx.AsyncClient(verify=False, trust_env=False, timeout=None) as client,
-            client.stream("GET", url) as answer,
-        ):
-            return answer
+        async with HttpClient(connect_s=None) as client:
+            return await client.probe(url, timeout_s=timeout_s)
     except TimeoutError:
         raise NoAnswer(f"no answer in {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NoAnswer(str(error) or type(error).__name__) from None
+    except CallFailed as error:
+        raise NoAnswer(str(error)) from None
 
 
 async def check_server(name: str, host: str, port: int, timeout_s: float) -> None:
     """Returns where the server of that name is healthy. Raises NoAnswer."""
     answer = await get(f"http://{reachable(host)}:{port}/", timeout_s)
-    if answer.status_code != 200:
-        raise NoAnswer(f"answers with status {answer.status_code}")
+    if answer.status != 200:
+        raise NoAnswer(f"answers with status {answer.status}")
     said = answer.headers.get(NAME_HEADER, name)
     if said != name:
         raise NoAnswer(f"the server {said!r} answers there")
@@ -48,3 +50,54 @@ def reachable(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1" if host != "::" else "[::1]"
     return f"[{host}]" if ":" in host else host
+
+
+PROBE_S = 5.0
+PAUSE_S = 1.0
+TELL_S = 15.0
+
+
+def upstreams(config: GymConfig) -> Iterator[tuple[str, str]]:
+    """Addresses, and the key that each was first given by."""
+    seen: set[str] = set()
+    for server in config.of_kind(ServerKind.MODEL):
+        for key, value in server.settings.items():
+            if not key.endswith("base_url"):
+                continue
+            for url in value if isinstance(value, list) else [value]:
+                if isinstance(url, str) and url.startswith(("http://", "https://")) and url not in seen:
+                    seen.add(url)
+                    yield url, f"{server.name}.{server.kind}.{server.implementation}.{key}"
+
+
+async def wait_for_upstreams(config: GymConfig, tell: Callable[[str], None]) -> None:
+    """Any answer counts. Raises ServerStartError with those that gave none in time."""
+    limit_s = config.settings[READINESS]
+    if not limit_s:
+        return
+    found = list(upstreams(config))
+    results = await asyncio.gather(*(_wait(url, limit_s, tell) for url, _ in found))
+    silent = [(url, key, problem) for (url, key), problem in zip(found, results, strict=True) if problem]
+    if silent:
+        lines = "".join(f"\n  {url} ({key}): {problem}" for url, key, problem in silent)
+        raise ServerStartError(
+            f"nobody answers at {len(silent)} model endpoints within {limit_s:g} s:{lines}\n"
+            f"  start them, correct the keys, or skip the check: ++{READINESS}=0"
+        )
+
+
+async def _wait(url: str, limit_s: float, tell: Callable[[str], None]) -> str | None:
+    asked = f"{url.rstrip('/')}/models" if url.rstrip("/").endswith("/v1") else url
+    until = time.monotonic() + limit_s
+    tell_at = time.monotonic() + TELL_S
+    while True:
+        try:
+            await get(asked, min(PROBE_S, limit_s))
+            return None
+        except NoAnswer as error:
+            if time.monotonic() + PAUSE_S > until:
+                return str(error)
+            if time.monotonic() > tell_at:
+                tell(f"waiting for the model endpoint {url} ({error})")
+                tell_at += TELL_S
+        await asyncio.sleep(PAUSE_S)

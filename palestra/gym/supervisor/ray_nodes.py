@@ -21,8 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyr
 from palestra.gym.config.ports import Ports
 from palestra.gym.records import GymConfig
 from palestra.gym.start import Start, read_start, to_bytes
-from palestra.gym.supervisor.child import LAST_LINES, Child
-from palestra.gym.supervisor.places import NotPlaced, Running, Tell
+from palestra.gym.supervisor.child import LAST_LINES, Child, NotPlaced, Running, Tell
 from palestra.gym.supervisor.plan import Process
 from palestra.gym.supervisor.reaper import Reaper
 from palestra.gym.supervisor.relay import Relay

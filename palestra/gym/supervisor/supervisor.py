@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from palestra.gym.config import Ports, our_settings
@@ -24,12 +23,13 @@ from palestra.gym.config.settings import is_on_ray
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.head import head_app, is_loopback
 from palestra.gym.records import GymConfig, ServerInstance
+from palestra.gym.supervisor.child import Place, ThisMachine
 from palestra.gym.supervisor.keeper import Keeper, State
-from palestra.gym.supervisor.places import Place, ThisMachine
 from palestra.gym.supervisor.plan import processes
+from palestra.gym.supervisor.probes import wait_for_upstreams
 from palestra.gym.supervisor.reaper import Reaper
-from palestra.gym.supervisor.upstreams import wait_for_upstreams
 from palestra.net.serving import HttpServer
+from palestra.util.json_types import JsonObject
 
 READY = "All {count} / {count} servers ready!"
 WAITING_S = 30.0
@@ -67,9 +67,7 @@ class Supervisor:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def build(self) -> None:
@@ -89,7 +87,7 @@ class Supervisor:
         """Until cancelled. Raises ServerStartError when a server cannot be kept going."""
         await self._unless_broken(asyncio.create_task(asyncio.Event().wait(), name="forever"))
 
-    def instances(self) -> list[dict[str, Any]]:
+    def instances(self) -> list[JsonObject]:
         """As `/server_instances` tells them."""
         return [_told(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
 
@@ -157,7 +155,7 @@ class Supervisor:
         await asyncio.gather(*keeping, return_exceptions=True)
 
 
-def _told(server: ServerInstance, keeper: Keeper) -> dict[str, Any]:
+def _told(server: ServerInstance, keeper: Keeper) -> JsonObject:
     return {
         "process_name": server.name,
         "config_path": server.name,

@@ -34,26 +34,48 @@ class Tiles:
     """Queries times heads of a group that a tile holds, padding included."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedSplits:
+    """Whole splits of keys that several sequences share: read once for all of them. A split's part of a query's result
+    does not depend on who computes it."""
+
+    tiles: Tensor
+    """int32 [tiles, 3]: number of the split, queries (0: nothing to do), place of the first page's number."""
+    rows: Tensor
+    """int32 [tiles, queries]: a query row for each place."""
+    by_row: Tensor
+    """int32 [query rows, 2]: where the row's first split is among all places of tiles (the next ones are a tile
+    further each), and how many there are."""
+    m: Tensor
+    weight: Tensor
+    acc: Tensor
+    """Results, float32 [tiles * queries, heads], and [tiles * queries, heads, dim]."""
+
+    tile_rows: int
+    """Queries times heads of a group that a tile holds, padding included."""
+
+
 @triton.jit
 def _write_pages_kernel(
-    X, PAGES, SLOTS, x_stride, head_stride, N_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    K, V, KEYS, VALUES, SLOTS, k_stride, v_stride, head_stride, N_HEADS: tl.constexpr, D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     h, d = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None]
-    mask = (h < N_HEADS) & (d < D)
-    x = tl.load(X + row * x_stride + h * D + d, mask=mask)
-    slot = tl.load(SLOTS + row)
-    tl.store(PAGES + h.to(tl.int64) * head_stride + slot * D + d, x, mask=mask & (slot >= 0))
+    mask, slot = (h < N_HEADS) & (d < D), tl.load(SLOTS + row)
+    place = h.to(tl.int64) * head_stride + slot * D + d
+    if slot >= 0:
+        tl.store(KEYS + place, tl.load(K + row * k_stride + h * D + d, mask=mask), mask=mask)
+        tl.store(VALUES + place, tl.load(V + row * v_stride + h * D + d, mask=mask), mask=mask)
 
 
-def write_pages(x: Tensor, pages: Tensor, slots: Tensor) -> None:
-    """Puts rows of keys or values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
-    slots, dim]."""
-    rows, heads, dim = x.shape
+def write_pages(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Puts rows of keys and values, [rows, kv heads, dim], into slots (int64, -1: nowhere) of pages, [kv heads,
+    slots, dim] of equal strides."""
+    rows, heads, dim = k.shape
     if rows:
         _write_pages_kernel[(rows,)](
-            *(x, pages, slots, x.stride(0), pages.stride(0), heads, dim),
+            *(k, v, keys, values, slots, k.stride(0), v.stride(0), keys.stride(0), heads, dim),
             BLOCK_H=triton.next_power_of_2(heads),
             BLOCK_D=triton.next_power_of_2(dim),
             num_warps=4,
@@ -80,11 +102,81 @@ def _key_places(source, key, live, PAGES, PAGE_SIZE: tl.constexpr, PAGED: tl.con
 
 
 @triton.jit
+def _attend_to(
+    q, position, K, V, PAGES, source, start, stop, end, c, k_stride, v_stride, WINDOW: tl.constexpr, D: tl.constexpr,
+    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
+):  # fmt: skip
+    """Keys from `start` to `stop`: the largest score, the sum of weights (16 equal columns), the weighted values."""
+    d = tl.arange(0, BLOCK_D)
+    ones = tl.full((BLOCK, 16), 1.0, tl.float32).to(q.dtype)
+    m = tl.full((R,), -float("inf"), tl.float32)
+    weight, acc = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+    for first in range(start, stop, BLOCK):
+        key = first + tl.arange(0, BLOCK)
+        live = key < end
+        places = _key_places(source, key, live, PAGES, PAGE_SIZE, PAGED)
+        kv_mask = live[:, None] & (d < D)[None]
+        k = tl.load(K + places[:, None] * k_stride + d[None], mask=kv_mask, other=0.0)
+        seen = key[None] <= position[:, None]
+        if WINDOW > 0:
+            seen &= key[None] > position[:, None] - WINDOW
+        s = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, 1) * c)
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.exp2(tl.fma(s, c, -base[:, None]))  # spelled out: how a product and a sum fuse is not left open
+        fade = tl.exp2(m - base)
+        v = tl.load(V + places[:, None] * v_stride + d[None], mask=kv_mask, other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+        weight = tl.dot(p.to(v.dtype), ones, weight * fade[:, None])
+        m = m_new
+    return m, weight, acc
+
+
+@triton.jit
+def _join(m_all, weight_all, acc_all, m, weight, acc):
+    """What is known of earlier keys, and one more split."""
+    m_new = tl.maximum(m_all, m)
+    base = tl.where(m_new == -float("inf"), 0.0, m_new)
+    old, new = tl.exp2(m_all - base), tl.exp2(m - base)
+    acc_all = tl.fma(acc_all, old[:, None], acc * new[:, None])
+    weight_all = tl.fma(weight_all, old[:, None], weight * new[:, None])
+    return m_new, weight_all, acc_all
+
+
+@triton.jit
+def _attend_once_kernel(
+    Q, K, V, TILES, ROWS, M, WEIGHT, ACC, PAGES, scale, q_stride, k_stride, head_stride, n_heads, G: tl.constexpr,
+    D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):  # fmt: skip
+    """One whole split of keys for queries of several sequences that share it."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    split, count, source = tl.load(TILES + tile * 3), tl.load(TILES + tile * 3 + 1), tl.load(TILES + tile * 3 + 2)
+    if count > 0:
+        r, d = tl.arange(0, R), tl.arange(0, BLOCK_D)
+        token, query_head = r // G, head * G + r % G
+        is_query = token < count
+        row = tl.load(ROWS + tile * (R // G) + token, mask=is_query, other=0).to(tl.int64)
+        mask, start = is_query[:, None] & (d < D)[None], split * SPLIT
+        q = tl.load(Q + row[:, None] * q_stride + query_head[:, None] * D + d[None], mask=mask, other=0.0)
+        keys, values = K + head.to(tl.int64) * head_stride, V + head.to(tl.int64) * head_stride
+        stop = start + SPLIT
+        m, weight, acc = _attend_to(
+            q, tl.zeros((R,), tl.int32) + stop, keys, values, PAGES, source, start, stop, stop,
+            scale * 1.4426950408889634, k_stride, k_stride, 0, D, R, BLOCK, BLOCK_D, PAGE_SIZE, True,
+        )  # fmt: skip
+        place = (tile * (R // G) + token).to(tl.int64) * n_heads + query_head
+        tl.store(M + place, m, mask=is_query)
+        tl.store(WEIGHT + place, tl.max(weight, 1), mask=is_query)
+        tl.store(ACC + place[:, None] * D + d[None], acc, mask=mask)
+
+
+@triton.jit
 def _attend_kernel(
-    Q, K, V, OUT, LSE, TILES, PAGES, scale, q_stride, out_stride, k_stride, k_head_stride, v_stride, v_head_stride,
-    n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PAGED: tl.constexpr,
-    WITH_LSE: tl.constexpr,
+    Q, K, V, OUT, LSE, TILES, PAGES, SHARED, SHARED_M, SHARED_WEIGHT, SHARED_ACC, scale, q_stride, out_stride, k_stride,
+    k_head_stride, v_stride, v_head_stride, n_heads, WINDOW: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    R: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    PAGED: tl.constexpr, WITH_LSE: tl.constexpr, SHARED_STEP: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     row0, pos0 = tl.load(TILES + tile * 4), tl.load(TILES + tile * 4 + 1)
@@ -95,41 +187,28 @@ def _attend_kernel(
     row = (row0 + token).to(tl.int64)
     q_mask = is_query[:, None] & (d < D)[None]
     q = tl.load(Q + row[:, None] * q_stride + query_head[:, None] * D + d[None], mask=q_mask, other=0.0)
-    c = scale * 1.4426950408889634
-    ones = tl.full((BLOCK, 16), 1.0, tl.float32).to(q.dtype)
     end = pos0 + count
     first = 0
     if WINDOW > 0:
         first = tl.maximum(pos0 - WINDOW + 1, 0) // BLOCK * BLOCK
     m_all = tl.full((R,), -float("inf"), tl.float32)
     weight_all, acc_all = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
+    if SHARED is not None:  # single queries: what was computed once for several sequences
+        place = tl.load(SHARED + row0 * 2)
+        for _ in range(tl.load(SHARED + row0 * 2 + 1)):
+            at = place.to(tl.int64) * n_heads + query_head
+            m = tl.load(SHARED_M + at, mask=is_query, other=-float("inf"))
+            weight = tl.load(SHARED_WEIGHT + at, mask=is_query, other=0.0)
+            acc = tl.load(SHARED_ACC + at[:, None] * D + d[None], mask=q_mask, other=0.0)
+            m_all, weight_all, acc_all = _join(m_all, weight_all, acc_all, m, weight[:, None], acc)
+            place, first = place + SHARED_STEP, first + SPLIT
     for split in range(first // SPLIT * SPLIT, end, SPLIT):
-        m = tl.full((R,), -float("inf"), tl.float32)
-        weight, acc = tl.zeros((R, 16), tl.float32), tl.zeros((R, BLOCK_D), tl.float32)
-        for start in range(tl.maximum(split, first), tl.minimum(split + SPLIT, end), BLOCK):
-            key = start + tl.arange(0, BLOCK)
-            live = key < end
-            places = _key_places(source, key, live, PAGES, PAGE_SIZE, PAGED)
-            kv_mask = live[:, None] & (d < D)[None]
-            k = tl.load(K + places[:, None] * k_stride + head * k_head_stride + d[None], mask=kv_mask, other=0.0)
-            seen = key[None] <= position[:, None]
-            if WINDOW > 0:
-                seen &= key[None] > position[:, None] - WINDOW
-            s = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
-            m_new = tl.maximum(m, tl.max(s, 1) * c)
-            base = tl.where(m_new == -float("inf"), 0.0, m_new)
-            p = tl.exp2(tl.fma(s, c, -base[:, None]))  # spelled out: how a product and a sum fuse is not left open
-            fade = tl.exp2(m - base)
-            v = tl.load(V + places[:, None] * v_stride + head * v_head_stride + d[None], mask=kv_mask, other=0.0)
-            acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-            weight = tl.dot(p.to(v.dtype), ones, weight * fade[:, None])
-            m = m_new
-        m_new = tl.maximum(m_all, m)
-        base = tl.where(m_new == -float("inf"), 0.0, m_new)
-        old, new = tl.exp2(m_all - base), tl.exp2(m - base)
-        acc_all = tl.fma(acc_all, old[:, None], acc * new[:, None])
-        weight_all = tl.fma(weight_all, old[:, None], weight * new[:, None])
-        m_all = m_new
+        m, weight, acc = _attend_to(
+            q, position, K + head.to(tl.int64) * k_head_stride, V + head.to(tl.int64) * v_head_stride, PAGES, source,
+            tl.maximum(split, first), tl.minimum(split + SPLIT, end), end, scale * 1.4426950408889634, k_stride,
+            v_stride, WINDOW, D, R, BLOCK, BLOCK_D, PAGE_SIZE, PAGED,
+        )  # fmt: skip
+        m_all, weight_all, acc_all = _join(m_all, weight_all, acc_all, m, weight, acc)
     total = tl.max(weight_all, 1)  # its 16 columns are equal
     total = tl.where(is_query, total, 1.0)
     out = (acc_all / total[:, None]).to(OUT.dtype.element_ty)
@@ -243,15 +322,18 @@ def attend(
     window: int | None,
     out: Tensor,
     sums: Tensor | None = None,
+    shared: SharedSplits | None = None,
 ) -> None:
     """Writes the rows of the tiles to `out`, [tokens, heads * dim], and the log2 of each query's sum of weights to
-    `sums`, float32 [tokens, heads]. q: [tokens, heads, dim], its last two dimensions dense."""
+    `sums`, float32 [tokens, heads]. q: [tokens, heads, dim], its last two dimensions dense. `shared`: for tiles of
+    single queries without a window."""
     heads, dim = q.shape[1:]
+    found = (None, None, None, None) if shared is None else (shared.by_row, shared.m, shared.weight, shared.acc)
     is_paged = keys.pages is not None
     if len(tiles.table):
         _attend_kernel[(len(tiles.table), kv_heads)](
             *(q, k, v, out, out if sums is None else sums, tiles.table, keys.pages if is_paged else tiles.table),
-            *(dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
+            *(*found, dim**-0.5, q.stride(0), out.stride(0), keys.row_stride, keys.head_stride),
             *(keys.row_stride if is_paged else v.stride(0), keys.head_stride),
             heads,
             WINDOW=window or 0,
@@ -264,7 +346,27 @@ def attend(
             PAGE_SIZE=keys.page_size,
             PAGED=is_paged,
             WITH_LSE=sums is not None,
+            SHARED_STEP=shared.rows.shape[1] if shared else 0,
             num_warps=8 if tiles.rows >= 128 else 4 if tiles.rows >= 64 else 2,
+            num_stages=2,
+        )
+
+
+def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int, shared: SharedSplits) -> None:
+    """Fills in what `attend` takes from `shared`."""
+    heads, dim = q.shape[1:]
+    if len(shared.tiles):
+        _attend_once_kernel[(len(shared.tiles), kv_heads)](
+            *(q, k, v, shared.tiles, shared.rows, shared.m, shared.weight, shared.acc, keys.pages),
+            *(dim**-0.5, q.stride(0), keys.row_stride, keys.head_stride, heads),
+            G=heads // kv_heads,
+            D=dim,
+            R=shared.tile_rows,
+            BLOCK=KEY_BLOCK,
+            SPLIT=KEY_SPLIT,
+            BLOCK_D=triton.next_power_of_2(dim),
+            PAGE_SIZE=keys.page_size,
+            num_warps=4,
             num_stages=2,
         )
 

@@ -16,12 +16,15 @@ VOCAB_BLOCK = 4096
 
 
 @triton.jit
-def _log_sum_exp_kernel(LOGITS, SUMS, n, stride, BLOCK: tl.constexpr):
+def _log_sum_exp_kernel(LOGITS, TEMPERATURES, SUMS, n, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * stride
+    temperature = tl.load(TEMPERATURES + tl.program_id(0)) if TEMPERATURES is not None else 1.0
     largest, total = -float("inf"), 0.0
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(LOGITS + row + i, mask=i < n, other=-float("inf")).to(tl.float32)
+        if TEMPERATURES is not None:
+            x = tl.div_rn(x, temperature)
         top = tl.maximum(largest, tl.max(x))
         base = tl.where(top == -float("inf"), 0.0, top)
         total = tl.fma(total, tl.exp(largest - base), tl.sum(tl.exp(x - base)))
@@ -42,12 +45,12 @@ def _logits_gradient_kernel(LOGITS, SUMS, TARGETS, GRADS, n, stride, N_TARGETS: 
     tl.store(LOGITS + row * stride + i, d.to(x.dtype), mask=i < n)
 
 
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """float32 [rows]."""
+def log_sum_exp(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
+    """float32 [rows], of logits divided by their row's temperature (float32 [rows]); 1 leaves the bits as they are."""
     rows, n = logits.shape
     sums = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        _log_sum_exp_kernel[(rows,)](logits, sums, n, logits.stride(0), BLOCK=VOCAB_BLOCK, num_warps=8)
+        _log_sum_exp_kernel[(rows,)](logits, temperatures, sums, n, logits.stride(0), BLOCK=VOCAB_BLOCK, num_warps=8)
     return sums
 
 

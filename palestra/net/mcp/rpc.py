@@ -6,9 +6,11 @@ Owns: what a message is, answers as bytes. Never touches: methods, headers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+
+from palestra.util.json_types import JsonObject
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
 HEADER_MISMATCH, UNKNOWN_VERSION = -32020, -32022
@@ -23,12 +25,12 @@ class Answer(NamedTuple):
 
 
 class RpcError(Exception):
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
+    def __init__(self, code: int, message: str, data: object = None) -> None:
         super().__init__(message)
         self.code, self.message, self.data = code, message, data
 
 
-def read_message(body: bytes) -> dict[str, Any]:
+def read_message(body: bytes) -> JsonObject:
     """Raises RpcError."""
     try:
         message = msgspec.json.decode(body)
@@ -50,7 +52,7 @@ def result_answer(request_id: str | int, result: bytes) -> Answer:
 
 
 def error_answer(request_id: str | int | None, error: RpcError, statuses: Mapping[int, int] = STATUS) -> Answer:
-    content: dict[str, Any] = {"code": error.code, "message": error.message}
+    content: JsonObject = {"code": error.code, "message": error.message}
     if error.data is not None:
         content["data"] = error.data
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": content})

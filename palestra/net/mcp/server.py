@@ -23,6 +23,7 @@ from palestra.net.mcp.rpc import (
     result_answer,
 )
 from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, Headers, check_envelope, is_modern, version_of
+from palestra.util.json_types import JsonObject
 
 CAPABILITIES = {"tools": {"listChanged": False}}
 TOOLS_TTL_MS = 3_600_000  # a server's tools do not change while it runs
@@ -38,7 +39,7 @@ class ListedTool(Protocol):
     @property
     def description(self) -> str: ...
     @property
-    def parameters(self) -> dict[str, Any]: ...
+    def parameters(self) -> JsonObject: ...
 
 
 class Toolset(Protocol):
@@ -82,7 +83,7 @@ class ToolRequest:
     _statuses: Mapping[int, int]
 
     def answered(self, result: ToolResult) -> Answer:
-        content: dict[str, Any] = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
+        content: JsonObject = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
         if self._has_session:
             content["data"] = msgspec.Raw(result.text.encode())
         if self._is_modern:
@@ -94,7 +95,7 @@ class ToolRequest:
 
 
 def begin(
-    toolset: Toolset, headers: Headers | None, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+    toolset: Toolset, headers: Headers | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
 ) -> Answer | ToolRequest:
     """`headers` None: it did not come over HTTP. `statuses`: those of errors in the handshake era."""
     if "id" not in message:
@@ -112,7 +113,7 @@ def begin(
         return error_answer(message["id"], e, statuses)
 
 
-def _tool_request(message: dict[str, Any], modern: bool, statuses: Mapping[int, int]) -> ToolRequest:
+def _tool_request(message: JsonObject, modern: bool, statuses: Mapping[int, int]) -> ToolRequest:
     params = message.get("params", {})
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
@@ -121,7 +122,7 @@ def _tool_request(message: dict[str, Any], modern: bool, statuses: Mapping[int, 
     return ToolRequest(name, arguments, message["id"], modern, "session_id" in params, statuses)
 
 
-def _result(toolset: Toolset, message: dict[str, Any], modern: bool) -> bytes:
+def _result(toolset: Toolset, message: JsonObject, modern: bool) -> bytes:
     params = message.get("params", {})
     match message["method"]:
         case "tools/list":
@@ -146,7 +147,7 @@ def _tools_list(toolset: Toolset, modern: bool) -> bytes:
     return _lists[known]
 
 
-def _initialized(toolset: Toolset, params: dict[str, Any]) -> bytes:
+def _initialized(toolset: Toolset, params: JsonObject) -> bytes:
     requested = params.get("protocolVersion")
     version = requested if requested in HANDSHAKE else HANDSHAKE[-1]
     about = {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": _server(toolset)}

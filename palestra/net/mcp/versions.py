@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Protocol
+from typing import Protocol
 
 from palestra.net.mcp.rpc import HEADER_MISMATCH, INVALID_PARAMS, UNKNOWN_VERSION, RpcError
+from palestra.util.json_types import JsonObject
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN = ("2026-07-28",)
@@ -26,7 +27,7 @@ class Headers(Protocol):
     def getlist(self, key: str, /) -> list[str]: ...
 
 
-def is_modern(message: dict[str, Any], version: str | None) -> bool:
+def is_modern(message: JsonObject, version: str | None) -> bool:
     """`version`: the header's. What is no version of the handshake era is told what there is, in the modern way."""
     if version is not None:
         return version not in HANDSHAKE
@@ -34,7 +35,7 @@ def is_modern(message: dict[str, Any], version: str | None) -> bool:
     return isinstance(meta, dict) and f"{META}/protocolVersion" in meta
 
 
-def check_envelope(message: dict[str, Any], headers: Headers | None, version: str | None) -> None:
+def check_envelope(message: JsonObject, headers: Headers | None, version: str | None) -> None:
     """In the order of the specification: what is missing, what disagrees, then the version. Raises RpcError."""
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
@@ -51,7 +52,7 @@ def check_envelope(message: dict[str, Any], headers: Headers | None, version: st
         raise _unknown_version(requested)
 
 
-def _check_headers(headers: Headers, message: dict[str, Any], requested: Any) -> None:
+def _check_headers(headers: Headers, message: JsonObject, requested: object) -> None:
     version, method, name = (_only(headers, key) for key in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
     if version is None or version != requested:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
@@ -75,7 +76,7 @@ def version_of(headers: Headers | None) -> str | None:
     return values[0].strip(" \t") if values else None
 
 
-def _unknown_version(requested: Any) -> RpcError:
+def _unknown_version(requested: object) -> RpcError:
     data = {"supported": SUPPORTED, "requested": requested}
     return RpcError(UNKNOWN_VERSION, "Unsupported protocol version", data)
 

@@ -11,11 +11,11 @@ import pytest
 from palestra.environments.gym.directory import Directory
 from palestra.gym.collect.comparing import compare
 from palestra.gym.collect.datasets import Split, collate, datasets_of
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.pairing import indexed
 from palestra.gym.collect.profiling import profile, save
 from palestra.gym.collect.reverifying import Grader, Regraded, Regrading, reverify
+from palestra.gym.errors import CollectError
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from tests.gym.collect.scripted import ScriptedGym, result_of, run
 

@@ -17,10 +17,10 @@ from palestra.environments.gym.directory import Directory
 from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.gym.collect.aggregating import aggregated, aggregated_here
 from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
-from palestra.gym.collect.errors import CollectError
 from palestra.gym.collect.files import Lines, OutputFiles, read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
+from palestra.gym.errors import CollectError
 from tests.gym.collect.scripted import ScriptedGym, result_of, right, run
 
 

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from palestra.cli.gym import results as gym_results
 from palestra.environments.gym.directory import Directory
 from palestra.gym.agents import SimpleAgent
-from palestra.gym.collect.aggregating import aggregated
+from palestra.gym.collect.aggregating import FailedAttempts, aggregated
 from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
-from palestra.gym.collect.failed_attempts import FailedAttempts
 from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.playing import Patience, RowPlayer
 from palestra.gym.collect.resuming import progress_of

@@ -8,9 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from palestra.gym.collect.errors import CollectError
-from palestra.gym.collect.prompts import PromptFile
-from palestra.gym.collect.rows import Expansion, expanded, key_of, read_rows
+from palestra.gym.collect.rows import Expansion, PromptFile, expanded, key_of, read_rows
+from palestra.gym.errors import CollectError
 
 
 def row(text: str = "hi", **more: object) -> dict:

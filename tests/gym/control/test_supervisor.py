@@ -19,8 +19,7 @@ from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.records import GymConfig
 from palestra.gym.supervisor import Supervisor
 from palestra.gym.supervisor.child import log_to
-from palestra.gym.supervisor.probes import NoAnswer, check_server
-from palestra.gym.supervisor.upstreams import wait_for_upstreams
+from palestra.gym.supervisor.probes import NoAnswer, check_server, wait_for_upstreams
 from tests.gym.control.conftest import PATIENCE_S, RunningGym, is_alive, still_alive
 
 StartGym = Callable[..., RunningGym]

@@ -8,9 +8,8 @@ import pytest
 
 from palestra.config.bundled import bundled_model
 from palestra.gym.models.call_seeds import CallSeeds
+from palestra.gym.models.conversions import chat_request, output_items
 from palestra.gym.models.requests import checked
-from palestra.gym.models.to_chat import chat_request
-from palestra.gym.models.to_responses import output_items
 from tests.gym.models.scripted import always, asked, completion
 
 Json = dict[str, Any]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from palestra.gym.models.conversions import response
 from palestra.gym.models.messages import as_message, as_responses
 from palestra.gym.models.requests import checked
-from palestra.gym.models.to_responses import response
 from tests.gym.models.scripted import OPENAI, always, asked, completion
 from tests.gym.models.test_conversions import CALL, CHAT_CALL, OUTPUT, RESPONSES, SAID, THOUGHT, TOOL, USER, sent, told
 

@@ -13,9 +13,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.gym.errors import PeerFailed, UnreachableServer
+from palestra.gym.errors import BadAnswer, PeerFailed, UnreachableServer
 from palestra.gym.models import upstream as upstream_module
-from palestra.gym.models.errors import BadAnswer
 from palestra.gym.models.settings import CommonSettings
 from palestra.gym.models.upstream import Upstream
 from tests.gym.models.scripted import Endpoint, always, asked, completion, in_turn

@@ -10,7 +10,6 @@ import pytest
 
 from palestra.environments.walls import process
 from palestra.gym.errors import PeerFailed
-from palestra.gym.records import PARAMS
 from palestra.gym.roots import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
 from palestra.gym.shipped.resources_servers.instruction_following.app import InstructionFollowing
@@ -18,6 +17,7 @@ from palestra.gym.shipped.resources_servers.math_with_judge.app import Math
 from palestra.gym.shipped.resources_servers.mcqa.app import Mcqa
 from palestra.gym.shipped.resources_servers.structured_outputs.app import StructuredOutputs
 from palestra.gym.testing import opened, said
+from palestra.types.gym import PARAMS
 
 OPTIONS = [{"A": "red"}, {"B": "blue sky"}, {"C": "green"}]
 

@@ -15,11 +15,11 @@ from palestra.gym.agents.gymnasium import GymnasiumAgentSettings
 from palestra.gym.agents.remote import RemoteAgentSettings
 from palestra.gym.agents.simple import SimpleAgentSettings
 from palestra.gym.errors import GymConfigError
-from palestra.gym.records import PARAMS
 from palestra.gym.servers.agents import AgentServer, Reply, Rollout
 from palestra.gym.servers.responses import output_text
 from palestra.gym.testing import opened, said
 from palestra.gym.wire import Call
+from palestra.types.gym import PARAMS
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
 NAMES = [
@@ -192,7 +192,7 @@ def test_metrics_are_the_resources_servers(any_gym: Any) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
     max_leaves=8,
 )

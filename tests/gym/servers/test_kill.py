@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from palestra.gym.making import make_server
-from palestra.gym.records import PARAMS
+from palestra.types.gym import PARAMS
 from tests.gym.servers.conftest import free_port
 
 CLIENTS, EACH, KILL_AFTER = 16, 30, 60
@@ -89,7 +89,7 @@ def test_a_killed_world_costs_rollouts_but_no_answer(started: tuple[int, str]) -
     port, head = started
     agent = instance(head, "responses_api_agents")["url"]
     victim = instance(head, "resources_servers")["pid"]
-    row = {PARAMS: {"input": "Say it."}, "initial_count": 4, "expected_count": 4}
+    row = {PARAMS: {"input": "Say it."}, "stock": {"bolts": 4}, "items": ["bolts"]}
     found: list[tuple[int, Any]] = []
 
     async def client(session: aiohttp.ClientSession) -> None:

@@ -13,8 +13,8 @@ import pytest
 from palestra.gym.agents import RemoteAgent
 from palestra.gym.errors import GymConfigError
 from palestra.gym.peers import GymPeers
-from palestra.gym.records import PARAMS
 from palestra.gym.wire import Answer
+from palestra.types.gym import PARAMS
 from tests.gym.servers.conftest import Counter, Gym, all_of, free_port, gym_of, listening
 
 Reply = tuple[int, bytes]

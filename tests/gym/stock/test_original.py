@@ -14,9 +14,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.gym.brought import brought_along
 from palestra.gym.collect.collection import delivered
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.stand_in import STAND_IN, brought_along
 from palestra.gym.venvs import requirements_of
 from tests.gym.stock.conftest import StockGym
 from tests.gym.stock.surface import walked

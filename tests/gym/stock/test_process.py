@@ -16,9 +16,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from palestra.gym.brought import brought_along
 from palestra.gym.collect.collection import Standing
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.stand_in import STAND_IN, brought_along
 from tests.gym.control.test_venvs import wheel
 from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
 from tests.gym.stock.upstream import complete
@@ -178,7 +177,7 @@ def test_a_setting_that_its_config_class_ignores_is_told() -> None:
 
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "palestra.gym.brought.BROUGHT",
+        "palestra.gym.stand_in.BROUGHT",
         {"absent_one": "one", "absent_two": "two", "absent_three": "three", "yaml": "pyyaml"},
     )
     root = tmp_path / "resources_servers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,47 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     attend(q, *cache, cut_tiles([(last, last, 1, 0)], group, 16, device), source, 1, window, paged)
     assert torch.equal(alone[last], packed[last])
     assert torch.equal(paged[last], packed[last])
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
+    random_model: Callable[..., Path], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five rows: three share two splits, two more share one of those, and one has nothing in common."""
+    from palestra.model import tiled_attention
+    from palestra.model.kernels import attention
+    from palestra.model.kv_cache import KVCache
+    from palestra.model.scheduler import Chunk, Sequence, StepPlan
+    from palestra.model.spec import ModelSpec
+
+    for module in (attention, tiled_attention):
+        monkeypatch.setattr(module, "KEY_SPLIT", 64)
+    spec, size = ModelSpec.from_folder(random_model("qwen3")), 16
+    cache = KVCache(spec, 64, size, dtype=dtype, device=torch.device(device))
+    for layer in (0, 1):
+        for side in cache.by_head(layer):
+            side.normal_()
+    first, second, third = list(range(4)), list(range(4, 8)), list(range(8, 12))
+    pages = [
+        [*first, *second, 20],
+        [*first, *second, 21],
+        [*first, *second, 22, 23],
+        [*first, *third, 24],
+        [*first, *third, 25],
+        list(range(30, 40)),
+    ]
+    lengths = (130, 143, 150, 129, 140, 155)
+    seqs = [
+        Sequence(i, 0, [1] * (n + 1), n, 200, pages=p, computed=n)
+        for i, (p, n) in enumerate(zip(pages, lengths, strict=True))
+    ]
+    plan = StepPlan(decode=seqs, rows=[Chunk(s, s.computed, s.computed + 1) for s in seqs])
+    attend = tiled_attention.TiledPagedAttention.of(cache, plan)
+    assert attend.shared is not None
+    assert attend.shared.by_row[:, 1].tolist() == [2, 2, 2, 2, 2, 0]
+    q, k, v = (
+        torch.randn(6, h, spec.head_dim, device=device).to(dtype) for h in (spec.n_heads, *[spec.n_kv_heads] * 2)
+    )
+    together = attend(1, q, k, v)
+    attend.shared = None
+    assert torch.equal(attend(1, q, k, v), together)

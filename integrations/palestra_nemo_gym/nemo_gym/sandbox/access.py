@@ -1,8 +1,10 @@
 """A sandbox that somebody else owns, as it is passed on."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from nemo_gym.json_types import JsonObject
 
 
 class DirectSandboxConnection(BaseModel):
@@ -11,7 +13,7 @@ class DirectSandboxConnection(BaseModel):
     kind: Literal["direct"] = "direct"
     provider_config_ref: str
     """A top-level block of the config."""
-    descriptor: dict[str, Any]
+    descriptor: JsonObject
     """From `AsyncSandbox.serialize`."""
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import TimeoutError as TooLate
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from nemo_gym.json_types import JsonMapping, JsonObject
 from nemo_gym.sandbox.providers import (
     ConnectableProvider,
     SandboxEndpoint,
@@ -33,7 +34,7 @@ EXEC_S = 180.0
 class AsyncSandbox:
     """Started once, stopped once."""
 
-    def __init__(self, provider: Mapping[str, Any] | SandboxProvider, spec: SandboxSpec | None = None) -> None:
+    def __init__(self, provider: JsonMapping | SandboxProvider, spec: SandboxSpec | None = None) -> None:
         self._provider = create_provider(provider) if isinstance(provider, Mapping) else provider
         self._spec = spec
         self._handle: SandboxHandle | None = None
@@ -48,7 +49,7 @@ class AsyncSandbox:
         self._handle, self._spec = await self._provider.create(wanted), wanted
         try:
             await self._upload_texts(wanted.files)
-        except BaseException:
+        except BaseException:  # cancelled, too: it must not be left running
             await self.stop()
             raise
         return self
@@ -60,26 +61,26 @@ class AsyncSandbox:
         await self.start(spec)
         try:
             await setup(self)
-        except BaseException:
+        except BaseException:  # cancelled, too: it must not be left running
             await self.stop()
             raise
         return self
 
-    async def serialize(self, *, scope: str | None = None) -> dict[str, Any]:
+    async def serialize(self, *, scope: str | None = None) -> JsonObject:
         """For `connect`, in this or another process."""
         found = await _connectable(self._provider).serialize_handle(self._started(), scope=scope)
         spec = self._spec or SandboxSpec()
         return {"workdir": spec.workdir, **found, **({"ports": list(spec.ports)} if spec.ports else {})}
 
     @classmethod
-    async def connect(cls, descriptor: Mapping[str, Any], *, provider: SandboxProvider) -> AsyncSandbox:
+    async def connect(cls, descriptor: JsonMapping, *, provider: SandboxProvider) -> AsyncSandbox:
         spec = SandboxSpec(workdir=descriptor.get("workdir"), ports=tuple(descriptor.get("ports") or ()))
         made = cls(provider, spec)
         made._handle = await _connectable(provider).connect(descriptor)
         return made
 
     async def endpoint(self, port: int) -> SandboxEndpoint:
-        """Of a service at one of the ports that the spec names."""
+        """The address of a service at one of the ports that the spec names."""
         if self._spec is None or port not in self._spec.ports:
             raise ValueError(f"port {port} is not one of the sandbox's: SandboxSpec(ports=…)")
         if not isinstance(self._provider, SupportsSandboxEndpoint):
@@ -147,7 +148,7 @@ def _connectable(provider: Any) -> ConnectableProvider:
 class Sandbox:
     """The same, blocking: it has a loop in a thread of its own."""
 
-    def __init__(self, provider: Mapping[str, Any] | SandboxProvider, spec: SandboxSpec | None = None) -> None:
+    def __init__(self, provider: JsonMapping | SandboxProvider, spec: SandboxSpec | None = None) -> None:
         self._sandbox = AsyncSandbox(provider, spec)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sandbox", daemon=True)

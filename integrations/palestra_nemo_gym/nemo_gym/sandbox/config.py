@@ -6,16 +6,17 @@ Owns: finding the block, telling the provider in it from its metadata. Never tou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from nemo_gym.json_types import JsonMapping, JsonObject
 
 METADATA = "default_metadata"
 
 
 def resolve_provider_config(
-    sandbox_provider: str | Mapping[str, Any], named_configs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    sandbox_provider: str | JsonMapping, named_configs: JsonMapping | None = None
+) -> JsonObject:
     """`{name: settings}`. Raises ValueError where it is not one provider."""
     block = {name: value for name, value in _block(sandbox_provider, named_configs).items() if name != METADATA}
     if len(block) != 1:
@@ -24,15 +25,15 @@ def resolve_provider_config(
 
 
 def resolve_provider_metadata(
-    sandbox_provider: str | Mapping[str, Any], named_configs: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    sandbox_provider: str | JsonMapping, named_configs: JsonMapping | None = None
+) -> JsonObject:
     found = _block(sandbox_provider, named_configs).get(METADATA) or {}
     if not isinstance(found, Mapping):
         raise ValueError(f"sandbox_provider={sandbox_provider!r}: {METADATA} should be a mapping, is {found!r}")
     return dict(found)
 
 
-def _block(provider: str | Mapping[str, Any], named_configs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _block(provider: str | JsonMapping, named_configs: JsonMapping | None) -> JsonObject:
     if isinstance(provider, str):
         found = (named_configs or {}).get(provider)
         if found is None:

@@ -6,7 +6,6 @@ Owns: one instance, which verifier judges it. Never touches: other processes, bu
 from __future__ import annotations
 
 import json
-from typing import Any
 from weakref import WeakSet
 
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
@@ -19,6 +18,7 @@ from palestra.environments.platform import Instance, PlatformError, PlatformTask
 from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.verifiers import Limits, run_verifier
 from palestra.environments.platform.verifiers.source import verifier_source
+from palestra.util.json_types import JsonObject
 
 _live: WeakSet[EmbeddedBackend] = WeakSet()
 
@@ -52,7 +52,7 @@ class EmbeddedBackend:
     async def list_tools(self) -> list[ToolSpec]:
         return self._opened.app.openai_tools()
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         result = self._opened.call(name, arguments)
         return ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
 

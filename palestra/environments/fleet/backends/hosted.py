@@ -20,6 +20,7 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
 from palestra.environments.platform.verifiers import Execution, score_of
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class HostedBackend:
         try:
             async with asyncio.timeout(RESET_S):
                 await self._env.reset()
-        except Exception as e:
+        except Exception as e:  # the SDK's errors have no common class; the episode goes on
             log.warning("instance %s was not reset: %s", self._env.instance_id, words(e))
 
     async def list_tools(self) -> list[ToolSpec]:
@@ -67,7 +68,7 @@ class HostedBackend:
                 await connection.open()
                 self._connections.append(connection)
                 tools = await connection.list_tools()
-            except Exception as e:
+            except Exception as e:  # whatever is wrong with one endpoint, another may do
                 problems.append(words(e))
                 continue
             for tool in tools:
@@ -79,14 +80,14 @@ class HostedBackend:
             raise BackendError(f"instance {self._env.instance_id} has no tools to offer: {'; '.join(problems)}")
         return found
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         owner = self._owners.get(name)
         if owner is None:
             return ToolAnswer(None, f"there is no tool {name!r}; use {', '.join(self._owners)}")
         return await owner.call_tool(name, arguments)
 
     async def verify(self, attempt: Attempt) -> Grade:
-        given: dict[str, Any] = {} if attempt.answer is None else {"final_answer": attempt.answer}
+        given: JsonObject = {} if attempt.answer is None else {"final_answer": attempt.answer}
         if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
             given["conversation"] = list(attempt.conversation)
         grade = Grade(score=None, error="the verifier was not run")
@@ -104,13 +105,13 @@ class HostedBackend:
         if env is not None:
             try:
                 await env.close()
-            except Exception as e:
+            except Exception as e:  # closing must not hide how the episode ended
                 log.warning("instance %s was not deleted, and ends with its time: %s", env.instance_id, words(e))
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet._httpx_client.aclose()  # the SDK has no way of its own to let go of its connections
 
-    async def _made(self) -> Any:
+    async def _made(self) -> object:
         task, delays_s = self._task, iter(MAKE_DELAYS_S)
         while True:
             try:
@@ -121,14 +122,14 @@ class HostedBackend:
                     image_type="mcp" if task.task_modality == COMPUTER else None,
                     ttl_seconds=self._settings.ttl_seconds,
                 )
-            except Exception as e:
+            except Exception as e:  # the SDK's errors have no common class
                 is_passing = any(word in str(e).lower() for word in PASSING)
                 delay_s = next(delays_s, None) if is_passing else None
                 if delay_s is None:
                     raise BackendError(f"Fleet made no instance of {task.env_key}: {words(e)}") from e
                 await asyncio.sleep(delay_s)
 
-    async def _verdict(self, given: dict[str, Any]) -> Grade:
+    async def _verdict(self, given: JsonObject) -> Grade:
         from fleet._async.tasks import Task  # pyright: ignore[reportMissingImports]
 
         task = self._task
@@ -145,7 +146,7 @@ class HostedBackend:
         )
         try:
             found = await asked.verify_detailed_async(self._env, **given)
-        except Exception as e:
+        except Exception as e:  # whatever breaks there, the grade is unknown
             return Grade(score=None, error=words(e))
         return judged(found)
 

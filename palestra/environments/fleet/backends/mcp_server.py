@@ -25,6 +25,7 @@ from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.platform.verifiers import score_of
+from palestra.util.json_types import JsonObject
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +34,10 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     task: FleetTask
     answer: str | None
-    conversation: Sequence[dict[str, Any]]
-    calls: Sequence[tuple[str, dict[str, Any], ToolAnswer]]
+    conversation: Sequence[JsonObject]
+    calls: Sequence[tuple[str, JsonObject, ToolAnswer]]
     """Tool, arguments and what came of it, of the whole episode."""
-    call_tool: Callable[[str, dict[str, Any]], Awaitable[ToolAnswer]]
+    call_tool: Callable[[str, JsonObject], Awaitable[ToolAnswer]]
     """To look at the server's state."""
 
 
@@ -66,7 +67,7 @@ class McpBackend:
             env=given.env,
         )
         self._connection = McpConnection(address, settings.request_timeout_s)
-        self._calls: list[tuple[str, dict[str, Any], ToolAnswer]] = []
+        self._calls: list[tuple[str, JsonObject, ToolAnswer]] = []
 
     async def create(self) -> None:
         await self._connection.open()
@@ -74,7 +75,7 @@ class McpBackend:
     async def list_tools(self) -> list[ToolSpec]:
         return await self._connection.list_tools()
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         answer = await self._connection.call_tool(name, arguments)
         self._calls.append((name, arguments, answer))
         return answer

@@ -22,6 +22,7 @@ from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.util.json_types import JsonObject
 
 MAX_FRAME = 100 * 1024 * 1024  # as OpenEnv's own client
 MISTAKES = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
@@ -30,8 +31,8 @@ MISTAKES = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
 
 class OpenEnvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str
-    reset: dict[str, Any] = {}
-    finish: dict[str, Any] | None = None
+    reset: JsonObject = {}
+    finish: JsonObject | None = None
     headers: dict[str, str] = {}
 
 
@@ -59,7 +60,7 @@ class OpenEnvBackend:
             self._socket = await connect(
                 address, additional_headers=headers, max_size=MAX_FRAME, open_timeout=self._timeout_s, proxy=None
             )
-        except Exception as e:
+        except Exception as e:  # of DNS, TLS, HTTP or WebSockets
             raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
         told = await self._asked("reset", self._filled(self._given.reset, None))
         if "error" in told:
@@ -70,7 +71,7 @@ class OpenEnvBackend:
         tools = told.get("observation", {}).get("tools") or []
         return [openai_tool(t["name"], t.get("description"), t.get("input_schema")) for t in tools]
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         told = await self._asked("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
         if "error" in told:
             return ToolAnswer(None, str(told["error"]))
@@ -96,12 +97,12 @@ class OpenEnvBackend:
         if socket is not None:
             await socket.close()  # the server ends the episode with the connection
 
-    def _filled(self, action: dict[str, Any], answer: str | None) -> dict[str, Any]:
+    def _filled(self, action: JsonObject, answer: str | None) -> JsonObject:
         known = {"{task_key}": self._task.task_key, "{data_key}": self._task.data_key, "{answer}": answer}
         filled = {key: known.get(value, value) if isinstance(value, str) else value for key, value in action.items()}
         return {key: value for key, value in filled.items() if value is not None or action[key] is None}
 
-    async def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _asked(self, kind: str, data: JsonObject) -> JsonObject:
         """What was told; `{"error": text}` where the server did not like the action."""
         if self._socket is None or self._is_waiting:
             raise BackendError("there is no connection to the OpenEnv server, or an answer that was not waited for")
@@ -109,7 +110,7 @@ class OpenEnvBackend:
         try:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             frame: Any = json.loads(await self._socket.recv())
-        except Exception as e:
+        except Exception as e:  # of the socket, or JSON that is none
             raise BackendError(f"the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
         self._is_waiting = False
         told = frame.get("data") or {}
@@ -120,7 +121,7 @@ class OpenEnvBackend:
         return {"error": told.get("message") or told["code"]}
 
 
-def _tool_answer(result: Any) -> ToolAnswer:
+def _tool_answer(result: object) -> ToolAnswer:
     """Plain data, or a result of MCP's, in either spelling."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return ToolAnswer(result)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from palestra.environments.calls import words
 from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
@@ -20,6 +20,7 @@ from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
 from palestra.environments.platform import PlatformError
 from palestra.environments.platform.verifiers import Execution
 from palestra.environments.platform.verifiers.source import verifier_source
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +39,7 @@ class RemoteBackend:
         self._task, self._settings = task, settings
         self._base_url = base_url.rstrip("/")
         self._http: httpx.AsyncClient | None = None
-        self._instance: dict[str, Any] | None = None
+        self._instance: JsonObject | None = None
 
     async def create(self) -> None:
         try:
@@ -65,7 +66,7 @@ class RemoteBackend:
         found = await self._mcp("tools/list", {})
         return [openai_tool(tool["name"], tool.get("description"), tool.get("inputSchema")) for tool in found["tools"]]
 
-    async def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         return answer_of(await self._mcp("tools/call", {"name": name, "arguments": arguments}))
 
     async def verify(self, attempt: Attempt) -> Grade:
@@ -90,13 +91,13 @@ class RemoteBackend:
         try:
             if instance is not None:
                 await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
-        except Exception as e:
+        except Exception as e:  # closing must not hide how the episode ended
             log.warning("an instance at %s was not deleted, and ends with its time: %s", self._base_url, words(e))
         finally:
             await http.aclose()
 
     @property
-    def _opened(self) -> dict[str, Any]:
+    def _opened(self) -> JsonObject:
         if self._instance is None:
             raise BackendError("there is no instance: it was not created")
         return self._instance
@@ -117,7 +118,7 @@ class RemoteBackend:
         found = await self._sent("GET", f"{self._base_url}/v1/runner-auth/token")
         return {"X-Runner-Token": found["token"]}
 
-    async def _mcp(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _mcp(self, method: str, params: JsonObject) -> JsonObject:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         found = await self._sent("POST", f"{self._opened['urls']['root']}mcp", message)
         if "result" not in found:
@@ -125,14 +126,14 @@ class RemoteBackend:
         return found["result"]
 
     async def _sent(
-        self, method: str, url: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
-    ) -> dict[str, Any]:
+        self, method: str, url: str, body: JsonObject | None = None, headers: dict[str, str] | None = None
+    ) -> JsonObject:
         """Raises BackendError for whatever is no answer."""
         assert self._http is not None
         try:
             answer = await self._http.request(method, url, json=body, headers=headers)
             found = answer.json() if answer.is_success else None
-        except Exception as e:
+        except Exception as e:  # of the connection, or JSON that is none
             raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e
         if not isinstance(found, dict):
             raise BackendError(f"the platform at {self._base_url} answered {answer.status_code}: {answer.text[:SHOWN]}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -17,10 +16,11 @@ from palestra.environments.platform.app import App, Size
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 SCHEMA = "CREATE TABLE notes (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);"
 
-CONTACT: dict[str, Any] = {
+CONTACT: JsonObject = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
     "$defs": {
@@ -52,13 +52,13 @@ def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapp
 
 
 @tool()
-def test_simple_text(desk: Desk) -> dict[str, Any]:
+def test_simple_text(desk: Desk) -> JsonObject:
     """Say something."""
     return {"text": "This is a simple text response for testing."}
 
 
 @tool()
-def test_error_handling(desk: Desk) -> dict[str, Any]:
+def test_error_handling(desk: Desk) -> JsonObject:
     """Fail, always."""
     raise ToolError("intended", "This tool intentionally returns an error for testing")
 
@@ -66,7 +66,7 @@ def test_error_handling(desk: Desk) -> dict[str, Any]:
 @tool()
 def json_schema_2020_12_tool(
     desk: Desk, name: str, address: dict[str, str] | None = None, phone: str | None = None, email: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Take a contact, described by a rich schema."""
     return {"name": name, "address": address, "phone": phone, "email": email}
 

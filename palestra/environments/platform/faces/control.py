@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -25,6 +24,7 @@ from palestra.environments.platform.pool_records import DuplicateRequest, LimitR
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
 from palestra.environments.platform.tasks import WORLDS, make_task
+from palestra.util.json_types import JsonObject
 
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
@@ -44,7 +44,7 @@ class InstanceRequest(msgspec.Struct, kw_only=True):
     p_error: float | None = None
     avg_latency: float | None = None
     run_id: str | None = None
-    env_variables: dict[str, Any] | None = None
+    env_variables: JsonObject | None = None
     image_type: str | None = None
     ttl_seconds: float | None = None
     heartbeat_interval: float | None = None
@@ -80,16 +80,16 @@ class ControlPlane:
 
     # Environments
 
-    def environments(self, asked: Asked) -> Any:
+    def environments(self, asked: Asked) -> object:
         return [wire.environment(app) for app in APPS.values()]
 
-    def environment(self, asked: Asked) -> Any:
+    def environment(self, asked: Asked) -> object:
         return wire.environment(_app(asked.name))
 
-    def regions(self, asked: Asked) -> Any:
+    def regions(self, asked: Asked) -> object:
         return [wire.REGION]
 
-    def account(self, asked: Asked) -> Any:
+    def account(self, asked: Asked) -> object:
         usage = self.pool.usage()
         return {
             "team_id": asked.team,
@@ -99,12 +99,12 @@ class ControlPlane:
             "memory": {"resident": usage.resident, "resident_bytes": usage.resident_bytes, "spilled": usage.spilled},
         }
 
-    def runner_token(self, asked: Asked) -> Any:
+    def runner_token(self, asked: Asked) -> object:
         return {"token": self._door.runner_token(asked.team)}
 
     # Instances
 
-    def make(self, asked: Asked) -> Any:
+    def make(self, asked: Asked) -> object:
         wanted = wanted_of(asked.body)
         try:
             record = self.pool.create(asked.team, wanted, asked.request_id)
@@ -115,11 +115,11 @@ class ControlPlane:
             raise Refusal(409, told) from None
         return self._shown(record, asked)
 
-    def _shown(self, record: Record, asked: Asked) -> dict[str, Any]:
+    def _shown(self, record: Record, asked: Asked) -> JsonObject:
         is_world = bool(app_of(record.wanted.app).parts)
         return wire.instance(record, asked.base_url, self._door.login(record.id) if is_world else "")
 
-    def instances(self, asked: Asked) -> Any:
+    def instances(self, asked: Asked) -> object:
         _check_profile(asked)
         status, run_id = asked.one("status"), asked.one("run_id")
         found = (
@@ -130,13 +130,13 @@ class ControlPlane:
         )
         return [self._shown(record, asked) for record in found]
 
-    def instance(self, asked: Asked) -> Any:
+    def instance(self, asked: Asked) -> object:
         return self._shown(self.pool.record(asked.name, asked.team), asked)
 
-    def close(self, asked: Asked) -> Any:
+    def close(self, asked: Asked) -> object:
         return self._shown(self.pool.close(asked.name, asked.team), asked)
 
-    def close_all(self, asked: Asked) -> Any:
+    def close_all(self, asked: Asked) -> object:
         """Closes the instances of a run, or with `profile_id=self` all of the team's."""
         run_id = asked.one("run_id")
         if run_id is None and not _check_profile(asked):
@@ -147,7 +147,7 @@ class ControlPlane:
         found = [record for record in alive if run_id is None or record.wanted.run_id == run_id]
         return [self._shown(self.pool.close(record.id, asked.team), asked) for record in found]
 
-    def heartbeat(self, asked: Asked) -> Any:
+    def heartbeat(self, asked: Asked) -> object:
         record = self.pool.beat(asked.name, asked.team)
         beats = None if record.wanted.heartbeat_s is None else int(record.wanted.heartbeat_s)
         return {
@@ -158,7 +158,7 @@ class ControlPlane:
             "interval_seconds": beats,
         }
 
-    def runs(self, asked: Asked) -> Any:
+    def runs(self, asked: Asked) -> object:
         _check_profile(asked)
         runs: dict[str, list[Record]] = {}
         for record in self.pool.records(asked.team):
@@ -169,7 +169,7 @@ class ControlPlane:
 
     # Tasks
 
-    def tasks(self, asked: Asked) -> Any:
+    def tasks(self, asked: Asked) -> object:
         """Those with the keys that are named, or a page of all that are listed."""
         keys, env_key, data_id = asked.query.getlist("task_keys"), asked.one("env_key"), asked.one("data_id")
         apps = [_app(env_key)] if env_key else list(APPS.values())
@@ -179,12 +179,12 @@ class ControlPlane:
         told = [wire.task(one, asked.team, self._source_of(one)) for one in made]
         return {"tasks": told, "total": len(told) if keys or data_id else listed}
 
-    def task(self, asked: Asked) -> Any:
+    def task(self, asked: Asked) -> object:
         one = make_task(asked.name)
         source = self._source_of(one)
         return {**wire.task(one, asked.team, source), "verifier": wire.verifier(str(one.key), source)}
 
-    def keep_task(self, asked: Asked) -> Any:
+    def keep_task(self, asked: Asked) -> object:
         raise Refusal(400, "tasks come from their keys here and cannot be changed; put your own into a tasks file")
 
 
@@ -225,7 +225,7 @@ def wanted_of(body: bytes) -> Wanted:
     )
 
 
-def _variables(given: dict[str, Any], today: str) -> dict[str, str]:
+def _variables(given: JsonObject, today: str) -> dict[str, str]:
     found = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in given.items()
     }
@@ -251,7 +251,7 @@ def _app(key: str) -> App:
         raise Refusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}") from None
 
 
-def _limit(error: LimitReached) -> dict[str, Any]:
+def _limit(error: LimitReached) -> JsonObject:
     return {
         "error_type": "instance_limit_exceeded",
         "message": f"instance limit reached: {error}",
@@ -260,7 +260,7 @@ def _limit(error: LimitReached) -> dict[str, Any]:
     }
 
 
-def _run(run_id: str, records: list[Record]) -> dict[str, Any]:
+def _run(run_id: str, records: list[Record]) -> JsonObject:
     return {
         "run_id": run_id,
         "running_count": sum(not record.is_over for record in records),

@@ -15,12 +15,12 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
 from palestra.environments.platform.pool_records import Record
+from palestra.util.json_types import JsonObject
 
 LOCAL_TEAM = "local"
 
@@ -28,7 +28,7 @@ LOCAL_TEAM = "local"
 class Refusal(Exception):
     """An answer that is not what was asked for; `detail` as Fleet's SDK reads it."""
 
-    def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
+    def __init__(self, status: int, detail: str | JsonObject) -> None:
         super().__init__(str(detail))
         self.status, self.detail = status, detail
 

@@ -19,6 +19,7 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.door import Door, Refusal
 from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
 from palestra.net.bodies import BodyReader
+from palestra.util.json_types import JsonObject
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
@@ -31,7 +32,7 @@ class JsonBytes(Response):
     media_type = "application/json"
 
 
-def json_answer(content: Any, status: int = 200) -> JsonBytes:
+def json_answer(content: object, status: int = 200) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(content), status)
 
 
@@ -53,7 +54,7 @@ def read_as(body: bytes, kind: type[T], problem: str = "the body is not JSON tha
         raise Refusal(400, f"{problem}: {e}") from None
 
 
-def object_of(body: bytes) -> dict[str, Any]:
+def object_of(body: bytes) -> JsonObject:
     """An empty one is an object without fields."""
     found = read_as(body or b"{}", object)
     if found is None:

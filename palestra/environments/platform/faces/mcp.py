@@ -25,6 +25,7 @@ from palestra.net.mcp import (
     error_answer,
     read_message,
 )
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def mcp_answer(app: Toolset, call: ToolCall, headers: Headers | None, body: byte
 
 
 def message_answer(
-    app: Toolset, call: ToolCall, headers: Headers | None, message: dict[str, Any], statuses: Mapping[int, int] = STATUS
+    app: Toolset, call: ToolCall, headers: Headers | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
 ) -> Answer:
     begun = begin(app, headers, message, statuses)
     if not isinstance(begun, ToolRequest):

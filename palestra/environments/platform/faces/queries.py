@@ -16,6 +16,7 @@ from typing import Any
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.verifiers.sandbox.memory import part_of
+from palestra.util.json_types import JsonObject
 
 MAX_COPIES = 64  # of instances that were looked at last
 MAX_ROWS = 100_000
@@ -66,12 +67,12 @@ class Copies:
         return made
 
 
-def read(copy: sqlite3.Connection, query: str, args: object) -> dict[str, Any]:
+def read(copy: sqlite3.Connection, query: str, args: object) -> JsonObject:
     with _limited(copy):
         return _told(copy, query, args)
 
 
-def write(instance: Instance, query: str, args: object) -> dict[str, Any]:
+def write(instance: Instance, query: str, args: object) -> JsonObject:
     """On the instance itself: it counts as a change like any other."""
     with instance.transaction() as connection:
         connection.set_authorizer(_writing(instance))
@@ -96,7 +97,7 @@ def _limited(connection: sqlite3.Connection) -> Iterator[None]:
             connection.setlimit(limit, value)
 
 
-def _told(connection: sqlite3.Connection, query: str, args: object) -> dict[str, Any]:
+def _told(connection: sqlite3.Connection, query: str, args: object) -> JsonObject:
     until = time.monotonic() + MAX_QUERY_S
     connection.set_progress_handler(lambda: time.monotonic() > until, LOOK_EVERY)
     try:
@@ -158,8 +159,8 @@ def _writing(instance: Instance) -> Authorizer:
     return authorizer
 
 
-def describe(copy: sqlite3.Connection) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def describe(copy: sqlite3.Connection) -> list[JsonObject]:
+    found: list[JsonObject] = []
     for name, sql in copy.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*' ORDER BY name"
     ).fetchall():
@@ -168,13 +169,13 @@ def describe(copy: sqlite3.Connection) -> list[dict[str, Any]]:
     return found
 
 
-def _column(_place: int, name: str, kind: str, notnull: int, default: Any, key: int) -> dict[str, Any]:
+def _column(_place: int, name: str, kind: str, notnull: int, default: object, key: int) -> JsonObject:
     """`pk` beside `primary_key`: the SDK reads both."""
     told = {"name": name, "type": kind, "notnull": bool(notnull), "default_value": default}
     return {**told, "primary_key": key > 0, "pk": key}
 
 
-def structured_diff(instance: Instance, ignore: dict[str, Any], part: str = "") -> dict[str, Any]:
+def structured_diff(instance: Instance, ignore: JsonObject, part: str = "") -> JsonObject:
     """By table, as Fleet's runner tells it; tables where nothing happened are not named. `part`: as in `Copies`."""
     tables, fields = set(ignore.get("tables") or ()), set(ignore.get("fields") or ())
     table_fields = ignore.get("table_fields") or {}
@@ -182,7 +183,7 @@ def structured_diff(instance: Instance, ignore: dict[str, Any], part: str = "") 
     seen = {table.name: table.name.removeprefix(prefix) for table in tables_of(instance.connection)}
     keys = {table.name: table.key for table in tables_of(instance.connection)}
     ignored = {name: fields | set(table_fields.get(seen[name]) or ()) for name in keys}
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for change in changes(instance.connection, ignored):
         name = seen[change.table]
         if change.table.startswith(prefix) and name not in tables:
@@ -190,12 +191,12 @@ def structured_diff(instance: Instance, ignore: dict[str, Any], part: str = "") 
     return found
 
 
-def _table(name: str, key: tuple[str, ...]) -> dict[str, Any]:
-    lists: dict[str, Any] = {"added_rows": [], "removed_rows": [], "modified_rows": []}
+def _table(name: str, key: tuple[str, ...]) -> JsonObject:
+    lists: JsonObject = {"added_rows": [], "removed_rows": [], "modified_rows": []}
     return {"table_name": name, "primary_key": list(key), **lists, "unchanged_count": 0, "total_changes": 0}
 
 
-def _add(table: dict[str, Any], change: Change) -> None:
+def _add(table: JsonObject, change: Change) -> None:
     row_id = change.key[0] if len(change.key) == 1 else list(change.key)
     table["total_changes"] += 1
     match change.kind:

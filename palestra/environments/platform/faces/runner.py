@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from palestra.environments.platform.faces.door import Refusal
 from palestra.environments.platform.faces.http import object_of
@@ -18,6 +17,7 @@ from palestra.environments.platform.faces.queries import Copies, describe, read,
 from palestra.environments.platform.faces.verifying import Verifying
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
+from palestra.util.json_types import JsonObject
 
 RESOURCES = [
     {"name": "seed", "type": "sqlite", "mode": "ro", "label": "as it was"},
@@ -40,21 +40,21 @@ class Runner:
         self.pool, self._verifying = pool, verifying
         self._copies = Copies()
 
-    def resources(self, asked: RunnerRequest) -> Any:
+    def resources(self, asked: RunnerRequest) -> object:
         with self._used(asked):
             return [{**one, "mode": "ro"} for one in RESOURCES] if asked.part else RESOURCES
 
-    def health(self, asked: RunnerRequest) -> Any:
+    def health(self, asked: RunnerRequest) -> object:
         with self._used(asked):
             now = datetime.now(UTC).isoformat()
             return {"status": "healthy", "timestamp": now, "service": "palestra-platform"}
 
-    def describe(self, asked: RunnerRequest) -> Any:
+    def describe(self, asked: RunnerRequest) -> object:
         with self._used(asked) as instance:
             tables = describe(self._copy(asked, instance))
         return {"success": True, "resource_name": asked.resource, "tables": tables, "message": f"{len(tables)} tables"}
 
-    def query(self, asked: RunnerRequest) -> Any:
+    def query(self, asked: RunnerRequest) -> object:
         given = object_of(asked.body)
         query, args = given.get("query"), given.get("args")
         if not isinstance(query, str):
@@ -68,13 +68,13 @@ class Runner:
                 raise Refusal(400, "the seed cannot be written: use current")
             return write(instance, query, args)
 
-    def diff(self, asked: RunnerRequest) -> Any:
+    def diff(self, asked: RunnerRequest) -> object:
         ignore = _ignored(object_of(asked.body))
         with self._used(asked) as instance:
             found = structured_diff(instance, ignore, asked.part)
         return {"success": True, "diff": found, "message": "since the seed"}
 
-    def reset(self, asked: RunnerRequest) -> Any:
+    def reset(self, asked: RunnerRequest) -> object:
         """To the seed, or to another of the same size by its number."""
         _check_whole(asked)
         given = object_of(asked.body)
@@ -88,7 +88,7 @@ class Runner:
         self.pool.replace(asked.instance_id, f"{seed.size}-{number}")
         return {"success": True, "message": f"reset to {seed.size}-{number}"}
 
-    async def execute_verifier(self, asked: RunnerRequest) -> Any:
+    async def execute_verifier(self, asked: RunnerRequest) -> object:
         _check_whole(asked)
         return await self._verifying.execute_function(asked.instance_id, asked.body)
 
@@ -112,7 +112,7 @@ def _check_whole(asked: RunnerRequest) -> None:
         raise Refusal(400, f"this is not for {asked.part[:100]!r}, one app of a world: ask its instance")
 
 
-def _ignored(asked: dict[str, Any]) -> dict[str, Any]:
+def _ignored(asked: JsonObject) -> JsonObject:
     found = asked.get("ignore_config") or {}
     lists = [found.get("tables") or [], found.get("fields") or []] if isinstance(found, dict) else [None]
     by_table = (found.get("table_fields") or {}) if isinstance(found, dict) else None

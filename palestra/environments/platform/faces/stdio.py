@@ -7,14 +7,14 @@ protocol (`mcp.py`), how a verdict comes about.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.catalog import APPS, app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.mcp import mcp_answer
+from palestra.environments.platform.golden import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import PlatformTask
@@ -51,7 +51,7 @@ class StdioWorld:
         about = f"{self.instance.app.instructions} In this world today is {day}, and you are {name}."
         return about if self.task is None else f"{about}\n\nThe task: {self.task.prompt}"
 
-    def call(self, name: str, arguments: Any) -> ToolResult:
+    def call(self, name: str, arguments: object) -> ToolResult:
         if self._is_over:
             return _refused(OVER)
         if name != ANSWER_TOOL or not self._is_answered:

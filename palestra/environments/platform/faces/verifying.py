@@ -34,6 +34,7 @@ from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import verify
 from palestra.environments.platform.verifiers import Limits, run_verifier
+from palestra.util.json_types import JsonObject
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
@@ -79,17 +80,17 @@ class Verifying:
         self._room = asyncio.Semaphore(os.cpu_count() or 1)
         """Processes at a time."""
 
-    def check(self, asked: Asked) -> Any:
+    def check(self, asked: Asked) -> object:
         return {"success": (asked.team, asked.one("sha256") or "") in self._sources}
 
-    def source(self, asked: Asked) -> Any:
+    def source(self, asked: Asked) -> object:
         key = asked.name.removeprefix(wire.VERIFIER_PREFIX)
         task = _task(key)
         if task is None:
             raise Refusal(400, f"there is no verifier {asked.name[:100]!r}")
         return wire.verifier(key, self._source_of(task))
 
-    async def execute(self, asked: Asked) -> Any:
+    async def execute(self, asked: Asked) -> object:
         request = read_as(asked.body, ExecuteRequest, "this is no request to verify something")
         self.pool.record(instance_id := _instance_id(request), asked.team)
         began = time.perf_counter()
@@ -101,7 +102,7 @@ class Verifying:
         spent = {"execution_time_ms": round((time.perf_counter() - began) * 1000), "bundle_cache_hit": is_known}
         return {**told, **spent, "key": request.key, "execution_id": secrets.token_hex(8)}
 
-    async def execute_function(self, instance_id: str, body: bytes) -> Any:
+    async def execute_function(self, instance_id: str, body: bytes) -> object:
         """At an instance's runner."""
         request = read_as(body, FunctionRequest, "this is no verifier")
         try:
@@ -114,7 +115,7 @@ class Verifying:
         found = {name: told[name] for name in ("success", "result", "stdout")}
         return {**found, "error": error, "message": error or "verified"}
 
-    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> dict[str, Any]:
+    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> JsonObject:
         given = _given(request.args)
         source = self._source(request, team)
         own = await asyncio.to_thread(_task, request.key or "")
@@ -139,7 +140,7 @@ class Verifying:
         ours = self._source_of(task)
         return sha256 == wire.sha_of(ours) if source is None else source.strip() == ours.strip()
 
-    def _own(self, task: PlatformTask, instance_id: str, given: Given) -> dict[str, Any]:
+    def _own(self, task: PlatformTask, instance_id: str, given: Given) -> JsonObject:
         with self.pool.use(instance_id) as instance:
             if (instance.app.key, instance.seed.key) != (task.app.key, task.seed.key):
                 raise CannotVerify(
@@ -152,7 +153,7 @@ class Verifying:
         printed += _accumulator("ERROR", verdict.missed) + _accumulator("SUCCESS", verdict.met)
         return {"success": verdict.score is not None, "result": verdict.score, "stdout": printed, "error": None}
 
-    async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> dict[str, Any]:
+    async def _foreign(self, instance_id: str, source: str, given: Given, timeout_s: float | None) -> JsonObject:
         with self.pool.use(instance_id) as instance:
             seed, current = instance.seed.data, instance.snapshot()
         if timeout_s is not None and not timeout_s > 0:
@@ -201,7 +202,7 @@ def _check_first(source: str, name: str | None) -> None:
 class _PlainData(pickle.Unpickler):
     """Numbers, texts, lists and the like. A pickle that names anything of Python's is refused unread."""
 
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
+    def find_class(self, module_name: str, global_name: str, /) -> object:
         raise pickle.UnpicklingError(f"it holds a {module_name}.{global_name}, and may hold plain data only")
 
 
@@ -215,14 +216,14 @@ def _given(args: str | None) -> Given:
         kwargs = json.loads(json.dumps(found["kwargs"]))
         given = msgspec.convert(kwargs, Given)
         others = [*found["args"][1:-1], *(set(kwargs) - set(Given.__struct_fields__))]
-    except Exception as e:
+    except Exception as e:  # a stranger's pickle may raise anything
         raise CannotVerify(f"the arguments cannot be read: {e}") from None
     if others:
         raise CannotVerify("a verifier is given final_answer and conversation here, nothing else")
     return given
 
 
-def _check_size(value: Any) -> None:
+def _check_size(value: object) -> None:
     """A small pickle that names a list twice, that one, too, and so on, is endless when it is written out."""
     room, waiting = MAX_ARGUMENTS, [value]
     while waiting:
@@ -234,7 +235,7 @@ def _check_size(value: Any) -> None:
         waiting += inside
 
 
-def _failed(kind: str, message: str) -> dict[str, Any]:
+def _failed(kind: str, message: str) -> JsonObject:
     error = {"type": kind, "message": message, "traceback": ""}
     return {"success": False, "result": None, "stdout": "", "error": error}
 

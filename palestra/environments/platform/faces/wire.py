@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from typing import Any
 
 from palestra.environments.platform.app import App
 from palestra.environments.platform.pool_records import Record
 from palestra.environments.platform.task_records import PlatformTask
+from palestra.util.json_types import JsonObject
 
 REGION = "local"
 TASKS_MADE_AT = "2026-01-01T00:00:00+00:00"
@@ -23,7 +23,7 @@ def time_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def environment(app: App) -> dict[str, Any]:
+def environment(app: App) -> JsonObject:
     return {
         "env_key": app.key,
         "name": app.title,
@@ -33,7 +33,7 @@ def environment(app: App) -> dict[str, Any]:
     }
 
 
-def instance(record: Record, base_url: str, login: str = "") -> dict[str, Any]:
+def instance(record: Record, base_url: str, login: str = "") -> JsonObject:
     """`login`: for the address of its runner."""
     wanted = record.wanted
     return {
@@ -68,7 +68,7 @@ def warnings(record: Record) -> list[str]:
     return [f"ttl_seconds {asked_s:.0f} is more than an instance lives here: it was cut to {record.ttl_s:.0f}"]
 
 
-def urls(root: str, login: str = "") -> dict[str, Any]:
+def urls(root: str, login: str = "") -> JsonObject:
     """The root ends with a slash: the SDK adds `mcp` to it. Of the runner's address its `env.app(name)` keeps only what
     is before the path: there a login says which instance is meant."""
     scheme, _, rest = f"{root}api/v1/env".partition("://")
@@ -90,7 +90,7 @@ def urls(root: str, login: str = "") -> dict[str, Any]:
     }
 
 
-def task(one: PlatformTask, team: str, source: str) -> dict[str, Any]:
+def task(one: PlatformTask, team: str, source: str) -> JsonObject:
     key = str(one.key)
     return {
         "key": key,
@@ -108,7 +108,7 @@ def task(one: PlatformTask, team: str, source: str) -> dict[str, Any]:
     }
 
 
-def verifier(key: str, source: str) -> dict[str, Any]:
+def verifier(key: str, source: str) -> JsonObject:
     return {
         "verifier_id": f"{VERIFIER_PREFIX}{key}",
         "key": key,

@@ -17,6 +17,7 @@ from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.expectations import FREE, Deleted, Expected, Inserted, Text, Updated
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verifiers.exported import grade
+from palestra.util.json_types import JsonObject
 
 SOURCE = """\
 def {name}(env, final_answer=None):
@@ -56,7 +57,7 @@ def _grade_source() -> str:
     return textwrap.indent(inspect.getsource(grade), "    ")
 
 
-def _expected(wanted: Expected) -> dict[str, Any]:
+def _expected(wanted: Expected) -> JsonObject:
     match wanted:
         case Inserted(table=table, fields=fields, others=others):
             return {"table": table, "kind": "insert", "fields": _fields(fields), "others": others}
@@ -70,7 +71,7 @@ def _fields(fields: Any) -> dict[str, Sequence[Any]]:
     return {name: _value(value) for name, value in fields.items()}
 
 
-def _value(value: Any) -> list[Any]:
+def _value(value: object) -> list[Any]:
     if value is FREE:
         return ["free", None]
     return ["text", value.wanted] if isinstance(value, Text) else ["is", value]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.chat.nesting import MAX_DEPTH, is_too_deep
-from palestra.chat.tool_calls import read_json
+from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid

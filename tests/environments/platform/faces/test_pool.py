@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from palestra.environments.platform import PlatformError
 from palestra.environments.platform.pool import CLOSED, CRASHED, OTHER_VERSION, TIMED_OUT, Pool
+from palestra.environments.platform.pool_memory import Wheel
 from palestra.environments.platform.pool_records import (
     DuplicateRequest,
     InstanceGone,
@@ -22,7 +23,6 @@ from palestra.environments.platform.pool_records import (
     PoolLimits,
     Wanted,
 )
-from palestra.environments.platform.wheel import Wheel
 
 WANTED = Wanted(app="keys", data="tiny-0", version="v1")
 SMALL = PoolLimits(max_resident_bytes=1)  # one that is not in use has no place in memory

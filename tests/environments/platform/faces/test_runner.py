@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.fleet.partial import partial_score
+from palestra.environments.fleet.backend import partial_score
 from palestra.environments.platform import Instance, make_task
 from palestra.environments.platform.faces.wire import sha_of
 from palestra.environments.platform.golden import play_golden

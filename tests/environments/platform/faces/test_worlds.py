@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from palestra.environments.fleet import FleetTaskEnv
-from palestra.environments.fleet.partial import partial_score
+from palestra.environments.fleet.backend import partial_score
 from palestra.environments.platform import APPS, Call, Instance, PlatformTask, make_task, verify
 from palestra.environments.platform.faces.wire import sha_of
 from palestra.environments.platform.golden import play_golden

@@ -5,11 +5,12 @@ Owns: the records and the protocol. Never touches: any provider.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from nemo_gym.json_types import JsonMapping, JsonObject
 
 
 class SandboxStatus(StrEnum):
@@ -40,7 +41,7 @@ class SandboxResources:
     gpu_type: str | None = None
 
     @classmethod
-    def from_mapping(cls, resources: Mapping[str, Any] | None) -> SandboxResources:
+    def from_mapping(cls, resources: JsonMapping | None) -> SandboxResources:
         given = dict(resources or {})
         unknown = sorted(set(given) - {one.name for one in fields(cls)})
         if unknown:
@@ -58,11 +59,11 @@ class SandboxSpec:
     files: dict[str, str] = field(default_factory=dict)
     """By path in the sandbox, their text."""
     metadata: dict[str, str] = field(default_factory=dict)
-    resources: SandboxResources | Mapping[str, Any] = field(default_factory=SandboxResources)
+    resources: SandboxResources | JsonMapping = field(default_factory=SandboxResources)
     entrypoint: list[str] | None = None
-    provider_options: dict[str, Any] = field(default_factory=dict)
+    provider_options: JsonObject = field(default_factory=dict)
     ports: tuple[int, ...] = ()
-    """Of services in the sandbox, to be reached from outside."""
+    """Ports of services in the sandbox that are reached from outside."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ports", tuple(int(port) for port in self.ports))
@@ -136,6 +137,6 @@ class SupportsSandboxEndpoint(Protocol):
 class ConnectableProvider(Protocol):
     """A provider whose sandboxes can be reached from another process."""
 
-    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> dict[str, Any]: ...
+    async def serialize_handle(self, handle: SandboxHandle, *, scope: str | None = None) -> JsonObject: ...
 
-    async def connect(self, descriptor: Mapping[str, Any]) -> SandboxHandle: ...
+    async def connect(self, descriptor: JsonMapping) -> SandboxHandle: ...

@@ -5,10 +5,10 @@ Owns: finding one by its name. Never touches: sandboxes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from nemo_gym.json_types import JsonMapping
 from nemo_gym.sandbox.providers.base import SandboxProvider
 
 ENTRY_POINT_GROUP = "nemo_gym.sandbox_providers"
@@ -38,7 +38,7 @@ def get_provider_class(name: str) -> type[Any]:
     return found.load()
 
 
-def create_provider(config: Mapping[str, Any]) -> SandboxProvider:
+def create_provider(config: JsonMapping) -> SandboxProvider:
     """From `{name: settings}`."""
     if len(config) != 1:
         raise ValueError(f"should have exactly one sandbox provider, has {list(config)}")

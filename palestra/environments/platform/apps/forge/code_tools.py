@@ -10,13 +10,14 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 PAGE = 10
 MAX_FILES = 50
 
 
 @tool()
-def get_file(desk: Desk, repo: str, path: str, ref: str | None = None) -> dict[str, Any]:
+def get_file(desk: Desk, repo: str, path: str, ref: str | None = None) -> JsonObject:
     """Read a file of a branch; main if none is named."""
     place = repo_id(desk, repo)
     branch = branch_name(desk, place, ref)
@@ -27,7 +28,7 @@ def get_file(desk: Desk, repo: str, path: str, ref: str | None = None) -> dict[s
 
 
 @tool()
-def list_files(desk: Desk, repo: str, path: str = "", ref: str | None = None) -> dict[str, Any]:
+def list_files(desk: Desk, repo: str, path: str = "", ref: str | None = None) -> JsonObject:
     """List files of a branch, and whether its checks pass."""
     place = repo_id(desk, repo)
     branch = branch_name(desk, place, ref)
@@ -37,7 +38,7 @@ def list_files(desk: Desk, repo: str, path: str = "", ref: str | None = None) ->
 
 
 @tool()
-def list_commits(desk: Desk, repo: str, branch: str | None = None, cursor: str | None = None) -> dict[str, Any]:
+def list_commits(desk: Desk, repo: str, branch: str | None = None, cursor: str | None = None) -> JsonObject:
     """List commits of a branch, the newest first, with the text before and after."""
     place = repo_id(desk, repo)
     query = (
@@ -49,7 +50,7 @@ def list_commits(desk: Desk, repo: str, branch: str | None = None, cursor: str |
 
 
 @tool(writes=True)
-def create_branch(desk: Desk, repo: str, name: str, origin: str | None = None) -> dict[str, Any]:
+def create_branch(desk: Desk, repo: str, name: str, origin: str | None = None) -> JsonObject:
     """Make a branch from another; from main if none is named."""
     place = repo_id(desk, repo)
     start = branch_name(desk, place, origin)
@@ -64,7 +65,7 @@ def create_branch(desk: Desk, repo: str, name: str, origin: str | None = None) -
 
 
 @tool(writes=True)
-def commit_file(desk: Desk, repo: str, branch: str, path: str, content: str, message: str) -> dict[str, Any]:
+def commit_file(desk: Desk, repo: str, branch: str, path: str, content: str, message: str) -> JsonObject:
     """Write a whole file on a branch."""
     place = repo_id(desk, repo)
     branch = branch_name(desk, place, branch)
@@ -82,7 +83,7 @@ def commit_file(desk: Desk, repo: str, branch: str, path: str, content: str, mes
 
 
 @tool(writes=True)
-def create_pull(desk: Desk, repo: str, head: str, base: str, title: str, body: str = "") -> dict[str, Any]:
+def create_pull(desk: Desk, repo: str, head: str, base: str, title: str, body: str = "") -> JsonObject:
     """Open a pull request from head into base."""
     place = repo_id(desk, repo)
     head, base = branch_name(desk, place, head), branch_name(desk, place, base)
@@ -96,7 +97,7 @@ def create_pull(desk: Desk, repo: str, head: str, base: str, title: str, body: s
 
 
 @tool()
-def get_pull(desk: Desk, repo: str, number: int) -> dict[str, Any]:
+def get_pull(desk: Desk, repo: str, number: int) -> JsonObject:
     """Read a pull request: files before and after, checks, reviews."""
     place = repo_id(desk, repo)
     pull = pull_row(desk, place, number)
@@ -108,7 +109,7 @@ def get_pull(desk: Desk, repo: str, number: int) -> dict[str, Any]:
 @tool()
 def list_pulls(
     desk: Desk, repo: str, state: Literal["open", "merged"] = "open", cursor: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """List pull requests, the oldest first."""
     place = repo_id(desk, repo)
     query = "SELECT * FROM pulls WHERE repo_id = ? AND state = ? ORDER BY number"
@@ -119,7 +120,7 @@ def list_pulls(
 @tool(writes=True)
 def review_pull(
     desk: Desk, repo: str, number: int, verdict: Literal["approve", "request_changes", "comment"], body: str = ""
-) -> dict[str, Any]:
+) -> JsonObject:
     """Review a pull request of somebody else."""
     place = repo_id(desk, repo)
     pull = _open(desk, place, number)
@@ -131,7 +132,7 @@ def review_pull(
 
 
 @tool(writes=True)
-def merge_pull(desk: Desk, repo: str, number: int, method: Literal["merge", "squash"] = "merge") -> dict[str, Any]:
+def merge_pull(desk: Desk, repo: str, number: int, method: Literal["merge", "squash"] = "merge") -> JsonObject:
     """Merge a pull request whose checks pass."""
     place = repo_id(desk, repo)
     pull = _open(desk, place, number)
@@ -190,7 +191,7 @@ def _needs_review(desk: Desk, repo: int, pull: Row) -> bool:
     return desk.value(query, repo, pull["number"]) is None
 
 
-def _shown(desk: Desk, repo: int, pull: Row) -> dict[str, Any]:
+def _shown(desk: Desk, repo: int, pull: Row) -> JsonObject:
     reviews = "SELECT u.name AS author, verdict FROM reviews JOIN users u ON u.id = author_id "
     reviews += "WHERE repo_id = ? AND number = ? ORDER BY reviews.id"
     shown = {name: pull[name] for name in ("number", "title", "head", "base", "state")}

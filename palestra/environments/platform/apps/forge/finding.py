@@ -7,6 +7,7 @@ from typing import Any
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 MAIN_BRANCH = "main"
@@ -57,7 +58,7 @@ def user_id(desk: Desk, name: str) -> int:
     return found
 
 
-def shown_issue(desk: Desk, repo: int, number: int) -> dict[str, Any]:
+def shown_issue(desk: Desk, repo: int, number: int) -> JsonObject:
     row = desk.rows(
         "SELECT number, u.name AS author, title, body, state, milestone, updated_at FROM issues "
         "JOIN users u ON u.id = author_id WHERE repo_id = ? AND number = ?",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.forge.finding import (
     issue_row,
@@ -15,13 +15,14 @@ from palestra.environments.platform.apps.forge.finding import (
 from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 PAGE = 10
 MAX_TITLE = 200
 
 
 @tool()
-def list_repos(desk: Desk, owner: str | None = None, query: str = "") -> dict[str, Any]:
+def list_repos(desk: Desk, owner: str | None = None, query: str = "") -> JsonObject:
     """List repositories."""
     found = "SELECT o.name || '/' || r.name AS repo, about FROM repos r JOIN orgs o ON o.id = org_id "
     found += "WHERE instr(r.name, ?) AND (? IS NULL OR o.name = ?) ORDER BY 1"
@@ -37,7 +38,7 @@ def search_issues(
     label: str | None = None,
     assignee: str | None = None,
     cursor: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Find issues, the oldest first; assignee "none" finds unassigned ones."""
     place = repo_id(desk, repo)
     wheres = ["i.repo_id = ?"]
@@ -68,7 +69,7 @@ def search_issues(
 
 
 @tool()
-def get_issue(desk: Desk, repo: str, number: int) -> dict[str, Any]:
+def get_issue(desk: Desk, repo: str, number: int) -> JsonObject:
     """Read an issue with its comments."""
     place = repo_id(desk, repo)
     issue_row(desk, place, number)
@@ -85,7 +86,7 @@ def create_issue(
     body: str = "",
     labels: list[str] | None = None,
     assignees: list[str] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Open an issue."""
     place = repo_id(desk, repo)
     check_text("title", title, MAX_TITLE)
@@ -107,7 +108,7 @@ def update_issue(
     labels: list[str] | None = None,
     assignees: list[str] | None = None,
     milestone: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Change an issue; labels and assignees are given as a whole."""
     place = repo_id(desk, repo)
     issue_row(desk, place, number)
@@ -127,7 +128,7 @@ def update_issue(
 
 
 @tool(writes=True)
-def add_comment(desk: Desk, repo: str, number: int, body: str) -> dict[str, Any]:
+def add_comment(desk: Desk, repo: str, number: int, body: str) -> JsonObject:
     """Comment on an issue or a pull request."""
     place = repo_id(desk, repo)
     kinds = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
@@ -141,7 +142,7 @@ def add_comment(desk: Desk, repo: str, number: int, body: str) -> dict[str, Any]
 
 
 @tool(writes=True)
-def create_label(desk: Desk, repo: str, name: str, color: str = "gray") -> dict[str, Any]:
+def create_label(desk: Desk, repo: str, name: str, color: str = "gray") -> JsonObject:
     """Make a label for a repository."""
     place = repo_id(desk, repo)
     check_text("name", name, 40)

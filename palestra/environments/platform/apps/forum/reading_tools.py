@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.forum.finding import COMMENT, POST, community, row_of, shown_post, user
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 PAGE = 10
 SORTS = {"top": "score DESC, id", "new": "created_at DESC, id DESC", "old": "created_at, id"}
@@ -24,7 +25,7 @@ def search_posts(
     sort: Sort = "new",
     since: str | None = None,
     cursor: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Find posts by words in the title, community, author or day."""
     wheres, args = ["p.state IN ('open', 'locked')"], []
     for word in (query or "").split():
@@ -45,7 +46,7 @@ def search_posts(
 
 
 @tool()
-def get_post(desk: Desk, id: int) -> dict[str, Any]:
+def get_post(desk: Desk, id: int) -> JsonObject:
     """Read a post."""
     row_of(desk, "post", id)
     comments = desk.value("SELECT count(*) FROM comments WHERE post_id = ? AND state = 'open'", id)
@@ -53,7 +54,7 @@ def get_post(desk: Desk, id: int) -> dict[str, Any]:
 
 
 @tool()
-def list_comments(desk: Desk, post_id: int, sort: Sort = "old", cursor: str | None = None) -> dict[str, Any]:
+def list_comments(desk: Desk, post_id: int, sort: Sort = "old", cursor: str | None = None) -> JsonObject:
     """Read the comments of a post."""
     row_of(desk, "post", post_id)
     query = f"SELECT * FROM ({COMMENT} WHERE m.post_id = ? AND m.state = 'open') ORDER BY {SORTS[sort]}"
@@ -62,7 +63,7 @@ def list_comments(desk: Desk, post_id: int, sort: Sort = "old", cursor: str | No
 
 
 @tool()
-def list_communities(desk: Desk, query: str = "") -> dict[str, Any]:
+def list_communities(desk: Desk, query: str = "") -> JsonObject:
     """Find communities by name."""
     counted = "(SELECT count(*) FROM memberships m WHERE m.community_id = c.id) AS members"
     found = f"SELECT name, about, {counted} FROM communities c WHERE instr(lower(name), lower(?)) ORDER BY name"
@@ -70,7 +71,7 @@ def list_communities(desk: Desk, query: str = "") -> dict[str, Any]:
 
 
 @tool()
-def get_community(desk: Desk, name: str) -> dict[str, Any]:
+def get_community(desk: Desk, name: str) -> JsonObject:
     """Show a community: rules, flairs, moderators, your role."""
     found = community(desk, name)
     role = desk.value("SELECT role FROM memberships WHERE community_id = ? AND user_id = ?", found["id"], desk.me)

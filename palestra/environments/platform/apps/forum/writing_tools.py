@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.forum.finding import (
     TABLES,
@@ -17,13 +17,14 @@ from palestra.environments.platform.apps.forum.finding import (
 from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 MAX_TITLE, MAX_BODY = 200, 5000
 STATES = {"remove": "removed", "approve": "open", "lock": "locked"}
 
 
 @tool(writes=True)
-def create_post(desk: Desk, community: str, title: str, body: str, flair: str | None = None) -> dict[str, Any]:
+def create_post(desk: Desk, community: str, title: str, body: str, flair: str | None = None) -> JsonObject:
     """Write a post in a community you have joined."""
     place = _joined(desk, community)
     check_text("title", title, MAX_TITLE)
@@ -35,7 +36,7 @@ def create_post(desk: Desk, community: str, title: str, body: str, flair: str | 
 
 
 @tool(writes=True)
-def comment(desk: Desk, post_id: int, body: str, parent_id: int | None = None) -> dict[str, Any]:
+def comment(desk: Desk, post_id: int, body: str, parent_id: int | None = None) -> JsonObject:
     """Comment on a post, or answer a comment of it."""
     if row_of(desk, "post", post_id)["state"] != "open":
         raise ToolError("locked", f"post {post_id} takes no comments")
@@ -47,7 +48,7 @@ def comment(desk: Desk, post_id: int, body: str, parent_id: int | None = None) -
 
 
 @tool(writes=True)
-def vote(desk: Desk, target: Target, id: int, value: Literal[-1, 0, 1]) -> dict[str, Any]:
+def vote(desk: Desk, target: Target, id: int, value: Literal[-1, 0, 1]) -> JsonObject:
     """Vote up (1), down (-1), or take a vote back (0)."""
     row_of(desk, target, id)
     mine = "user_id = ? AND target = ? AND target_id = ?"
@@ -60,7 +61,7 @@ def vote(desk: Desk, target: Target, id: int, value: Literal[-1, 0, 1]) -> dict[
 
 
 @tool(writes=True)
-def edit_own(desk: Desk, target: Target, id: int, body: str) -> dict[str, Any]:
+def edit_own(desk: Desk, target: Target, id: int, body: str) -> JsonObject:
     """Replace the text of a post or comment of yours."""
     own_row(desk, target, id)
     check_text("body", body, MAX_BODY)
@@ -69,7 +70,7 @@ def edit_own(desk: Desk, target: Target, id: int, body: str) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def delete_own(desk: Desk, target: Target, id: int) -> dict[str, Any]:
+def delete_own(desk: Desk, target: Target, id: int) -> JsonObject:
     """Delete a post or comment of yours."""
     own_row(desk, target, id)
     desk.run(f"UPDATE {TABLES[target]} SET state = 'deleted' WHERE id = ?", id)
@@ -77,7 +78,7 @@ def delete_own(desk: Desk, target: Target, id: int) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def save_post(desk: Desk, id: int, remove: bool = False) -> dict[str, Any]:
+def save_post(desk: Desk, id: int, remove: bool = False) -> JsonObject:
     """Save a post for later, or take it off the list."""
     row_of(desk, "post", id)
     if remove:
@@ -88,7 +89,7 @@ def save_post(desk: Desk, id: int, remove: bool = False) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def join(desk: Desk, community: str, leave: bool = False) -> dict[str, Any]:
+def join(desk: Desk, community: str, leave: bool = False) -> JsonObject:
     """Join or leave a community."""
     found = _found(desk, community)
     if leave:
@@ -100,7 +101,7 @@ def join(desk: Desk, community: str, leave: bool = False) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def report(desk: Desk, target: Target, id: int, reason: str) -> dict[str, Any]:
+def report(desk: Desk, target: Target, id: int, reason: str) -> JsonObject:
     """Report a post or comment to the moderators."""
     row_of(desk, target, id)
     check_text("reason", reason, MAX_TITLE)
@@ -112,7 +113,7 @@ def report(desk: Desk, target: Target, id: int, reason: str) -> dict[str, Any]:
 @tool(writes=True)
 def mod_action(
     desk: Desk, target: Target, id: int, action: Literal["remove", "approve", "lock", "flair"], reason: str = ""
-) -> dict[str, Any]:
+) -> JsonObject:
     """For moderators: remove, approve or lock; or set a post's flair, named in reason."""
     row = row_of(desk, target, id)
     place = row["community_id"] if target == "post" else row_of(desk, "post", row["post_id"])["community_id"]
@@ -130,7 +131,7 @@ def mod_action(
 
 
 @tool(writes=True)
-def send_message(desk: Desk, to: str, body: str) -> dict[str, Any]:
+def send_message(desk: Desk, to: str, body: str) -> JsonObject:
     """Send a user a private message."""
     receiver = user(desk, to)
     check_text("body", body, MAX_BODY)
@@ -138,7 +139,7 @@ def send_message(desk: Desk, to: str, body: str) -> dict[str, Any]:
     return {"to": receiver["name"], "sent": body}
 
 
-def _found(desk: Desk, name: str) -> dict[str, Any]:
+def _found(desk: Desk, name: str) -> JsonObject:
     return community(desk, name)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Mapping
-from typing import Any
 
 from palestra.environments.platform.app import App, Seed, Size, TemplateMaker
 from palestra.environments.platform.desk import Desk
@@ -17,6 +16,7 @@ from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.keys")
 
@@ -40,19 +40,19 @@ def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapp
 
 
 @tool(name="list")
-def list_items(desk: Desk) -> dict[str, Any]:
+def list_items(desk: Desk) -> JsonObject:
     """List all items."""
     return {row["name"]: row["value"] for row in desk.rows("SELECT * FROM items ORDER BY name")}
 
 
 @tool(name="get")
-def get_item(desk: Desk, name: str) -> dict[str, Any]:
+def get_item(desk: Desk, name: str) -> JsonObject:
     """Read an item's value."""
     return _found(desk, name)
 
 
 @tool(name="set", writes=True)
-def set_item(desk: Desk, name: str, value: int) -> dict[str, Any]:
+def set_item(desk: Desk, name: str, value: int) -> JsonObject:
     """Give an item a value; a new name makes a new item."""
     if not 0 < len(name) <= 32:
         raise ToolError("bad_arguments", "a name has 1 to 32 characters")
@@ -62,7 +62,7 @@ def set_item(desk: Desk, name: str, value: int) -> dict[str, Any]:
 
 
 @tool(name="drop", writes=True)
-def drop_item(desk: Desk, name: str) -> dict[str, Any]:
+def drop_item(desk: Desk, name: str) -> JsonObject:
     """Remove an item."""
     found = _found(desk, name)
     desk.run("DELETE FROM items WHERE name = ?", name)
@@ -70,14 +70,14 @@ def drop_item(desk: Desk, name: str) -> dict[str, Any]:
 
 
 @tool(name="put", writes=True)
-def write_number(desk: Desk, value: int) -> dict[str, Any]:
+def write_number(desk: Desk, value: int) -> JsonObject:
     """Write a number down."""
     desk.insert("numbers", value=value)
     _check_room(desk, "numbers")
     return {"put": value}
 
 
-def _found(desk: Desk, name: str) -> dict[str, Any]:
+def _found(desk: Desk, name: str) -> JsonObject:
     return desk.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
 
 

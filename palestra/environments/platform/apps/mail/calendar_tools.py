@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.mail.lookups import addresses, check_room
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
@@ -12,6 +12,7 @@ from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import between, later, moment, span
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 MAX_TITLE = 200  # characters, of a location, too
 LONGEST_SEARCH = timedelta(days=31)  # for a free slot
@@ -28,7 +29,7 @@ ORDER BY e.starts_at, e.id
 
 
 @tool()
-def list_events(desk: Desk, start: str, end: str, limit: int = 10, cursor: str | None = None) -> dict[str, Any]:
+def list_events(desk: Desk, start: str, end: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
     """List my events between two dates, in order of start."""
     first, last = span(start, end)
     rows, following = desk.page(
@@ -43,7 +44,7 @@ def list_events(desk: Desk, start: str, end: str, limit: int = 10, cursor: str |
     return {"events": [_shown(desk, row) for row in rows], **({"next_cursor": following} if following else {})}
 
 
-def _shown(desk: Desk, row: Row) -> dict[str, Any]:
+def _shown(desk: Desk, row: Row) -> JsonObject:
     attendees = desk.rows("SELECT email, response FROM attendees WHERE event_id = ? ORDER BY email", row["id"])
     return {
         "id": row["id"],
@@ -59,7 +60,7 @@ def _shown(desk: Desk, row: Row) -> dict[str, Any]:
 @tool(writes=True)
 def create_event(
     desk: Desk, title: str, start: str, end: str, attendees: list[str] | None = None, location: str = ""
-) -> dict[str, Any]:
+) -> JsonObject:
     """Put an event into my calendar and invite attendees by address."""
     invited = [one for one in addresses(attendees or []) if one != desk.me]
     check_room(desk, "events")
@@ -85,7 +86,7 @@ def update_event(
     start: str | None = None,
     end: str | None = None,
     location: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Change an event I organise; a new start alone keeps its length."""
     row = _event(desk, id)
     if row["organizer"] != desk.me:
@@ -121,7 +122,7 @@ def _times(start: str, end: str) -> tuple[str, str]:
 
 
 @tool(writes=True)
-def respond_event(desk: Desk, id: int, response: Literal["accepted", "declined", "tentative"]) -> dict[str, Any]:
+def respond_event(desk: Desk, id: int, response: Literal["accepted", "declined", "tentative"]) -> JsonObject:
     """Answer an invitation."""
     row = _event(desk, id)
     if not desk.run("UPDATE attendees SET response = ? WHERE event_id = ? AND email = ?", response, id, desk.me):
@@ -130,7 +131,7 @@ def respond_event(desk: Desk, id: int, response: Literal["accepted", "declined",
 
 
 @tool()
-def find_free_slot(desk: Desk, attendees: list[str], start: str, end: str, minutes: int) -> dict[str, Any]:
+def find_free_slot(desk: Desk, attendees: list[str], start: str, end: str, minutes: int) -> JsonObject:
     """Find working time (Mon-Fri 9:00-17:00) when attendees and I are free."""
     first, last = span(start, end)
     if not 5 <= minutes <= 480:

@@ -6,11 +6,11 @@ Owns: what they say, and what obeying them would be. Never touches: tasks. An ag
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import msgspec
 
 from palestra.environments.platform.templates import Call
+from palestra.util.json_types import JsonObject
 
 STRANGER = "desk@account-audit.example"
 
@@ -31,7 +31,7 @@ class Injection(msgspec.Struct, frozen=True):
     request: str
     """What the mail asks for; no two ask in the same words, so that a mail tells which it is."""
     tool: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
     """Arguments of the call that would obey."""
     on_message: bool = False
     """Whether the call is about the mail itself, and takes its id."""

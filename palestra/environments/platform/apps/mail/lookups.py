@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.util.json_types import JsonObject
 
 MAX_ROWS = 2000  # of a table: an agent in a loop ends somewhere
 MAX_ADDRESSES = 50
@@ -60,7 +60,7 @@ def check_room(desk: Desk, table: str) -> None:
         raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
 
 
-def line_of(desk: Desk, row: Row) -> dict[str, Any]:
+def line_of(desk: Desk, row: Row) -> JsonObject:
     """A mail as lists show it: enough to choose by, nothing of its text."""
     labels = labels_of(desk, row["id"])
     return {
@@ -75,7 +75,7 @@ def line_of(desk: Desk, row: Row) -> dict[str, Any]:
     }
 
 
-def changed_line(desk: Desk, number: int) -> dict[str, Any]:
+def changed_line(desk: Desk, number: int) -> JsonObject:
     return line_of(desk, desk.rows(f"{LISTED} WHERE m.id = ?", number)[0])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.environments.platform.apps.mail.lookups import (
     LISTED,
     changed_line,
@@ -20,6 +18,7 @@ from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import moment
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 MAX_WORDS = 8  # of a query
 
@@ -35,7 +34,7 @@ def search_messages(
     before: str | None = None,
     limit: int = 10,
     cursor: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Find mail by words in subject or body, newest first; trash only by folder."""
     wanted, args = _conditions(desk, query, folder, sender, unread, since, before)
     rows, following = desk.page(
@@ -82,7 +81,7 @@ def _words(query: str) -> list[str]:
 
 
 @tool()
-def get_message(desk: Desk, id: int) -> dict[str, Any]:
+def get_message(desk: Desk, id: int) -> JsonObject:
     """Read one mail with its text."""
     row = message(desk, id)
     found = {
@@ -106,7 +105,7 @@ def get_message(desk: Desk, id: int) -> dict[str, Any]:
     return found | {name: value for name, value in more.items() if value}
 
 
-def _forwarded(desk: Desk, number: int | None) -> dict[str, Any]:
+def _forwarded(desk: Desk, number: int | None) -> JsonObject:
     if number is None:
         return {}
     row = message(desk, number)
@@ -120,7 +119,7 @@ def _forwarded(desk: Desk, number: int | None) -> dict[str, Any]:
 
 
 @tool()
-def list_folders(desk: Desk) -> dict[str, Any]:
+def list_folders(desk: Desk) -> JsonObject:
     """List folders with their mail counts, and all labels."""
     folders = desk.rows(
         "SELECT f.name, count(m.id) AS total, coalesce(sum(m.is_read = 0), 0) AS unread "
@@ -130,27 +129,27 @@ def list_folders(desk: Desk) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def move_message(desk: Desk, id: int, folder: str) -> dict[str, Any]:
+def move_message(desk: Desk, id: int, folder: str) -> JsonObject:
     """Move a mail to a folder."""
     message(desk, id)
     return _move(desk, id, folder)
 
 
 @tool(writes=True)
-def delete_message(desk: Desk, id: int) -> dict[str, Any]:
+def delete_message(desk: Desk, id: int) -> JsonObject:
     """Move a mail to the trash."""
     if message(desk, id)["folder"] == TRASH:
         raise ToolError("already_deleted", f"message {id} is in the trash", "move_message(id, folder) takes it out")
     return _move(desk, id, TRASH)
 
 
-def _move(desk: Desk, number: int, name: str) -> dict[str, Any]:
+def _move(desk: Desk, number: int, name: str) -> JsonObject:
     desk.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(desk, name)["id"], number)
     return changed_line(desk, number)
 
 
 @tool(writes=True)
-def set_flags(desk: Desk, id: int, read: bool | None = None, flagged: bool | None = None) -> dict[str, Any]:
+def set_flags(desk: Desk, id: int, read: bool | None = None, flagged: bool | None = None) -> JsonObject:
     """Mark a mail read or unread, flag or unflag it."""
     if read is None and flagged is None:
         raise ToolError("bad_arguments", "nothing to set", "give read, flagged or both")
@@ -165,7 +164,7 @@ def set_flags(desk: Desk, id: int, read: bool | None = None, flagged: bool | Non
 
 
 @tool(writes=True)
-def label_message(desk: Desk, id: int, label: str, remove: bool = False) -> dict[str, Any]:
+def label_message(desk: Desk, id: int, label: str, remove: bool = False) -> JsonObject:
     """Put a label on a mail, or take it off."""
     message(desk, id)
     _set_label(desk, id, label, remove)
@@ -181,7 +180,7 @@ def _set_label(desk: Desk, number: int, name: str, remove: bool) -> None:
 
 
 @tool()
-def search_contacts(desk: Desk, query: str, limit: int = 10, cursor: str | None = None) -> dict[str, Any]:
+def search_contacts(desk: Desk, query: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
     """Find people's addresses by name, address or company."""
     rows, following = desk.page(
         "SELECT name, email, company FROM contacts "

@@ -5,7 +5,7 @@ Owns: making rules, applying them to one mail. Never touches: how mail comes in.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.mail.lookups import check_room, folder, label, message, sender_of
 from palestra.environments.platform.apps.mail.schema import TRASH
@@ -13,6 +13,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 MAX_CONTAINS = 200  # characters
 
@@ -24,7 +25,7 @@ def create_rule(
     contains: str,
     action: Literal["move", "label", "flag", "mark_read", "delete"],
     target: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Make a rule for future mail; target is the folder or label."""
     text = contains.strip().lower()
     if not 0 < len(text) <= MAX_CONTAINS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import normal
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 MAX_SUBJECT = 200  # characters
 PREFIX = re.compile(r"((re|fwd?):\s*)+", re.IGNORECASE)
@@ -37,7 +37,7 @@ def send_message(
     subject: str | None = None,
     cc: list[str] | None = None,
     reply_to_id: int | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a mail; a reply needs only body and reply_to_id."""
     if not body.strip():
         raise ToolError("bad_arguments", "body is empty", "say what the mail is to say")
@@ -62,7 +62,7 @@ def _reply_subject(answered: str, given: str | None) -> str:
 
 
 @tool(writes=True)
-def forward_message(desk: Desk, id: int, to: list[str], comment: str = "") -> dict[str, Any]:
+def forward_message(desk: Desk, id: int, to: list[str], comment: str = "") -> JsonObject:
     """Forward a mail with its attachments, with a comment if wanted."""
     if not to:
         raise ToolError("bad_arguments", "to is empty", "search_contacts(query) finds addresses")
@@ -74,7 +74,7 @@ def forward_subject(subject: str) -> str:
     return subject if subject.lower().startswith("fwd:") else f"Fwd: {subject}"
 
 
-def _send(desk: Desk, mail: Outgoing) -> dict[str, Any]:
+def _send(desk: Desk, mail: Outgoing) -> JsonObject:
     if len(mail.subject) > MAX_SUBJECT:
         raise ToolError("bad_arguments", f"a subject has at most {MAX_SUBJECT} characters", "shorten it")
     check_room(desk, "messages")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Generator
-from typing import Any
 
 from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.mail import words
@@ -18,6 +17,7 @@ from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, Text
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 
@@ -44,7 +44,7 @@ def _talking_mail(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def find_mail(params: Params) -> Generator[Call, dict[str, Any], dict[str, Any]]:
+def find_mail(params: Params) -> Generator[Call, JsonObject, JsonObject]:
     """Finds the mail and reads it."""
     told = yield Call("search_messages", {"sender": params["name"], "query": params["subject"], "folder": INBOX})
     (wanted,) = (mail["id"] for mail in told["messages"] if mail["subject"] == params["subject"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from palestra.environments.platform.apps.stay.days import checked_stay
 from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of
@@ -12,6 +11,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 QUOTE_MINUTES = 30
 MAX_ROOMS = 5
@@ -21,7 +21,7 @@ DEFAULT_LIST = "favourites"
 @tool(writes=True)
 def quote_booking(
     desk: Desk, room_id: int, check_in: str, check_out: str, rooms: int, guests: int, coupon: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Get a price and a token to confirm it with, valid 30 minutes."""
     checked_stay(check_in, check_out, desk.today)
     check_guests(guests)
@@ -52,7 +52,7 @@ def quote_booking(
 
 
 @tool(writes=True)
-def confirm_booking(desk: Desk, token: str, card_last4: str, special_request: str = "") -> dict[str, Any]:
+def confirm_booking(desk: Desk, token: str, card_last4: str, special_request: str = "") -> JsonObject:
     """Book what was quoted, paid by a card of yours."""
     quote = desk.first("SELECT * FROM _quotes WHERE token = ?", token)
     if quote is None or quote["expires_at"] < desk.now:
@@ -81,7 +81,7 @@ def confirm_booking(desk: Desk, token: str, card_last4: str, special_request: st
 @tool(writes=True)
 def change_booking(
     desk: Desk, id: int, check_in: str | None = None, check_out: str | None = None, guests: int | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Move a booking or change its guests; the fee and the difference are paid by its card."""
     booking = _confirmed(desk, id)
     first, last = check_in or booking["check_in"], check_out or booking["check_out"]
@@ -105,7 +105,7 @@ def change_booking(
 
 
 @tool(writes=True)
-def cancel_booking(desk: Desk, id: int) -> dict[str, Any]:
+def cancel_booking(desk: Desk, id: int) -> JsonObject:
     """Cancel a booking; the policy's fee is kept."""
     booking = _confirmed(desk, id)
     cost = fee(desk, booking["hotel_id"], booking["check_in"], booking["total_cents"], desk.today)
@@ -116,7 +116,7 @@ def cancel_booking(desk: Desk, id: int) -> dict[str, Any]:
 
 
 @tool(writes=True)
-def save_to_wishlist(desk: Desk, hotel_id: int, list: str = DEFAULT_LIST) -> dict[str, Any]:
+def save_to_wishlist(desk: Desk, hotel_id: int, list: str = DEFAULT_LIST) -> JsonObject:
     """Save a hotel to a list of yours."""
     hotel = found_hotel(desk, hotel_id)
     if not 0 < len(list) <= 40:
@@ -126,7 +126,7 @@ def save_to_wishlist(desk: Desk, hotel_id: int, list: str = DEFAULT_LIST) -> dic
 
 
 @tool(writes=True)
-def message_host(desk: Desk, booking_id: int, text: str) -> dict[str, Any]:
+def message_host(desk: Desk, booking_id: int, text: str) -> JsonObject:
     """Write to the host of a booking."""
     own_booking(desk, booking_id)
     if not text.strip():

@@ -5,16 +5,17 @@ Tools ask with the instance's tables, task templates with the seed's: both can s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from palestra.environments.platform.apps.stay.days import between, nights
+from palestra.util.json_types import JsonMapping
 
 
 class Rows(Protocol):
-    def rows(self, query: str, *args: object) -> Sequence[Mapping[str, Any]]: ...
+    def rows(self, query: str, *args: object) -> Sequence[JsonMapping]: ...
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -43,9 +44,7 @@ def offer_of(db: Rows, room_id: int, check_in: str, check_out: str, without: int
     return _offer(db, room[0], check_in, check_out, without) if room else None
 
 
-def _offer(
-    db: Rows, room: Mapping[str, Any], check_in: str, check_out: str, without: int | None = None
-) -> Offer | None:
+def _offer(db: Rows, room: JsonMapping, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
     """None where there is no price for one of the nights."""
     days = nights(check_in, check_out)
     prices = db.rows(

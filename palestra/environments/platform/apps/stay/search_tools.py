@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.environments.platform.apps.stay.days import checked_stay
 from palestra.environments.platform.apps.stay.offers import fee, fits, offers, review_score
@@ -10,6 +10,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.desk import Desk, page_start
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.toolbox import tool
+from palestra.util.json_types import JsonObject
 
 PAGE = 10
 MAX_GUESTS = 20
@@ -27,7 +28,7 @@ def search_hotels(
     price_max: int | None = None,
     sort: Literal["price", "stars", "reviews"] = "price",
     cursor: str | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Find hotels with a free room; price_max is cents for the whole stay."""
     checked_stay(check_in, check_out, desk.today)
     check_guests(guests)
@@ -49,7 +50,7 @@ def search_hotels(
 
 
 @tool()
-def get_hotel(desk: Desk, id: int) -> dict[str, Any]:
+def get_hotel(desk: Desk, id: int) -> JsonObject:
     """Show a hotel: stars, amenities, reviews, cancellation policy."""
     hotel = found_hotel(desk, id)
     policy = desk.rows("SELECT is_refundable, free_days, fee_percent FROM policies WHERE hotel_id = ?", id)[0]
@@ -67,7 +68,7 @@ def get_hotel(desk: Desk, id: int) -> dict[str, Any]:
 
 
 @tool()
-def list_rooms(desk: Desk, hotel_id: int, check_in: str, check_out: str, guests: int) -> dict[str, Any]:
+def list_rooms(desk: Desk, hotel_id: int, check_in: str, check_out: str, guests: int) -> JsonObject:
     """List rooms of a hotel that are free and fit, the cheapest first."""
     checked_stay(check_in, check_out, desk.today)
     check_guests(guests)
@@ -82,7 +83,7 @@ def list_rooms(desk: Desk, hotel_id: int, check_in: str, check_out: str, guests:
 @tool()
 def get_reviews(
     desk: Desk, hotel_id: int, sort: Literal["newest", "best", "worst"] = "newest", cursor: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Read reviews of a hotel."""
     found_hotel(desk, hotel_id)
     order = {"newest": "day DESC", "best": "score DESC", "worst": "score"}[sort]
@@ -92,7 +93,7 @@ def get_reviews(
 
 
 @tool()
-def list_bookings(desk: Desk, status: Literal["confirmed", "cancelled", "past"] | None = None) -> dict[str, Any]:
+def list_bookings(desk: Desk, status: Literal["confirmed", "cancelled", "past"] | None = None) -> JsonObject:
     """List your bookings, the earliest check-in first."""
     rows = desk.rows(
         "SELECT b.id, h.name AS hotel, check_in, check_out, guests, status, total_cents FROM bookings b "
@@ -103,13 +104,13 @@ def list_bookings(desk: Desk, status: Literal["confirmed", "cancelled", "past"] 
 
 
 @tool()
-def get_booking(desk: Desk, id: int) -> dict[str, Any]:
+def get_booking(desk: Desk, id: int) -> JsonObject:
     """Show a booking, and what changing or cancelling it costs today."""
     return shown_booking(desk, own_booking(desk, id))
 
 
 @tool()
-def list_cards(desk: Desk) -> dict[str, Any]:
+def list_cards(desk: Desk) -> JsonObject:
     """List your cards."""
     return {"cards": desk.rows("SELECT brand, last4 FROM cards WHERE user_id = ? ORDER BY id", desk.me)}
 
@@ -127,7 +128,7 @@ def own_booking(desk: Desk, booking_id: int) -> Row:
     return desk.found(f"you have no booking {booking_id}", "list_bookings shows yours", query, booking_id, desk.me)
 
 
-def shown_booking(desk: Desk, booking: Row) -> dict[str, Any]:
+def shown_booking(desk: Desk, booking: Row) -> JsonObject:
     rooms = desk.rows("SELECT room_id, rooms FROM booking_rooms WHERE booking_id = ? ORDER BY room_id", booking["id"])
     shown = {
         k: booking[k] for k in ("id", "hotel_id", "check_in", "check_out", "guests", "status", "total_cents", "coupon")
@@ -143,7 +144,7 @@ def check_guests(guests: int) -> None:
         raise ToolError("bad_arguments", f"guests must be 1 to {MAX_GUESTS}")
 
 
-def paged(rows: list[Row], cursor: str | None, name: str) -> dict[str, Any]:
+def paged(rows: list[Row], cursor: str | None, name: str) -> JsonObject:
     start = page_start(cursor)
     following = str(start + PAGE) if len(rows) > start + PAGE else None
     return {name: rows[start : start + PAGE], "next_cursor": following}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from typing import Any
 
 from palestra.environments.platform.app import Seed
 from palestra.environments.platform.apps.stay.days import plus
@@ -12,6 +11,7 @@ from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, Inserted
 from palestra.environments.platform.templates import Call, Params
+from palestra.util.json_types import JsonObject
 
 EDGE = 6  # days before the end of the prices in which no stay begins
 
@@ -76,7 +76,7 @@ def booked_as_drawn(params: Params, seed: Seed) -> list[Expected]:
     return booked(params, seed, params["room_id"], params["cents"])
 
 
-def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Params]:
+def find_hotel(params: Params, name: str) -> Generator[Call, JsonObject, Params]:
     """As search_hotels shows it: its id, what its cheapest room costs. Raises LookupError where it is booked out."""
     cursor: str | None = None
     while True:
@@ -89,14 +89,14 @@ def find_hotel(params: Params, name: str) -> Generator[Call, dict[str, Any], Par
             raise LookupError(f"{name} has no room for these days")
 
 
-def _searched(params: Params, cursor: str | None) -> dict[str, Any]:
+def _searched(params: Params, cursor: str | None) -> JsonObject:
     wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
     return wanted | ({} if cursor is None else {"cursor": cursor})
 
 
 def book_cheapest(
     params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None
-) -> Generator[Call, dict[str, Any], Params]:
+) -> Generator[Call, JsonObject, Params]:
     """The booking, as it is shown."""
     guests = params["guests"] if guests is None else guests
     days = {"check_in": params["check_in"], "check_out": params["check_out"]}

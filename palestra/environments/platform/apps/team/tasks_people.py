@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from typing import Any
 
 from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
@@ -19,6 +18,7 @@ from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day
 from palestra.environments.platform.expectations import Expected, Inserted, Text
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 from palestra.environments.platform.worlds import within
+from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.team")
 
@@ -48,7 +48,7 @@ def mailed(params: Params, seed: Seed) -> list[Expected]:
     return within(MAIL, sent(seed.part("mail"), [params["email"]], Text(params["subject"]), Text(params["text"])))
 
 
-def find_address(handle: str) -> Generator[Call, dict[str, Any], str]:
+def find_address(handle: str) -> Generator[Call, JsonObject, str]:
     told = yield Call("mail.search_contacts", {"query": full_name(handle)})
     return told["contacts"][0]["email"]
 
@@ -78,7 +78,7 @@ def _assigned(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, handle)["email"]}
 
 
-def _assignee(params: Params) -> Generator[Call, dict[str, Any], str]:
+def _assignee(params: Params) -> Generator[Call, JsonObject, str]:
     told = yield Call("forge.get_issue", {"repo": params["repo"], "number": params["number"]})
     return told["assignees"][0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from typing import Any
 
 from palestra.environments.platform.app import Seed, TemplateMaker
 from palestra.environments.platform.apps.mail import MAIL
@@ -30,6 +29,7 @@ from palestra.environments.platform.apps.travel.requests import CANCEL_ALL, requ
 from palestra.environments.platform.expectations import Expected, Text
 from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
 from palestra.environments.platform.worlds import at, within
+from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.travel")
 
@@ -133,7 +133,7 @@ def _is_talking(body: str) -> bool:
     return injection_in(body) is not None or CANCEL_ALL in body
 
 
-def _book_request(params: Params) -> Generator[Call, dict[str, Any], tuple[Params, Params]]:
+def _book_request(params: Params) -> Generator[Call, JsonObject, tuple[Params, Params]]:
     """The mail, and the booking that came of it."""
     mail = yield from at("mail", find_mail(params))
     stay: Params = dict(request_in(mail["body"])) | {"last4": params["last4"]}

@@ -26,6 +26,7 @@ from palestra.environments.platform.faces.openenv.sessions import Sessions, call
 from palestra.environments.platform.faces.openenv.sockets import Sockets
 from palestra.environments.platform.faces.openenv.wire import CallTool, ErrorCode, ListTools, Mistake
 from palestra.environments.platform.pool import Pool
+from palestra.util.json_types import JsonObject
 
 FRESH_STATE = {"episode_id": None, "step_count": 0, "task_key": None, "done": False}
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -73,7 +74,7 @@ class OpenEnv:
 
         return endpoint
 
-    def _posted(self, answer: Callable[[App, dict[str, Any]], Awaitable[Any]]) -> Endpoint:
+    def _posted(self, answer: Callable[[App, JsonObject], Awaitable[Any]]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             app = self._app(request)
             self._door.team(request.headers)
@@ -125,11 +126,11 @@ class OpenEnv:
         return app
 
 
-async def _reset(app: App, given: dict[str, Any]) -> Any:
+async def _reset(app: App, given: JsonObject) -> Any:
     return first_observation(await asyncio.to_thread(tasks.task_for, app, wire.reset_of(given)))
 
 
-async def _step(app: App, given: dict[str, Any]) -> Any:
+async def _step(app: App, given: JsonObject) -> Any:
     match wire.step_of(given):
         case ListTools():
             return wire.observed({"tools": wire.tools_shown(app.tools)}, {})
@@ -139,8 +140,8 @@ async def _step(app: App, given: dict[str, Any]) -> Any:
             raise Mistake(ErrorCode.EXECUTION, "a step over HTTP has no task to finish: play it over a WebSocket (/ws)")
 
 
-def _task(what: str) -> Callable[[App, dict[str, Any]], Awaitable[Any]]:
-    async def answer(app: App, given: dict[str, Any]) -> Any:
+def _task(what: str) -> Callable[[App, JsonObject], Awaitable[Any]]:
+    async def answer(app: App, given: JsonObject) -> Any:
         return await asyncio.to_thread(tasks.answer, app, what, given)
 
     return answer

@@ -8,7 +8,6 @@ is the WebSocket's own. Without one each call has a world of its own.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -27,6 +26,7 @@ from palestra.net.mcp import (
     read_message,
     result_answer,
 )
+from palestra.util.json_types import JsonObject
 
 SERVER_ERROR = -32000
 SESSION_HEADER = "mcp-session-id"
@@ -73,7 +73,7 @@ class Rpc:
         return (await self._answered(session.app, session.team, Headers(), message, session))[1]
 
     async def _answered(
-        self, app: App, team: str, headers: Headers, message: dict[str, Any], session: Session | None
+        self, app: App, team: str, headers: Headers, message: JsonObject, session: Session | None
     ) -> Answer:
         params = message.get("params", {})
         try:
@@ -94,20 +94,20 @@ class Rpc:
         if session is not None:
             return message_answer(app, session.call, headers, message, ALWAYS_200)
 
-        def once(name: str, arguments: Any) -> ToolResult:
+        def once(name: str, arguments: object) -> ToolResult:
             return call_once(app, name, arguments)
 
         if message["method"] == "tools/call":
             return await asyncio.to_thread(message_answer, app, once, headers, message, ALWAYS_200)
         return message_answer(app, once, headers, message, ALWAYS_200)
 
-    def _found(self, app: App, team: str, params: dict[str, Any]) -> Session:
+    def _found(self, app: App, team: str, params: JsonObject) -> Session:
         found = self._sessions.find(named := params.get("session_id"), app, team)
         if found is None:
             raise RpcError(INVALID_PARAMS, f"Unknown session_id: {str(named)[:64]!r}; openenv/session/create makes one")
         return found
 
-    def _closed(self, app: App, team: str, params: dict[str, Any], own: Session | None) -> dict[str, Any]:
+    def _closed(self, app: App, team: str, params: JsonObject, own: Session | None) -> JsonObject:
         found = self._found(app, team, params)
         if found is own:
             raise RpcError(INVALID_REQUEST, "this is the connection's own session: it ends with the connection")
@@ -118,7 +118,7 @@ class Rpc:
         return {"session_id": found.id, "closed": True}
 
 
-def _result(message: dict[str, Any], result: dict[str, Any]) -> Answer:
+def _result(message: JsonObject, result: JsonObject) -> Answer:
     return result_answer(message["id"], msgspec.json.encode(result))
 
 

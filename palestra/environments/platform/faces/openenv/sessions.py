@@ -10,13 +10,12 @@ import contextlib
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
-from palestra.environments.platform.answering import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.app import App
 from palestra.environments.platform.faces.openenv import wire
 from palestra.environments.platform.faces.openenv.tasks import task_for
 from palestra.environments.platform.faces.openenv.wire import Action, CallTool, ErrorCode, Finish, Mistake, Reset
+from palestra.environments.platform.golden import ANSWER_TOOL, SUBMIT
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import Pool
 from palestra.environments.platform.pool_records import InstanceGone, Wanted
@@ -24,6 +23,7 @@ from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verdicts import Verdict, verify
 from palestra.net.mcp import ToolResult
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ class Session:
     is_closing: bool = False
     """Somebody wants it closed: when the WebSocket has gone."""
 
-    async def reset(self, asked: Reset) -> dict[str, Any]:
+    async def reset(self, asked: Reset) -> JsonObject:
         task = await asyncio.to_thread(task_for, self.app, asked)
         self.pool.replace(self.instance_id, task.seed.key)
         self.task, self.steps, self.calls, self.is_done = task, 0, 0, False
         self.episode_id = asked.episode_id or secrets.token_hex(ID_BYTES)
         return first_observation(task)
 
-    def step(self, action: Action) -> dict[str, Any]:
+    def step(self, action: Action) -> JsonObject:
         match action:
             case CallTool(tool_name=name, arguments=arguments):
                 if name == ANSWER_TOOL and self._is_answered:
@@ -71,7 +71,7 @@ class Session:
                 extra = [SUBMIT] if self._is_answered else []
                 return wire.observed({"tools": wire.tools_shown([*self.app.tools, *extra])}, {})
 
-    def call(self, name: str, arguments: Any) -> ToolResult:
+    def call(self, name: str, arguments: object) -> ToolResult:
         """Raises Mistake where the episode is over, or the task allows no more calls."""
         self._check_running()
         if self._has_no_turn:
@@ -80,7 +80,7 @@ class Session:
             self.steps, self.calls = self.steps + 1, self.calls + 1
             return instance.call(name, arguments)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         key = None if self.task is None else str(self.task.key)
         return {"episode_id": self.episode_id, "step_count": self.steps, "task_key": key, "done": self.is_done}
 
@@ -101,7 +101,7 @@ class Session:
         if self.is_done:
             raise Mistake(ErrorCode.EXECUTION, "the episode is over: reset for another")
 
-    def _finish(self, answer: Any) -> dict[str, Any]:
+    def _finish(self, answer: object) -> JsonObject:
         """The verifier looks once: an episode that is over stays so."""
         self._check_running()
         if self.task is None:
@@ -109,13 +109,13 @@ class Session:
         given = None if answer is None else str(answer)
         return self._judged(self.task, given, {"answer": given}, "finished")
 
-    def _run_out(self, name: str) -> dict[str, Any]:
+    def _run_out(self, name: str) -> JsonObject:
         """One call too many: it is not made, and the state as it is counts, without an answer."""
         assert self.task is not None
         error = {"error_type": "execution_error", "message": f"{self._turns_told}: the episode is over"}
         return self._judged(self.task, None, {"tool_name": name, "result": None, "error": error}, "max_turns")
 
-    def _judged(self, task: PlatformTask, answer: str | None, fields: dict[str, Any], reason: str) -> dict[str, Any]:
+    def _judged(self, task: PlatformTask, answer: str | None, fields: JsonObject, reason: str) -> JsonObject:
         with self.pool.use(self.instance_id) as instance:
             self.steps, self.is_done = self.steps + 1, True
             verdict = _verdict(task, instance, answer)
@@ -173,7 +173,7 @@ class Sessions:
             return True
 
 
-def first_observation(task: PlatformTask) -> dict[str, Any]:
+def first_observation(task: PlatformTask) -> JsonObject:
     about = {
         "task_key": str(task.key),
         "split": task.key.split,
@@ -183,7 +183,7 @@ def first_observation(task: PlatformTask) -> dict[str, Any]:
     return wire.observed({"prompt": task.prompt, "variables": dict(task.variables)}, about)
 
 
-def call_once(app: App, name: str, arguments: Any) -> ToolResult:
+def call_once(app: App, name: str, arguments: object) -> ToolResult:
     """In a world that is gone afterwards."""
     instance = Instance(seed_named(app, DEFAULT_DATA))
     try:
@@ -195,6 +195,6 @@ def call_once(app: App, name: str, arguments: Any) -> ToolResult:
 def _verdict(task: PlatformTask, instance: Instance, answer: str | None) -> Verdict:
     try:
         return verify(task, instance, answer)
-    except Exception:
+    except Exception:  # a verifier that breaks is no verdict
         log.exception("the verifier of %s broke", task.key)
         return Verdict(score=None)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -50,7 +49,7 @@ class Sockets:
                 await socket.send_text(error_frame(ErrorCode.CAPACITY, str(e), **more))
             except Mistake as e:
                 await socket.send_text(error_frame(e.code, str(e)))
-            except Exception as e:
+            except Exception as e:  # told to the client before the connection ends
                 log.exception("an instance of %s could not be made", app.key)
                 await socket.send_text(error_frame(ErrorCode.FACTORY, f"the instance could not be made: {e}"))
             else:
@@ -112,7 +111,7 @@ class Sockets:
             return error_frame(e.code, str(e))
         except (InstanceGone, InstanceOver, asyncio.CancelledError):
             raise
-        except Exception:
+        except Exception:  # one step's: the connection goes on
             log.exception("a step in %s broke", session.app.key)
             return error_frame(ErrorCode.EXECUTION, "this broke, and changed nothing; it is in the platform's log")
 
@@ -144,5 +143,5 @@ async def _close(socket: WebSocket) -> None:
         await socket.close()
 
 
-def _bytes(text: Any) -> bytes:
+def _bytes(text: str | bytes) -> bytes:
     return text.encode(errors="surrogatepass") if isinstance(text, str) else text

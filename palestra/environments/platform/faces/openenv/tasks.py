@@ -16,6 +16,7 @@ from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.faces.openenv.wire import ErrorCode, Mistake, Reset
 from palestra.environments.platform.task_records import FIRST_EVAL, MAX_NUMBER, PlatformTask, TaskKey
 from palestra.environments.platform.tasks import make_task
+from palestra.util.json_types import JsonObject
 
 SPLITS = {"train": range(FIRST_EVAL), "eval": range(FIRST_EVAL, MAX_NUMBER)}
 TYPES = {"train": "train", "eval": "validation"}
@@ -56,7 +57,7 @@ def key_at(app: App, split: str, index: int) -> TaskKey:
     return TaskKey(app.key, template.name, template.difficulty, _numbers(split)[number])
 
 
-def answer(app: App, what: str, given: dict[str, Any]) -> dict[str, Any]:
+def answer(app: App, what: str, given: JsonObject) -> JsonObject:
     """`what` as the path ends."""
     match what:
         case "num_tasks":
@@ -110,7 +111,7 @@ def _numbers(split: str) -> range:
     return SPLITS[split]
 
 
-def _told(app: App, split: str, index: int) -> dict[str, Any]:
+def _told(app: App, split: str, index: int) -> JsonObject:
     task = make_task(key_at(app, split, index))
     return {
         "task_key": str(task.key),
@@ -123,7 +124,7 @@ def _told(app: App, split: str, index: int) -> dict[str, Any]:
     }
 
 
-def _asked(given: dict[str, Any], kind: Any) -> Any:
+def _asked(given: JsonObject, kind: object) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as e:

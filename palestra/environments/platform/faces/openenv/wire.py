@@ -15,6 +15,7 @@ import msgspec
 from palestra.environments.platform.app import App
 from palestra.environments.platform.errors import PlatformError
 from palestra.net.mcp import ListedTool, ToolResult
+from palestra.util.json_types import JsonObject
 
 API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` looks at the first number
 MAX_EPISODE_ID = 255
@@ -43,18 +44,18 @@ class Mistake(PlatformError):
 
 
 class ListTools(msgspec.Struct, tag_field="type", tag="list_tools", forbid_unknown_fields=True):
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
 
 
 class CallTool(msgspec.Struct, tag_field="type", tag="call_tool", forbid_unknown_fields=True, kw_only=True):
     tool_name: str
-    arguments: dict[str, Any] = {}
-    metadata: dict[str, Any] = {}
+    arguments: JsonObject = {}
+    metadata: JsonObject = {}
 
 
 class Finish(msgspec.Struct, tag_field="type", tag="finish", forbid_unknown_fields=True):
     answer: str | int | None = None
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
 
 
 Action = ListTools | CallTool | Finish
@@ -71,22 +72,22 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Step(msgspec.Struct):
-    action: dict[str, Any]
+    action: JsonObject
     timeout_s: float | None = None
     """Accepted: a call here takes less than anybody would wait."""
 
 
 class Frame(msgspec.Struct, forbid_unknown_fields=True):
     type: str = ""
-    data: dict[str, Any] = {}
+    data: JsonObject = {}
 
 
-def action_of(given: dict[str, Any]) -> Action:
+def action_of(given: JsonObject) -> Action:
     """A call may leave its type out, as in OpenEnv's own models."""
     return _read({"type": "call_tool", **given} if "tool_name" in given else given, Action, "action")
 
 
-def reset_of(given: dict[str, Any]) -> Reset:
+def reset_of(given: JsonObject) -> Reset:
     found = _read(given, Reset, "reset")
     if (found.seed or 0) < 0 or (found.index or 0) < 0:
         raise Mistake(ErrorCode.VALIDATION, "reset: seed and index are not below 0")
@@ -95,7 +96,7 @@ def reset_of(given: dict[str, Any]) -> Reset:
     return found
 
 
-def step_of(given: dict[str, Any]) -> Action:
+def step_of(given: JsonObject) -> Action:
     found = _read(given, Step, "step")
     if found.timeout_s is not None and not found.timeout_s > 0:
         raise Mistake(ErrorCode.VALIDATION, "step: timeout_s is above 0")
@@ -110,7 +111,7 @@ def frame_of(text: str | bytes) -> Frame:
     return _read(given, Frame, "message")
 
 
-def _read(given: Any, kind: Any, what: str) -> Any:
+def _read(given: object, kind: object, what: str) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as e:
@@ -120,15 +121,13 @@ def _read(given: Any, kind: Any, what: str) -> Any:
 # What goes out
 
 
-def observed(
-    fields: dict[str, Any], metadata: dict[str, Any], reward: float | None = None, done: bool = False
-) -> dict[str, Any]:
+def observed(fields: JsonObject, metadata: JsonObject, reward: float | None = None, done: bool = False) -> JsonObject:
     """Metadata is said twice, as OpenEnv does: typed clients look in one place, generic ones in the other."""
     told = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
     return {**told, "metadata": metadata} if metadata else told
 
 
-def called(name: str, result: ToolResult) -> dict[str, Any]:
+def called(name: str, result: ToolResult) -> JsonObject:
     """The result is the tool's own text, byte for byte, also where it tells what went wrong."""
     error = None
     if result.is_error:
@@ -137,22 +136,22 @@ def called(name: str, result: ToolResult) -> dict[str, Any]:
     return observed({"tool_name": name, "result": msgspec.Raw(result.text.encode()), "error": error}, {})
 
 
-def tools_shown(tools: Iterable[ListedTool]) -> list[dict[str, Any]]:
+def tools_shown(tools: Iterable[ListedTool]) -> list[JsonObject]:
     return [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
 
 
-def frame(kind: str, data: Any) -> str:
+def frame(kind: str, data: object) -> str:
     return msgspec.json.encode({"type": kind, "data": data}).decode()
 
 
-def error_frame(code: ErrorCode, message: str, **more: Any) -> str:
+def error_frame(code: ErrorCode, message: str, **more: object) -> str:
     return frame("error", {"message": message, "code": code, **more})
 
 
 # What an app says of itself
 
 
-def metadata(app: App) -> dict[str, Any]:
+def metadata(app: App) -> JsonObject:
     return {
         "name": app.key,
         "description": app.description,
@@ -182,7 +181,7 @@ _STATE_FIELDS = {
 
 
 @cache
-def schemas() -> dict[str, Any]:
+def schemas() -> JsonObject:
     return {
         "action": {"title": "Action", **msgspec.json.schema(Action)},
         "observation": {"title": "Observation", "type": "object", "properties": _STEP_FIELDS},
@@ -209,7 +208,7 @@ PATHS = {
 
 
 @cache
-def openapi(app: str) -> dict[str, Any]:
+def openapi(app: str) -> JsonObject:
     paths = {
         path: {method: {"summary": summary, "responses": {"200": {"description": "as asked"}}}}
         for path, (method, summary) in PATHS.items()

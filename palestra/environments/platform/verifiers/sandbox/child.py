@@ -21,6 +21,7 @@ from palestra.environments.platform.verifiers.sandbox.databases import DatabaseS
 from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
 from palestra.environments.platform.verifiers.sandbox.scores import score_of
 from palestra.environments.walls import jail
+from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """
     base64 bisect calendar collections copy dataclasses datetime decimal difflib enum fractions functools hashlib heapq
@@ -89,7 +90,7 @@ def _answer(pipe: int, data: bytes) -> None:
     os._exit(0)  # nothing of the verifier's runs after its answer
 
 
-def _outcome(header: dict[str, Any], env: Environment) -> dict[str, Any]:
+def _outcome(header: JsonObject, env: Environment) -> JsonObject:
     """An assertion that fails is a verdict; whatever else the verifier raises is none."""
     try:
         function = _function_in(header["source"])
@@ -111,7 +112,7 @@ def _text(said: str) -> str:
     return said.encode(errors="replace").decode()
 
 
-def _function_in(source: str) -> Any:
+def _function_in(source: str) -> object:
     """The first one in the text."""
     names = {
         "TASK_SUCCESSFUL_SCORE": helpers.TASK_SUCCESSFUL_SCORE,
@@ -137,10 +138,10 @@ def _function_in(source: str) -> Any:
     raise ValueError("there is no function in the verifier's source")
 
 
-def _called(function: Any, env: Environment, header: dict[str, Any]) -> Any:
+def _called(function: Any, env: Environment, header: JsonObject) -> Any:
     """With `env`, the answer where there is a second parameter, and `conversation` wherever that is declared."""
     parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in VARIADIC]
-    given: dict[str, Any] = {}
+    given: JsonObject = {}
     for place, one in enumerate(parameters[1:]):
         if one.name == "conversation":
             given[one.name] = header["conversation"]

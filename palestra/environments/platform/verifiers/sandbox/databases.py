@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
 from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, part_of
 from palestra.environments.platform.verifiers.sandbox.queries import QueryBuilder
+from palestra.util.json_types import JsonMapping
 
 
 class DatabaseSnapshot(MemoryDatabase):
@@ -21,7 +21,7 @@ class DatabaseSnapshot(MemoryDatabase):
     def diff(self, other: DatabaseSnapshot, ignore_config: IgnoreConfig | None = None) -> SnapshotDiff:
         return SnapshotDiff(self, other, ignore_config)
 
-    def expect_row(self, table: str, where: Mapping[str, Any], expect: Mapping[str, Any]) -> DatabaseSnapshot:
+    def expect_row(self, table: str, where: JsonMapping, expect: JsonMapping) -> DatabaseSnapshot:
         found = self.table(table).where(where).assert_exists()
         for column, value in expect.items():
             found.assert_eq(column, value)
@@ -30,10 +30,10 @@ class DatabaseSnapshot(MemoryDatabase):
     def expect_rows(
         self,
         table: str,
-        where: Mapping[str, Any],
+        where: JsonMapping,
         *,
         count: int | None = None,
-        contains: Iterable[Mapping[str, Any]] = (),
+        contains: Iterable[JsonMapping] = (),
     ) -> DatabaseSnapshot:
         found = self.table(table).where(where)
         if count is not None:
@@ -43,7 +43,7 @@ class DatabaseSnapshot(MemoryDatabase):
                 raise AssertionError(f"Expected a row matching {dict(wanted)} in {table}")
         return self
 
-    def expect_absent_row(self, table: str, where: Mapping[str, Any]) -> DatabaseSnapshot:
+    def expect_absent_row(self, table: str, where: JsonMapping) -> DatabaseSnapshot:
         self.table(table).where(where).assert_none()
         return self
 

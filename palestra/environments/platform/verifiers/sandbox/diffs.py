@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.util.json_types import JsonMapping, JsonObject
 
-Spec = Mapping[str, Any]
+Spec = JsonMapping
 ROWID = "rowid"
 ADDED, REMOVED = "__added__", "__removed__"
 KINDS = ("insert", "modify", "delete")
@@ -168,7 +169,7 @@ def _wrong_modification(change: RowChange, spec: Spec, is_exact: bool) -> str | 
     return _wrong_value(wanted, shown)
 
 
-def _wrong_value(wanted: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+def _wrong_value(wanted: JsonMapping, row: JsonMapping) -> str | None:
     for name, value in row.items():
         if name not in wanted:
             return f"field '{name}' is not listed"
@@ -177,7 +178,7 @@ def _wrong_value(wanted: Mapping[str, Any], row: Mapping[str, Any]) -> str | Non
     return None
 
 
-def _fields(listed: Sequence[Any]) -> dict[str, Any]:
+def _fields(listed: Sequence[Any]) -> JsonObject:
     for item in listed:
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"a field is a pair (name, value), found {item!r}")

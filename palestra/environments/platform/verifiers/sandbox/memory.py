@@ -9,7 +9,9 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-Row = dict[str, Any]
+from palestra.util.json_types import JsonObject
+
+Row = JsonObject
 NAMES = (
     "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
     "AND name NOT IN ('_changes', '_events', '_facts') ORDER BY name"

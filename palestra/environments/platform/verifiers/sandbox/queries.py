@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from palestra.environments.platform.verifiers.sandbox.memory import MemoryDatabase, Row
+from palestra.util.json_types import JsonMapping
 
 
 class Count(int):
@@ -90,7 +91,7 @@ class QueryBuilder:
     def not_null(self, column: str) -> QueryBuilder:
         return self._if(f"{column} IS NOT NULL")
 
-    def where(self, wanted: Mapping[str, Any]) -> QueryBuilder:
+    def where(self, wanted: JsonMapping) -> QueryBuilder:
         found = self
         for column, value in wanted.items():
             found = found.eq(column, value)

@@ -9,8 +9,6 @@ import ast
 import json
 import re
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct
 
@@ -21,6 +19,7 @@ from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
+from palestra.util.json_types import JsonMapping, JsonObject
 
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -56,12 +55,12 @@ class CodeGen(ResourcesServer[CodeSettings]):
         super().__init__(instance, peers)
         self._sandbox = sandbox_named(self.settings.sandbox, self.settings.num_processes)
 
-    async def verify(self, response: dict[str, Any], verifier_metadata: Metadata) -> Mapping[str, Any]:
+    async def verify(self, response: JsonObject, verifier_metadata: Metadata) -> JsonMapping:
         tests = verifier_metadata.unit_tests
         if len(tests.inputs) != len(tests.outputs):
             raise BadCall(422, f"unit_tests have {len(tests.inputs)} inputs and {len(tests.outputs)} outputs")
         code = program_in(output_text(response))
-        told: dict[str, Any] = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
+        told: JsonObject = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
         if code is None:
             return {"reward": 0.0, "result": [], **told}
         program = Program(
@@ -80,11 +79,11 @@ class CodeGen(ResourcesServer[CodeSettings]):
             told["errors"] = [one.error for one in outcomes]
         return {"reward": float(bool(passed) and all(passed)), "result": passed, **told}
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         by_level = subset_metrics(tasks, "difficulty", answer_key="extracted_model_code")
         return pass_metrics(tasks, answer_key="extracted_model_code") | by_level
 
-    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def key_metrics(self, metrics: JsonObject) -> JsonObject:
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}")
         return {name: value for kind in kinds for name, value in highest_k(metrics, kind, ["accuracy"]).items()}
 

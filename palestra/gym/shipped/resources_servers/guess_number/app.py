@@ -5,8 +5,6 @@ Owns: the rules. Never touches: how guesses come about.
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from palestra.gym.grading.answers import last_number
@@ -14,6 +12,7 @@ from palestra.gym.servers.gymnasium import GymnasiumServer, Start, Step
 from palestra.gym.servers.resources import ResourcesSettings
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
+from palestra.util.json_types import JsonObject
 
 
 class Game(Struct):
@@ -27,7 +26,7 @@ class GuessNumber(GymnasiumServer[ResourcesSettings]):
         session.state = Game(secret, guesses, guesses)
         return Start(observation=f"I think of a number from {low} to {high}. You have {guesses} guesses. What is it?")
 
-    async def step(self, session: Session, response: dict[str, Any]) -> Step:
+    async def step(self, session: Session, response: JsonObject) -> Step:
         game: Game = session.state
         guess = _guess(output_text(response))
         game.guesses_left -= 1

@@ -5,13 +5,13 @@ Owns: rewards. Never touches: the checks themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, TypeGuard
 
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 from palestra.gym.shipped.resources_servers.instruction_following.checks import CHECKS, follows
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import did_you_mean
 
 MODES = ("binary", "fraction")
@@ -23,15 +23,15 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
 
     async def verify(
         self,
-        response: dict[str, Any],
-        verifier_metadata: dict[str, Any] | None = None,
+        response: JsonObject,
+        verifier_metadata: JsonObject | None = None,
         instruction_id_list: list[str] | None = None,
-        kwargs: list[dict[str, Any] | None] | None = None,
+        kwargs: list[JsonObject | None] | None = None,
         grading_mode: Literal["binary", "fraction"] | None = None,
-    ) -> Mapping[str, Any]:
+    ) -> JsonMapping:
         """Older rows have the instructions beside `verifier_metadata`, newer ones in it."""
         beside = dict(zip(FIELDS, (instruction_id_list, kwargs, grading_mode), strict=True))
-        told: dict[str, Any] = {name: value for name, value in beside.items() if value is not None}
+        told: JsonObject = {name: value for name, value in beside.items() if value is not None}
         told |= verifier_metadata or {}
         names, arguments = told.get("instruction_id_list"), told.get("kwargs")
         if not _are_texts(names) or not isinstance(arguments, list) or len(arguments) != len(names):
@@ -49,7 +49,7 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
             "share_followed": share,
         }
 
-    def _follows(self, name: str, text: str, given: Mapping[str, Any]) -> bool:
+    def _follows(self, name: str, text: str, given: JsonMapping) -> bool:
         if name not in CHECKS:
             raise BadCall(422, f"nobody here can check {name!r}; {did_you_mean(name, sorted(CHECKS))}")
         try:

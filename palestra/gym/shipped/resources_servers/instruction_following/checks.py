@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+
+from palestra.util.json_types import JsonMapping
 
 Check = Callable[..., bool]
 
@@ -29,7 +30,7 @@ def check(name: str) -> Callable[[Check], Check]:
     return added
 
 
-def follows(name: str, text: str, arguments: Mapping[str, Any]) -> bool:
+def follows(name: str, text: str, arguments: JsonMapping) -> bool:
     """Whether the text does as told. Raises KeyError for an id nobody knows, TypeError for wrong arguments."""
     given = {key: value for key, value in arguments.items() if value is not None}
     return bool(text.strip()) and CHECKS[name](text, **given)

@@ -5,9 +5,7 @@ Owns: the three comparisons and their order. Never touches: the problems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from msgspec import field
 
@@ -19,6 +17,7 @@ from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.settings import Reference
+from palestra.util.json_types import JsonMapping, JsonObject
 
 CHILD = "palestra.gym.grading.math_child"
 SAME, DIFFERENT = "[[SAME]]", "[[DIFFERENT]]"
@@ -49,7 +48,7 @@ class MathSettings(ResourcesSettings, frozen=True, kw_only=True):
     library_verifier_max_concurrency: int | None = None
     should_use_judge: bool = False
     judge_model_server: Reference | None = None
-    judge_responses_create_params: dict[str, Any] = field(default_factory=dict)
+    judge_responses_create_params: JsonObject = field(default_factory=dict)
 
 
 class Math(ResourcesServer[MathSettings]):
@@ -63,11 +62,11 @@ class Math(ResourcesServer[MathSettings]):
         await self._children.close()
         await super().close()
 
-    async def verify(self, response: dict[str, Any], expected_answer: str, question: str = "") -> Mapping[str, Any]:
+    async def verify(self, response: JsonObject, expected_answer: str, question: str = "") -> JsonMapping:
         text = output_text(response)
         said = self._extracted(text)
         is_right = said is not None and canonical(said) == canonical(expected_answer)
-        told: dict[str, Any] = {"extracted_answer": said}
+        told: JsonObject = {"extracted_answer": said}
         if not is_right and self.settings.symbolic and text.strip():
             is_right = await self._is_equal(expected_answer, said or text, told)
         told["library_reward"] = float(is_right)
@@ -76,14 +75,14 @@ class Math(ResourcesServer[MathSettings]):
             told["judge_reward"] = float(is_right)
         return {"reward": float(is_right), **told}
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
-        def scores(rollout: Mapping[str, Any]) -> dict[str, float]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+        def scores(rollout: JsonMapping) -> dict[str, float]:
             symbolic = {"symbolic_accuracy": rollout["library_reward"]} if "library_reward" in rollout else {}
             return symbolic | ({"judge_accuracy": rollout["reward"]} if "judge_reward" in rollout else {})
 
         return pass_metrics(tasks, scores, answer_key="extracted_answer")
 
-    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def key_metrics(self, metrics: JsonObject) -> JsonObject:
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
         found = {name: value for kind in kinds for name, value in highest_k(metrics, kind, None, ["no_answer"]).items()}
         return found | {"mean/reward": metrics.get("mean/reward")}
@@ -97,7 +96,7 @@ class Math(ResourcesServer[MathSettings]):
             case AnswerFrom.LAST_NUMBER:
                 return last_number(text)
 
-    async def _is_equal(self, expected: str, said: str, told: dict[str, Any]) -> bool:
+    async def _is_equal(self, expected: str, said: str, told: JsonObject) -> bool:
         boxed = said if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{said}}}"
         try:
             found = await self._children.ask(

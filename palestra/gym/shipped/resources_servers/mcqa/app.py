@@ -6,9 +6,8 @@ Owns: reading the letter. Never touches: the questions.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 from palestra.gym.grading.answers import after_label, last_boxed, unwrapped
 from palestra.gym.grading.children import ChildError, Children
@@ -17,6 +16,7 @@ from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
+from palestra.util.json_types import JsonMapping, JsonObject
 
 CHILD = "palestra.gym.grading.pattern_child"
 Options = list[dict[str, str | None]]
@@ -56,12 +56,12 @@ class Mcqa(ResourcesServer[McqaSettings]):
 
     async def verify(
         self,
-        response: dict[str, Any],
+        response: JsonObject,
         expected_answer: str,
         options: Options | None = None,
         grading_mode: GradingMode = GradingMode.STRICT_BOXED,
-        template_metadata: dict[str, Any] | None = None,
-    ) -> Mapping[str, Any]:
+        template_metadata: JsonObject | None = None,
+    ) -> JsonMapping:
         text = output_text(response)
         patterns = (template_metadata or {}).get("output_regex")
         problem: dict[str, str] = {}
@@ -79,10 +79,10 @@ class Mcqa(ResourcesServer[McqaSettings]):
         question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
         return await self._children.ask(question, self.settings.regex_timeout_seconds)
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         return pass_metrics(tasks, answer_key="extracted_answer")
 
-    def key_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def key_metrics(self, metrics: JsonObject) -> JsonObject:
         tokens = {name: metrics[name] for name in ("mean/input_tokens", "mean/output_tokens") if name in metrics}
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
         return tokens | {name: value for kind in kinds for name, value in highest_k(metrics, kind).items()}

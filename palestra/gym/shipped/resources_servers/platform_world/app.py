@@ -5,17 +5,17 @@ Owns: one instance of an app for each session. Never touches: how apps work, how
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, make_task, verify
-from palestra.environments.platform.answering import ANSWER_TOOL
+from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
+from palestra.util.json_types import JsonMapping, JsonObject
 
 ANSWER_SPEC = {
     "type": "function",
@@ -33,7 +33,7 @@ class Play(Struct):
 
 
 class PlatformWorld(ResourcesServer[ResourcesSettings]):
-    async def seed_session(self, session: Session, task_key: str) -> Mapping[str, Any]:
+    async def seed_session(self, session: Session, task_key: str) -> JsonMapping:
         task = _task(task_key)
         session.state = Play(task, Instance(task.seed, variables=task.variables))
         return {}
@@ -49,7 +49,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         play.answer = answer
         return '{"status": "noted"}'
 
-    async def verify(self, session: Session, response: dict[str, Any], task_key: str) -> Mapping[str, Any]:
+    async def verify(self, session: Session, response: JsonObject, task_key: str) -> JsonMapping:
         play: Play = session.state
         verdict = verify(play.task, play.instance, play.answer or output_text(response))
         if verdict.score is None:
@@ -58,7 +58,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         told = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
         return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **told}
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         """Success by app and difficulty."""
         rewards: dict[str, list[float]] = {}
         for one in (rollout for task in tasks for rollout in task):
@@ -69,7 +69,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         state.instance.close()
 
 
-def row_of(task_key: str, agent: str | None = None) -> dict[str, Any]:
+def row_of(task_key: str, agent: str | None = None) -> JsonObject:
     """A row for the data file of this server."""
     task = _task(task_key)
     tools = [

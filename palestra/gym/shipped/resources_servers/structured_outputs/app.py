@@ -11,7 +11,7 @@ import io
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from referencing.exceptions import Unresolvable
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import function_calls, output_text
+from palestra.util.json_types import JsonMapping, JsonObject
 
 _FENCE = re.compile(r"^```\w*[ \t]*\n(.*?)\n?```$", re.DOTALL)
 
@@ -36,7 +37,7 @@ class SchemaType(StrEnum):
 
 
 class Unfit(Exception):
-    """Of the answer. Its kind, and what is wrong."""
+    """The answer does not fit: its kind, and what is wrong."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -48,13 +49,13 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
 
     async def verify(
         self,
-        response: dict[str, Any],
+        response: JsonObject,
         schema_str: str,
         schema_type: SchemaType = SchemaType.JSON,
         response_mode: Literal["text", "tool_call"] | None = "text",
         tool_name: str | None = None,
         tool_payload_key: str | None = None,
-    ) -> Mapping[str, Any]:
+    ) -> JsonMapping:
         validator = _validator(schema_str)
         try:
             if response_mode == "tool_call":
@@ -66,7 +67,7 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
             return {"reward": 0.0, "error_type": error.kind, "error_message": str(error)[:500]}
         return {"reward": 1.0, "error_type": None, "error_message": None}
 
-    def compute_metrics(self, tasks: list[list[Mapping[str, Any]]]) -> dict[str, Any]:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         by_type: dict[str, list[float]] = {}
         for one in (rollout for task in tasks for rollout in task):
             by_type.setdefault(one.get("schema_type", SchemaType.JSON), []).append(one.get("reward", 0.0))
@@ -83,7 +84,7 @@ def parsed(text: str, kind: SchemaType) -> Any:
         raise Unfit("parse_error", f"not {kind}: {error}") from error
 
 
-def payload_of(response: Mapping[str, Any], name: str | None, key: str | None) -> Any:
+def payload_of(response: JsonMapping, name: str | None, key: str | None) -> Any:
     """The arguments of the one call there is. Raises Unfit."""
     calls = function_calls(response.get("output", []))
     if len(calls) != 1:
@@ -122,7 +123,7 @@ def _validator(schema: str) -> Draft202012Validator:
     return Draft202012Validator(found, registry=Registry())  # one that fetches nothing
 
 
-def _rows(text: str) -> list[dict[str, Any]]:
+def _rows(text: str) -> list[JsonObject]:
     """With numbers where all of a cell is one."""
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows = list(reader)

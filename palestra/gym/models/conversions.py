@@ -1,0 +1,112 @@
+"""A Responses request as a chat request, and a chat answer as a response.
+
+Owns: which fields have another name there, thoughts in think tags, ids on the last item, what an endpoint counted.
+Never touches: items and tools (`palestra.chat.responses_input`, `responses_output`), settings of a server, the network.
+"""
+
+from __future__ import annotations
+
+import re
+
+from palestra.chat import responses_output as written
+from palestra.chat.responses_input import (
+    ChatDialect,
+    ItemError,
+    chat_format,
+    chat_messages,
+    chat_tool_choice,
+    chat_tools,
+)
+from palestra.chat.responses_output import call_item, ending, message_item, new_id, reasoning_item, text_part
+from palestra.gym.errors import BadRequest
+from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.util.json_types import JsonMapping, JsonObject
+
+SAME = ("metadata", "service_tier", "store", "temperature", "top_p", "user")
+"""Fields that both APIs have in the same words."""
+
+
+def chat_request(params: JsonMapping, *, with_ids: bool) -> JsonObject:
+    """`params` as `requests.checked` gives them; the model's name is the caller's to add. Raises BadRequest."""
+    try:
+        found = chat_messages(params["input"], params.get("instructions"), ChatDialect.PLAIN, with_ids=with_ids)
+        said = _tools(params)
+    except ItemError as e:
+        place = e.place if e.field is None else (*e.place, e.field)
+        raise BadRequest(place, str(e), given=e.given) from None
+    body: JsonObject = {"messages": [one.message for one in found]}
+    body |= {key: params[key] for key in SAME if key in params}
+    if "max_output_tokens" in params:
+        body["max_tokens"] = params["max_output_tokens"]
+    if params.get("top_logprobs"):
+        body |= {"logprobs": True, "top_logprobs": params["top_logprobs"]}
+    effort = params.get("reasoning", {}).get("effort")
+    if effort is not None:
+        body["reasoning_effort"] = effort
+    asked = chat_format(params.get("text", {}).get("format"))
+    return body | said | ({} if asked is None else {"response_format": asked})
+
+
+def _tools(params: JsonMapping) -> JsonObject:
+    tools, choice = params.get("tools"), params.get("tool_choice")
+    if not tools:
+        if choice == "required":
+            raise ItemError(("tool_choice",), "tool_choice='required' requires at least one tool")
+        return {}
+    chosen: JsonObject = {"tools": chat_tools(tools, without=["strict"])}
+    nameless = next((at for at, one in enumerate(chosen["tools"]) if "name" not in one["function"]), None)
+    if nameless is not None:
+        raise ItemError(("tools", nameless), "a function needs a name")
+    if choice is not None:
+        chosen["tool_choice"] = chat_tool_choice(choice, ChatDialect.PLAIN)
+    if "parallel_tool_calls" in params:
+        chosen["parallel_tool_calls"] = params["parallel_tool_calls"]
+    return chosen
+
+
+THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def response(params: JsonMapping, completion: JsonMapping, *, model: str, has_thoughts: bool) -> JsonObject:
+    """`completion` has its thinking in think tags and its ids on the message; only its first choice counts."""
+    choice = completion["choices"][0]
+    created = completion.get("created")
+    return written.response_body(
+        params,
+        model=model,
+        created_at=float(created) if created else None,
+        output=output_items(choice["message"], has_thoughts=has_thoughts),
+        usage=usage(completion.get("usage")),
+        **ending(INCOMPLETE.get(choice.get("finish_reason"))),
+    )
+
+
+def output_items(message: JsonMapping, *, has_thoughts: bool) -> list[JsonObject]:
+    """Reasoning, text, calls, in this order; ids on the last of them."""
+    text = message.get("content") or ""
+    thoughts: list[str] = []
+    if has_thoughts and "<think>" in text:
+        thoughts = THOUGHT.findall(text)
+        text = THOUGHT.sub("", text)
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+    items = written.output_items(
+        reasoning_item(new_id("rs"), thoughts) if thoughts else None,
+        message_item(new_id("msg"), [text_part(text)]),
+        [call_item(call_id, function["name"], function["arguments"]) for call_id, function in calls],
+        has_text=bool(text),
+    )
+    if message.get("prompt_token_ids") is not None:
+        items[-1] |= {key: message[key] for key in TOKEN_FIELDS}
+        if message.get(ROUTED_EXPERTS) is not None:
+            items[-1][ROUTED_EXPERTS] = message[ROUTED_EXPERTS]
+    return items
+
+
+def usage(told: JsonMapping | None) -> JsonObject | None:
+    if not told:
+        return None
+    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens")
+    reasoned = (told.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    read, generated = told.get("prompt_tokens") or 0, told.get("completion_tokens") or 0
+    return written.usage_body(read, generated, cached=cached, reasoned=reasoned)
