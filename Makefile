@@ -25,7 +25,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-ray nemo-gym demo cookbook clients lightning vllm check format bench house docs test-docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ help: ## this list
 	@mkdir -p .venv && date +%s > .venv/.begin
 	@$(PROGRESS) $(PYTHON) -m venv .venv
 	@if command -v nvidia-smi > /dev/null; then false; else $(TORCH_PIP) "$(TORCH)+cpu" 2> /dev/null; fi || $(TORCH_PIP) "$(TORCH)"
-	@$(PIP) --editable ".[engine,server,train,gym,dev]"
+	@$(PIP) --editable ".[engine,server,train,gym,dev,docs]"
 	@echo "set up in $$(( $$(date +%s) - $$(cat .venv/.begin) )) s"
 	@touch $@
 
@@ -146,7 +146,7 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
 
-check: .venv/.interpreter ## format, lint, types, import layers
+check: .venv/.interpreter docs ## format, lint, types, import layers, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -155,6 +155,13 @@ check: .venv/.interpreter ## format, lint, types, import layers
 format: .venv/.ready ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Strictly: a broken link, or something public without a description, fails. The variable silences an advertisement.
+docs: .venv/.ready ## the documentation site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+test-docs: .venv/.ready ## runs the commands that README and docs show
+	$(PYTEST) -m docs -rs --timeout 1800 tests/docs $(ARGS)
 
 bench: .venv/.ready ## one benchmark, ours beside its peers (BENCH=compute, ARGS=--quick)
 	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)

@@ -38,11 +38,15 @@ SHOWN = 40  # characters of the model's own text in a reason: enough to find the
 
 
 class ParsedCall(Struct, frozen=True, kw_only=True):
+    """A tool call that was read from what a model wrote."""
+
     name: str
     arguments: JsonObject
 
 
 class ParseFailure(Struct, frozen=True, kw_only=True):
+    """Why what a model wrote is no tool call."""
+
     reason: str
     """One line, for the model to read."""
 

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Config(BaseModel):
+    """A frozen pydantic model that refuses unknown keys; the text below a field is its description."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 

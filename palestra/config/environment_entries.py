@@ -16,6 +16,8 @@ from palestra.types.gym import is_gym
 
 
 class EnvironmentEntry(Config):
+    """An environment of a run, and which tasks of it are played."""
+
     name: str
     """A registered environment, or `package.module:Class`, or `skyrl_gym:ID`; or `gym` (`gym:NAME`), which is played by
     the servers of a gym."""
@@ -24,6 +26,7 @@ class EnvironmentEntry(Config):
     tasks: File | None = None
     """JSONL: one task in a line. Default: the environment's own."""
     eval_tasks: File | None = None
+    """JSONL: held-out tasks, for evaluation. Default: the environment's own."""
     config: dict[str, Any] = Field(default={})
     """`env_config` of the environment."""
     extras: dict[str, Any] = Field(default={})
@@ -40,6 +43,7 @@ class GymStart(Config):
     overrides: tuple[str, ...] = ()
     """KEY=VALUE, as on its command line."""
     search_dirs: tuple[Folder, ...] = ()
+    """Folders to look for configs and servers in, before the others."""
 
 
 class GymEntry(GymStart):

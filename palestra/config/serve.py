@@ -110,6 +110,7 @@ class ModelConfig(Config):
     threads: PositiveInt | None = None
     """Of the CPU. None: torch decides."""
     max_rank: PositiveInt = 256
+    """The highest LoRA rank that a client may ask for."""
     micro_batch_tokens: PositiveInt | None = None
     """None: from the model's size, so that a quantum takes some tens of milliseconds."""
     checkpointing: bool = False
@@ -117,6 +118,7 @@ class ModelConfig(Config):
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Of the time, while there is both training and sampling to do."""
     quantum_s: PositiveFloat = 0.03
+    """How long the worker samples before it looks whether it is training's turn."""
     numerics: Literal["exact", "fast"] = "exact"
     """How a GPU adds up matrix products. exact: a row's bits depend on that row alone, so sampler and trainer agree to
     the bit and a seeded request gives the same tokens in any batch. fast: cuBLAS may split long sums as it likes."""
@@ -130,6 +132,7 @@ class ModelConfig(Config):
     sampler_memory_bytes: PositiveInt = 1 << 30
     """Of kept samplers; the least recently used ones beyond it spill to disk."""
     snapshot_every_s: PositiveFloat = 10.0
+    """Seconds between snapshots of models in training: the most work that a crash repeats."""
     snapshot_every_bytes: PositiveInt = 64 << 20
     """Of training requests."""
     server_timeout_s: PositiveFloat = 30.0
@@ -163,6 +166,8 @@ class ModelConfig(Config):
 
 
 class Limits(Config):
+    """Bounds on what clients may send and keep."""
+
     max_body_bytes: PositiveInt = 256 << 20
     """Of one HTTP request, unpacked; beyond it 413."""
     head_timeout_s: PositiveFloat = 20.0
@@ -186,14 +191,17 @@ class EpisodesConfig(Config):
     """Of the broker that episodes are registered at, played from and read back: docs/episodes.md has more."""
 
     min_lease_s: PositiveFloat = 1.0
+    """The shortest lease; shorter ones that are asked for get this one."""
     max_lease_s: PositiveFloat = 3600.0
-    """Leases that are asked for are cut to these bounds."""
+    """The longest lease; longer ones that are asked for get this one."""
     max_wait_s: NonNegativeFloat = 60.0
     """How long a claim, or whoever reads results, may wait for the first one."""
     hold_calls_s: NonNegativeFloat = 60.0
     """How long a model call waits while its run is paused; then 503, and the SDK comes back."""
     max_task_bytes: PositiveInt = 1 << 20
+    """The largest task of an episode, as JSON."""
     max_result_bytes: PositiveInt = 1 << 20
+    """The largest result of an episode, as JSON."""
     max_leases: PositiveInt = 4096
     """Open ones of each client; beyond it 429."""
     max_waiting: PositiveInt = 10_000
@@ -245,6 +253,7 @@ DatabaseUrl = Annotated[str, AfterValidator(_known_database)]
 
 class ServeConfig(Config):
     host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on. Beyond loopback, keys are needed."""
     port: int = Field(default=8000, ge=0, le=65535)
     """0: any free one; the ready message says which."""
     state: Folder = Path(".palestra")
@@ -256,6 +265,7 @@ class ServeConfig(Config):
     checkpoints: Folder = Field(default_factory=lambda data: data["state"] / "checkpoints")
     """Default: in the state folder."""
     models: list[ModelConfig] = Field(default=[])
+    """The base models to serve. Empty: the bundled `ephebe`."""
     limits: Limits = Limits()
     episodes: EpisodesConfig = EpisodesConfig()
     tinkerscript: TinkerScriptConfig = TinkerScriptConfig()
@@ -294,6 +304,7 @@ class ServeConfig(Config):
     require_key: Literal["auto", "always"] = "auto"
     """auto: not on a loopback address without keys, where everyone is one owner and any key is accepted."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are still logged; `debug` has one for each request."""
     log_json: bool = False
     """JSON lines instead of text on stderr."""
     otlp_endpoint: str | None = None

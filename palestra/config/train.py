@@ -48,12 +48,15 @@ class AdvantageKind(StrEnum):
 
 
 class TrainModel(Config):
+    """The model to train, and the LoRA adapter on it."""
+
     name: str = EPHEBE
     """What the server calls it. Without `server`: a model folder, a Hugging Face id in the local cache, or the bundled
     `ephebe`."""
     tokenizer: Folder | None = None
     """A folder with tokenizer.json and a chat template. Default: the model's own; a server elsewhere needs it."""
     rank: PositiveInt = 16
+    """Rank of the LoRA adapter."""
     train_unembed: bool = True
     """Whether the adapter changes the unembedding, too. A server that samples with vLLM refuses it."""
     start_from: str | None = None
@@ -63,17 +66,24 @@ class TrainModel(Config):
 
 
 class RolloutConfig(Config):
+    """How rollouts are played and sampled."""
+
     style: Literal["async", "batched"] = "async"
     """async: each rollout goes at its own speed. batched: all rollouts take their turns together."""
     group_size: PositiveInt = 8
+    """Rollouts of each task, which are compared with each other."""
     groups_per_step: PositiveInt = 16
+    """Tasks of a training step."""
     max_tokens: TokenLimit = 256
     """Of one turn."""
     max_context: TokenLimit = 4096
     """Of prompt and turns together; a rollout without room for another turn ends."""
     temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
+    """Sampling temperature of rollouts."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only the likeliest tokens that together have this probability are drawn; 1 is off."""
     top_k: int = Field(default=-1, ge=-1)
+    """Only this many of the likeliest tokens are drawn; -1 is off."""
     timeout_s: PositiveFloat = 600.0
     """Of a whole rollout."""
     env_timeout_s: PositiveFloat = 60.0
@@ -85,7 +95,10 @@ class RolloutConfig(Config):
 
 
 class DataConfig(Config):
+    """How groups of rollouts become the rows of a batch."""
+
     max_sequence_length: TokenLimit = 4096
+    """Tokens of a row; what is longer loses its end."""
     overlong: Literal["mask", "keep"] = "mask"
     """mask: a rollout whose last turn was cut teaches nothing (DAPO's filter). keep: it counts as it was graded."""
     zero_variance: Literal["refill", "drop", "keep"] = "refill"
@@ -95,10 +108,13 @@ class DataConfig(Config):
 
 
 class PenaltyConfig(Config):
+    """What is taken off rewards before advantages are computed. Recorded rewards stay as they were."""
+
     length: NonNegativeFloat = 0.0
     """Taken off the reward, rising linearly over the last `length_window` tokens before `max_context` (DAPO's soft
     punishment)."""
     length_window: PositiveInt = 256
+    """Tokens over which the length penalty rises."""
     format: NonNegativeFloat = 0.0
     """Taken off where the environment reports `parse_error` in its metrics."""
     cut: NonNegativeFloat = 0.0
@@ -108,8 +124,13 @@ class PenaltyConfig(Config):
 
 
 class AlgorithmConfig(Config):
+    """How rewards become a gradient: advantages, loss, normalisation."""
+
     advantage: AdvantageKind = AdvantageKind.GRPO
+    """How a rollout is compared with its group: grpo divides by the group's standard deviation, mean_baseline does
+    not, leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length."""
     loss: Literal["importance_sampling", "ppo", "cispo", "dro", "gspo"] = "importance_sampling"
+    """The policy-gradient loss, as Tinker names them."""
     loss_config: dict[str, float] = Field(default={})
     """For the loss, as clip_low_threshold and clip_high_threshold of ppo."""
     normalize: Literal["tokens", "sequences", "none"] = "tokens"
@@ -122,19 +143,29 @@ class AlgorithmConfig(Config):
 
 
 class OptimizerConfig(Config):
+    """AdamW and its learning-rate schedule."""
+
     lr: PositiveFloat = 1e-4
+    """Learning rate."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of that mean, so that nothing is divided by 0."""
     weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay, times the learning rate."""
     grad_clip: NonNegativeFloat = 1.0
     """Of the global norm; 0 is off."""
     warmup_steps: NonNegativeInt = 0
+    """Steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """To zero at the last step."""
+    """How the learning rate falls, to zero at the last step; `constant`: it does not."""
 
 
 class EvalConfig(Config):
+    """Evaluation on held-out tasks."""
+
     every: NonNegativeInt = 10
     """Steps; 0: never. A run is also looked at before its first and after its last step."""
     tasks: PositiveInt = 100
@@ -142,12 +173,16 @@ class EvalConfig(Config):
     samples: PositiveInt = 1
     """For each task; pass@k is reported up to it."""
     temperature: float = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
+    """Sampling temperature of evaluations; 0 is greedy."""
     success: float = 1.0
     """A rollout with at least this reward counts as a success."""
 
 
 class EarlyStop(Config):
+    """When a run ends before its last step."""
+
     metric: str = "eval/success"
+    """The metric of evaluations that decides."""
     at_least: float | None = None
     """Stop when it gets there."""
     patience: PositiveInt | None = None
@@ -155,6 +190,8 @@ class EarlyStop(Config):
 
 
 class CheckpointConfig(Config):
+    """When weights and optimizer are saved, and how many of them are kept."""
+
     every: PositiveInt = 5
     """Steps. The last step is kept in any case."""
     keep: PositiveInt = 3
@@ -162,7 +199,10 @@ class CheckpointConfig(Config):
 
 
 class AsyncConfig(Config):
+    """Playing the next rollouts while the update runs."""
+
     enabled: bool = False
+    """Play while training, on weights that may be older by `max_staleness` versions."""
     max_staleness: NonNegativeInt = 1
     """In weight versions, between the weights a group was begun with and those it trains."""
     in_flight: Literal["finish", "drop"] = "finish"
@@ -190,7 +230,10 @@ class EpisodeRollouts(Config):
 
 
 class TrackerConfig(Config):
+    """An experiment tracker that gets the metrics of every step."""
+
     kind: Literal["wandb", "mlflow", "tensorboard"]
+    """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
     options: dict[str, Any] = Field(default={})
     """As the tracker's own init takes them."""
 
@@ -201,8 +244,11 @@ class RunConfig(Config):
     name: str | None = None
     """Folder in `runs`. Default: kind, time."""
     runs: Folder = Path("runs")
+    """Where the folders of runs are made."""
     seed: int = 0
+    """Fixes the order of tasks or rows, the adapter's first weights, and the seed of every sample."""
     steps: PositiveInt = 50
+    """Training steps of the whole run."""
     server: str | None = None
     """Address of a Tinker API. None: a server of its own, for this run, in the run's folder."""
     server_patience_s: PositiveFloat = 120.0
@@ -214,6 +260,7 @@ class RunConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
+    """Where metrics go besides the run's folder."""
 
 
 class ImitationConfig(Config):
@@ -225,12 +272,15 @@ class ImitationConfig(Config):
     steps: PositiveInt = 100
     """Optimizer steps, before the first step of GRPO."""
     batch_size: PositiveInt = 32
+    """Conversations of an optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
 class GrpoConfig(RunConfig):
     kind: Literal["grpo"] = "grpo"
+    """Reinforcement learning with groups of rollouts."""
     environments: list[EnvironmentEntry] = Field(min_length=1)
+    """What is played; several are mixed by their weights."""
     imitation: ImitationConfig | None = None
     """What to imitate before the first step."""
     rollout: RolloutConfig = RolloutConfig()
@@ -272,23 +322,32 @@ class GrpoConfig(RunConfig):
 
 class SftConfig(RunConfig):
     kind: Literal["sft"]
+    """Supervised fine-tuning on conversations."""
     data: File
     """JSONL: `messages` (and `tools`) in each line."""
     eval_data: File | None = None
+    """JSONL of held-out conversations, for `eval/loss`."""
     batch_size: PositiveInt = 32
+    """Conversations of an optimizer step."""
     max_sequence_length: TokenLimit = 4096
+    """Tokens of a row; what is longer loses its end."""
     train_on: Literal["all_assistant", "last_assistant"] = "all_assistant"
+    """Learn from all turns of the assistant, or from the last one only."""
     eval_every: NonNegativeInt = 10
+    """Steps between evaluations on `eval_data`; 0: never."""
 
 
 class DpoConfig(RunConfig):
     kind: Literal["dpo"]
+    """Direct preference optimisation on pairs of answers."""
     data: File
     """JSONL: `prompt` (messages), `chosen` and `rejected` (text or messages) in each line."""
     batch_size: PositiveInt = 16
     """Pairs."""
     beta: PositiveFloat = 0.1
+    """How strongly the policy is kept near the reference."""
     max_sequence_length: TokenLimit = 4096
+    """Tokens of an answer with its prompt; what is longer loses its end."""
 
 
 KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo": DpoConfig}

@@ -20,6 +20,8 @@ SHOWN_CHARS = 80  # of a value in a message
 
 
 class StepResult(Struct, kw_only=True):
+    """What a step came to, checked: messages, reward, and whether it is over."""
+
     observations: list[Message]
     reward: float | None
     """None: the environment could not grade it."""

@@ -40,6 +40,8 @@ class EnvConfig(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
+    """An entry of the registry: how an environment is made."""
+
     id: str
     entry_point: Callable[..., Any] | str
     """What makes the environment, or where that is: `package.module:Class`."""
@@ -80,6 +82,7 @@ def register(id: str, entry_point: Callable[..., Any] | str, kwargs: JsonMapping
 
 
 def deregister(id: str) -> None:  # noqa: A002
+    """Take an environment out of the registry. Raises UnknownEnvironment."""
     if id not in registry:
         raise _unknown(id)
     del registry[id]

@@ -14,13 +14,17 @@ from palestra.environments.tools import ToolGroup
 from palestra.util.json_types import JsonMapping, JsonObject
 
 MessageType = dict[str, str]
+"""A message: `role` and `content`."""
 ConversationType = list[MessageType]
+"""Messages in the order they were said."""
 
 ObsType = TypeVar("ObsType")
 ActType = TypeVar("ActType")
 
 
 class BaseTextEnvStepOutput(TypedDict):
+    """What `step` of a text environment returns."""
+
     observations: ConversationType
     """New messages, for the policy to read before its next turn."""
     reward: float | None

@@ -23,6 +23,8 @@ class tool:  # noqa: N801 - a decorator, called so in skyrl_gym
 
 
 class ToolGroup:
+    """A set of tools of an environment: its methods that are marked with `tool`."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         found = {key: getattr(type(self), key, None) for key in dir(type(self))}

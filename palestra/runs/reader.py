@@ -25,6 +25,8 @@ class RunNotFound(RunError, LookupError):
 
 
 class RunStatus(StrEnum):
+    """How a run stands."""
+
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
@@ -47,6 +49,8 @@ class Part(StrEnum):
 
 
 class FoundRollout(Struct):
+    """A rollout of a run, and where it was found."""
+
     run: str
     part: Part
     step: int
@@ -54,6 +58,8 @@ class FoundRollout(Struct):
 
 
 class RunReader:
+    """Reads the folder of a training run. Raises RunNotFound where it is none."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
         if not self.config_file.is_file():

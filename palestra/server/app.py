@@ -118,11 +118,12 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
 
 
 async def _healthz() -> dict[str, str]:
+    """Whether the server answers."""
     return {"status": "ok"}
 
 
 async def _readyz(request: Request) -> Response:
-    """200 when every engine is there and the disks take writes; else why not."""
+    """200 when every engine is there and the disks take writes; else 503 with the reasons."""
     core: Core = request.app.state.core
     samplers = core.sampling.runners
     away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
@@ -134,7 +135,7 @@ async def _readyz(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Of all owners, so not for a trainer's key."""
+    """Metrics in Prometheus' text format. They name all owners, so a trainer's key does not open them."""
     await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
     return Response(request.app.state.core.metrics.render(), media_type=CONTENT_TYPE)
 

@@ -95,6 +95,8 @@ class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
+    """Rules of a run: how its episodes are claimed, retried, bounded and delivered."""
+
     weight_policy: WeightPolicy = WeightPolicy.FINISH
     max_lag: int = 1
     share: float = 1.0
@@ -253,6 +255,8 @@ class EpisodeError(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
+    """What an episode was worth: a reward, or an error."""
+
     reward: float | None = None
     """Finite. None only with an error, or where `step_rewards` or `agent_rewards` say it."""
     step_rewards: list[float] = []

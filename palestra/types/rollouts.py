@@ -53,6 +53,8 @@ FAILURES = {
 
 
 class Task(Struct, frozen=True, kw_only=True):
+    """A task of an environment: its prompt, and what the environment needs to play it."""
+
     id: str
     """Unique in its environment; part of every seed."""
     environment: str

@@ -10,6 +10,8 @@ from palestra.types.training import TensorData
 
 
 class StopReason(StrEnum):
+    """Why a sampled sequence ended."""
+
     STOP = "stop"
     """A stop token or stop string ended the sequence; it is part of the tokens."""
     LENGTH = "length"
@@ -18,6 +20,8 @@ class StopReason(StrEnum):
 
 
 class GrammarKind(StrEnum):
+    """How the text of a grammar is written."""
+
     JSON_SCHEMA = "json_schema"
     """The text is a JSON schema; of any object: `{"type": "object"}`."""
     REGEX = "regex"
@@ -26,7 +30,9 @@ class GrammarKind(StrEnum):
 
 
 MAX_TEMPERATURE = 100.0  # nearly every token is then as likely as any other; more can only be a mistake
+"""The highest sampling temperature."""
 MAX_GRAMMAR = 1 << 18  # characters; more than twice what OpenAI takes
+"""The most characters that a grammar may have."""
 
 
 class Grammar(Struct, frozen=True, kw_only=True):
@@ -46,6 +52,8 @@ class Grammar(Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
+    """How tokens are drawn, and when a sequence ends."""
+
     max_tokens: int | None = None
     """None: until something stops it or the context is full."""
     temperature: float = 1.0
@@ -67,6 +75,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 
 
 class SampleRequest(Struct, frozen=True, kw_only=True):
+    """A request for one or several samples of one prompt."""
+
     prompt: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     num_samples: int = 1
@@ -94,6 +104,8 @@ class TopLogprobs(Struct, frozen=True):
 
 
 class SampledSequence(Struct, kw_only=True):
+    """One sampled sequence with the log-probabilities of its tokens."""
+
     tokens: list[int]
     logprobs: list[float]
     """One per token, under the distribution it was drawn from (before top-k/top-p)."""
@@ -104,6 +116,8 @@ class SampledSequence(Struct, kw_only=True):
 
 
 class SampleResult(Struct, kw_only=True, tag="sample_result"):
+    """What a sampling request comes back with."""
+
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
     """One per prompt token, by the unscaled model; the first is None: nothing predicts it."""

@@ -9,10 +9,14 @@ from msgspec import Struct
 
 
 class TextChunk(Struct, frozen=True, tag="text"):
+    """A run of token ids in a prompt."""
+
     tokens: tuple[int, ...]
 
 
 class ImageChunk(Struct, frozen=True, tag="image"):
+    """An image in a prompt, as encoded bytes."""
+
     data: bytes
     format: str
 
@@ -30,6 +34,8 @@ class TensorData(Struct, frozen=True, kw_only=True):
 
 
 class Datum(Struct, frozen=True, kw_only=True):
+    """One training example: a prompt as chunks, and what the loss needs for each position."""
+
     chunks: tuple[TextChunk | ImageChunk, ...]
     loss_inputs: dict[str, TensorData]
     """Position i speaks about predicting token i + 1."""
@@ -40,6 +46,8 @@ class Datum(Struct, frozen=True, kw_only=True):
 
 
 class LossName(StrEnum):
+    """The losses of `forward_backward`, as Tinker names them."""
+
     CROSS_ENTROPY = "cross_entropy"
     IMPORTANCE_SAMPLING = "importance_sampling"
     PPO = "ppo"
@@ -49,6 +57,8 @@ class LossName(StrEnum):
 
 
 class LoraConfig(Struct, frozen=True, kw_only=True):
+    """What a LoRA adapter is made with: rank, scale, seed, and which layers it changes."""
+
     rank: int = 32
     alpha: float = 32.0
     seed: int | None = None

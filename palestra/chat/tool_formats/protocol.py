@@ -39,6 +39,8 @@ class BlockReader(Protocol):
 
 
 class ToolFormat(Protocol):
+    """How a family of models writes tool calls: what to look for, how to read it, how to demand it."""
+
     @property
     def name(self) -> str: ...
 

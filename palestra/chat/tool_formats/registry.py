@@ -19,6 +19,7 @@ HERMES, LLAMA3_JSON, MISTRAL = Hermes(), Llama3Json(), Mistral()
 LLAMA_CALL = re.compile(r'"name\\?": [^{}]{0,40}"parameters\\?": ')
 """As templates that ask for JSON describe a call."""
 TOOL_FORMATS: dict[str, ToolFormat] = {}
+"""The formats that are known, by name."""
 
 
 def register(tools: ToolFormat) -> None:

@@ -65,8 +65,8 @@ def episode() -> None:
 @run_option
 @state_option
 @search_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
-@click.option("--offset", type=click.IntRange(0), default=0)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="Leave out so many of the first.")
 @server_and_key
 @json_option
 def list_(
@@ -115,7 +115,7 @@ def requeue(episode_ids: tuple[str, ...], run: str | None, server: str, key: str
 
 @episode.command()
 @click.argument("episode_ids", metavar="[EPISODE]...", nargs=-1)
-@click.option("--run", metavar="RUN", required=True)
+@click.option("--run", metavar="RUN", required=True, help="The run they are of.")
 @click.option(
     "--group", "group_ids", multiple=True, metavar="GROUP", help="All of a group; may be given several times."
 )
@@ -161,7 +161,15 @@ def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> 
 
 @episode.command()
 @run_option
-@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
 @server_and_key
 def watch(run: str | None, every_s: float, server: str, key: str | None) -> None:
     """Watch the counts of each run until Ctrl-C."""

@@ -82,18 +82,29 @@ class JsonParam(click.ParamType):
 @click.option("--limit", type=click.IntRange(1), help="Only the first rows.")
 @click.option("--shard", type=Shard(), default=(0, 1), help="Only this part of the tasks, as in 0/4.")
 @click.option("--prompt-config", type=EXISTING, help="YAML with `user` and `system`, filled from the row's fields.")
-@click.option("--temperature", type=click.FloatRange(0))
-@click.option("--top-p", type=click.FloatRange(0, 1))
-@click.option("--max-output-tokens", type=click.IntRange(1))
+@click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature, in place of the rows' own.")
+@click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling, in place of the rows' own.")
+@click.option("--max-output-tokens", type=click.IntRange(1), help="Tokens of an answer, in place of the rows' own.")
 @click.option("--params", type=JsonParam(), default="{}", help="More of responses_create_params, for all rows.")
 @click.option("--resume", is_flag=True, help="Go on with an output that is there: play what is open.")
 @click.option("--resume-changed", is_flag=True, help="The same, though rows or servers have changed since.")
 @click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
 @click.option(
-    "--attempts", type=click.IntRange(1), default=3, envvar="NEMO_GYM_MAX_ROLLOUT_ATTEMPTS", show_default=True
+    "--attempts",
+    type=click.IntRange(1),
+    default=3,
+    envvar="NEMO_GYM_MAX_ROLLOUT_ATTEMPTS",
+    show_default=True,
+    help="Attempts of a row before it has failed.",
 )
 @click.option(
-    "--row-limit", "run_limit_s", type=click.FloatRange(1), default=3600, show_default=True, metavar="SECONDS"
+    "--row-limit",
+    "run_limit_s",
+    type=click.FloatRange(1),
+    default=3600,
+    show_default=True,
+    metavar="SECONDS",
+    help="An attempt without an answer for so long has failed.",
 )
 @click.option("--no-metrics", is_flag=True, help="Leave the metrics to `palestra gym aggregate`, as for a shard.")
 @gym_options

@@ -30,14 +30,14 @@ SHOWN = 10  # tasks of a comparison
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
 @click.option("--inputs", type=EXISTING, help="Its materialized inputs.  [those beside the rollouts]")
-@click.option("--output", "-o", type=WRITTEN, required=True)
-@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--limit", type=click.IntRange(1))
+@click.option("--output", "-o", type=WRITTEN, required=True, help="Where the graded rollouts go.")
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at a time.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first rollouts.")
 @click.option("--force", is_flag=True, help="Also by verifiers that say they need more than the rollout.")
 @click.option("--judge-failed-only", is_flag=True, help="Keep results; grade those whose judge failed.")
 @click.option("--append", is_flag=True, help="With --judge-failed-only: into an output that has the results already.")
-@click.option("--resume", is_flag=True)
-@click.option("--overwrite", is_flag=True)
+@click.option("--resume", is_flag=True, help="Go on with an output that is there.")
+@click.option("--overwrite", is_flag=True, help="Lose an output that is there.")
 @gym_options
 @json_option
 def reverify(
@@ -97,7 +97,7 @@ async def _reverify(wanted: Regrading, quiet: bool, given: JsonObject) -> Regrad
 
 
 @click.command()
-@click.option("--rollouts", type=EXISTING, required=True)
+@click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
 @click.option("--inputs", type=EXISTING, help="[those beside the rollouts]")
 @click.option("--partial", is_flag=True, help="Though some rows have no result.")
 @json_option
@@ -199,8 +199,21 @@ def aggregate(
 
 
 @click.command()
-@click.option("--output", "-o", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
-@click.option("--split", "splits", multiple=True, type=click.Choice(["train", "validation", "example", "benchmark"]))
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="The folder for the joined files.",
+)
+@click.option(
+    "--split",
+    "splits",
+    multiple=True,
+    type=click.Choice(["train", "validation", "example", "benchmark"]),
+    help="Datasets of this type; may repeat.  [train, validation]",
+)
 @click.option("--overwrite-statistics", is_flag=True, help="Datasets changed since their statistics were saved.")
 @source_options
 @json_option

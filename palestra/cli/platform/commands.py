@@ -51,8 +51,8 @@ def platform() -> None:
     help="Of a team; may repeat.  [on loopback any key is a team, else one is made and shown]",
 )
 @click.option("--public-url", metavar="URL", help="Where clients find us.  [the name they use]")
-@click.option("--max-instances", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--max-per-team", type=click.IntRange(1), default=10_000, show_default=True)
+@click.option("--max-instances", type=click.IntRange(1), default=10_000, show_default=True, help="Alive at once.")
+@click.option("--max-per-team", type=click.IntRange(1), default=10_000, show_default=True, help="The same for a team.")
 @click.option("--memory-mib", type=click.IntRange(1), default=1024, show_default=True, help="For instances; then disk.")
 @click.option(
     "--ttl", "ttl_s", type=click.FloatRange(1), default=600, show_default=True, help="Seconds without use that end one."
@@ -195,11 +195,13 @@ def choice_options(count: int) -> Callable[[F], F]:
         for option in (
             click.option("--count", type=click.IntRange(1), default=count, show_default=True, help="Of each template."),
             click.option("--first", type=click.IntRange(0), default=0, help="Number to begin with in the split."),
-            click.option("--split", type=click.Choice(SPLITS), default="train", show_default=True),
+            click.option(
+                "--split", type=click.Choice(SPLITS), default="train", show_default=True, help="Which numbers to take."
+            ),
             click.option("--difficulty", "difficulties", multiple=True, metavar="LEVEL", help="0a to 0d, 0 to 3."),
             click.option("--noise", is_flag=True, help="With sentences that have nothing to do with the task."),
             click.option("--hint", is_flag=True, help="With the tools of its solution named in the prompt."),
-            click.option("--template", "templates", multiple=True, metavar="NAME"),
+            click.option("--template", "templates", multiple=True, metavar="NAME", help="May repeat.  [all]"),
             click.option("--app", "names", multiple=True, metavar="APP", help="May repeat.  [all]"),
         ):
             command = option(command)

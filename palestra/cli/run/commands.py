@@ -156,8 +156,21 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
 
 @run.command()
 @click.argument("which", metavar="RUN")
-@click.option("--to", "form", type=click.Choice(["jsonl", "csv", "parquet"]), default="jsonl", show_default=True)
-@click.option("--what", type=click.Choice(["metrics", "rollouts", "tokens"]), default="metrics", show_default=True)
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["jsonl", "csv", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="Format of the file.",
+)
+@click.option(
+    "--what",
+    type=click.Choice(["metrics", "rollouts", "tokens"]),
+    default="metrics",
+    show_default=True,
+    help="What to export.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
 @runs_option
 @json_option

@@ -22,6 +22,8 @@ from palestra.util.json_types import JsonObject
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
+    """What a tool call came to."""
+
     result: Any
     """What JSON can say; text where it is no JSON."""
     error: str = ""
@@ -29,6 +31,8 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verifier says about an episode."""
+
     score: float | None
     """None: unknown, because the verifier itself broke, or returned no score."""
     partial: float = 0.0
@@ -49,6 +53,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
+    """One instance of an app for one episode: made, called, verified and closed."""
+
     async def create(self) -> None:
         """Raises BackendError."""
         ...

@@ -203,6 +203,8 @@ class FleetDataset(RLDataset):
 
 @chz.chz
 class FleetDatasetBuilder(RLDatasetBuilder):
+    """Fleet tasks as a dataset of the Tinker cookbook's training loop."""
+
     tasks_file: str
     """As in env_config: a file, or `platform:mail?difficulty=0,1&count=200`."""
     model_name_for_tokenizer: str

@@ -26,6 +26,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 
 
 class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in Fleet's words: a prompt, an app with its data, and a verifier."""
+
     task_key: str
     prompt: str
     env_key: str

@@ -22,6 +22,8 @@ AUTO, PLATFORM, REMOTE, FLEET, MCP, OPENENV = "auto", "platform", "remote", "fle
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`env_config` of the environment `fleet_task`."""
+
     tasks_file: str | None = None
     api_key: str | None = None
     """The key for hosted Fleet. Default: FLEET_API_KEY."""

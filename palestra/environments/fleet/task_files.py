@@ -45,6 +45,7 @@ def load_tasks(tasks_file: str) -> dict[str, FleetTask]:
 
 
 def clear_caches() -> None:
+    """Forget the task files that were read: the next use reads them again."""
     with _lock:
         _read.clear()
 

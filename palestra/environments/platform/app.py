@@ -101,6 +101,8 @@ class TemplateMaker:
 
 
 class App(msgspec.Struct, frozen=True, kw_only=True):
+    """A task app: its schema, how a world is filled, its tools and its task templates."""
+
     key: str
     title: str
     description: str

@@ -17,11 +17,13 @@ from palestra.environments.platform.errors import UnknownName
 from palestra.util.suggest import did_you_mean
 
 APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
+"""The apps and worlds that are listed, by key."""
 UNLISTED: dict[str, App] = {CONF.key: CONF}
 """For tools that test the platform: there for whoever names them."""
 
 
 def app_of(key: str) -> App:
+    """The app with this key. Raises UnknownName with the nearest one."""
     found = APPS.get(key) or UNLISTED.get(key)
     if found is None:
         raise UnknownName(f"there is no app {key!r}; {did_you_mean(key, APPS)}")
@@ -30,6 +32,7 @@ def app_of(key: str) -> App:
 
 @cache
 def template_of(app: str, name: str) -> TaskTemplate:
+    """The task template of this name. Raises UnknownName with the nearest one."""
     found = app_of(app).template(name)
     if found is None:
         names = [template.name for template in app_of(app).templates]

@@ -23,6 +23,7 @@ class _Free:
 
 
 FREE = _Free()
+"""Stands for a value that may be anything."""
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -56,11 +57,14 @@ class Updated(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
+    """A row that must be gone."""
+
     table: str
     key: tuple[Any, ...]
 
 
 Expected = Inserted | Updated | Deleted
+"""A change that a task asks for."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ MAX_NAME = 100  # characters of an unknown tool's name that its caller is told a
 
 
 class Instance:
+    """A living world of an app: an SQLite database in memory, and the tools that act on it."""
+
     def __init__(self, seed: Seed, data: bytes | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.seed, self.app = seed, seed.app
         self.variables: Mapping[str, str] = {**seed.variables, **(variables or {})}

@@ -28,6 +28,8 @@ class Knob(StrEnum):
 
 
 class TaskKey(msgspec.Struct, frozen=True):
+    """What names a task everywhere: app, template, difficulty, number, and knobs."""
+
     app: str
     template: str
     difficulty: str
@@ -66,6 +68,8 @@ def knobs_of(names: Sequence[str]) -> tuple[Knob, ...]:
 
 
 class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task, made from its key."""
+
     key: TaskKey
     app: App
     template: TaskTemplate

@@ -26,6 +26,7 @@ def first_world(key: TaskKey) -> int:
 
 
 def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
+    """Make the task of a key: the same key gives the same task everywhere. Raises PlatformError."""
     key = TaskKey.parse(key) if isinstance(key, str) else key
     app, template = app_of(key.app), template_of(key.app, key.template)
     if key.difficulty != template.difficulty:

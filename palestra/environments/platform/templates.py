@@ -23,6 +23,8 @@ Params = JsonObject
 
 
 class Call(msgspec.Struct, frozen=True):
+    """A tool call of a task's own solution."""
+
     tool: str
     arguments: JsonObject = {}
 
@@ -50,6 +52,8 @@ def read_pages(tool: str, rows: str, **wanted: object) -> Generator[Call, JsonOb
 
 
 class AnswerKind(StrEnum):
+    """How an answer is read before it is compared."""
+
     INTEGER = "integer"
     MONEY = "money"
     """In cents; read from 12.34, $12.34, 1,234.50."""
@@ -60,6 +64,8 @@ class AnswerKind(StrEnum):
 
 
 class Answer(msgspec.Struct, frozen=True):
+    """The answer that a task asks for, and how a given one is compared with it."""
+
     kind: AnswerKind
     value: Any
 

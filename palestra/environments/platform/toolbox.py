@@ -21,6 +21,8 @@ MAX_SHOWN = 100  # characters of what is told again
 
 
 class Tool(msgspec.Struct, frozen=True):
+    """A tool of an app, as models see it and as it is run."""
+
     name: str
     description: str
     parameters: JsonObject

@@ -20,6 +20,8 @@ CHANGES, NO_CHANGES = "changes", "no unexpected changes"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the verifier of a task says, with the checks that were met and missed."""
+
     score: float | None
     """1 or 0; None: nobody can tell, because the verifier itself broke."""
     met: list[str] = []

@@ -133,6 +133,8 @@ class EpisodeView:
 
 
 class AsyncEpisode(EpisodeView):
+    """An episode that this client plays: its task, its model, its end; for coroutines."""
+
     def __init__(self, held: HeldLease, leases: Leases):
         super().__init__(held)
         self._leases = leases

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Episode(EpisodeView, Facade[AsyncEpisode]):
+    """An episode that this client plays: its task, its model, its end."""
+
     def __init__(self, inner: AsyncEpisode):
         EpisodeView.__init__(self, inner.held)
         Facade.__init__(self, inner)

@@ -35,6 +35,8 @@ STOPPED = "the pool was stopped"
 
 @dataclass(slots=True)
 class PlayCounts:
+    """What became of the episodes that a pool of players claimed."""
+
     claimed: int = 0
     ended: int = 0
     """With a reward."""
@@ -78,6 +80,8 @@ class PlayCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
+    """How many episodes a pool plays at once, of which run, and when it stops."""
+
     concurrency: int = 8
     run: str | None = None
     kind: EpisodeKind | str | None = None

@@ -36,8 +36,12 @@ CLOSE_S = 60.0
 
 
 class GymnasiumAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
+    """Settings of `gymnasium_agent`."""
+
     model_server: Reference
+    """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: Annotated[int, Meta(ge=1)] = 10
+    """Steps of a rollout."""
 
 
 class _World(Struct):

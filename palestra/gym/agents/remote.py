@@ -54,14 +54,20 @@ class RemoteAnswerInvalid(RemoteError):
 
 
 class RemoteAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
+    """Settings of `remote_agent`."""
+
     agent_base_url: str
+    """Address of the service that plays, with `POST /v1/responses`."""
     rollout_timeout_s: float = 86_400.0
-    """With the waiting for its turn."""
+    """For one `/run`, the waiting for its turn included."""
     concurrency: Annotated[int, Meta(ge=1)] = 32
+    """Rollouts at the service at once; more wait for their turn."""
     remote_responses_timeout_secs: float = 1800.0
+    """How long the service may take for one answer."""
     run_timeout_secs: float = 2100.0
     """From when the rollout begins: waiting for its turn does not count."""
     max_steps: int | None = None
+    """Calls of the service in one rollout. None: no bound."""
 
 
 S = TypeVar("S", bound=RemoteAgentSettings)

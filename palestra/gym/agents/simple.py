@@ -85,8 +85,12 @@ def is_tool_name(name: str) -> bool:
 
 
 class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
+    """Settings of `simple_agent`."""
+
     model_server: Reference
+    """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: int | None = None
+    """Model calls of a rollout. None: no bound."""
 
 
 S = TypeVar("S", bound=SimpleAgentSettings)

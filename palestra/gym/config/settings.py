@@ -64,7 +64,9 @@ class OurSettings(BaseModel):
     ready_timeout_s: float = Field(default=300, gt=0)
     """From its start until a server is healthy; building its venv is not counted."""
     probe_interval_s: float = Field(default=2, gt=0)
+    """Seconds between two health checks of a server."""
     probe_timeout_s: float = Field(default=10, gt=0)
+    """How long a server may take to answer a health check."""
     probe_failures: int = Field(default=3, ge=1)
     """As many in a row, and a server counts as hung: it is killed and started anew."""
     max_restarts: int = Field(default=6, ge=0)

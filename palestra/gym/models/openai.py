@@ -16,6 +16,8 @@ from palestra.util.json_types import JsonObject
 
 
 class OpenAIModel(ModelServer):
+    """The model server `openai_model`: in front of an endpoint that speaks Responses itself."""
+
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
         self.settings = read_settings(OpenAISettings, instance)

@@ -36,6 +36,7 @@ class CommonSettings(Struct, frozen=True, kw_only=True):
     """Settings of every model server. The limits are ours: NeMo Gym has none."""
 
     max_concurrent_requests: int | None = None
+    """Calls that may be under way at the endpoint at once. None: no bound."""
     request_timeout_s: float = 600.0
     """For one answer of the endpoint, from the first byte sent to the last one read."""
     max_attempts: int = 8
@@ -56,36 +57,63 @@ class VLLMSettings(CommonSettings, frozen=True, kw_only=True):
     """`vllm_model`: chat completions of vLLM, of our own endpoint, or of anything like them."""
 
     base_url: str | list[str]
+    """Address of the endpoint, or a list of equal ones."""
     api_key: str
+    """Key of the endpoint."""
     model: str
+    """Name of the model at the endpoint."""
     return_token_id_information: bool
+    """Put token ids and log-probabilities on the last item of each answer: training needs them."""
     uses_reasoning_parser: bool
+    """The endpoint tells reasoning apart from content. False: an endpoint that does is an error."""
     request_prompt_and_generation_token_ids: bool = True
     """Ask for the ids in the answer itself. Off: the prompt's ids cost a second call, as with NeMo Gym's default."""
     uses_interleaved_reasoning: bool = True
+    """Send earlier reasoning back to the endpoint. False: leave it out."""
     preserve_reasoning_in_assistant_content: bool = False
+    """Keep reasoning in the content, in think tags."""
     replace_developer_role_with_system: bool = False
+    """Send messages of the role `developer` as `system`."""
     sequential_reasoning_allowed: bool = True
+    """Whether a turn may be nothing but reasoning. False: such a turn ends the rollout."""
     is_responses_native: bool = False
+    """Ask the endpoint's `/v1/responses` instead of chat completions."""
     chat_template_kwargs: JsonObject | None = None
+    """Added to each request."""
     sampling_overrides: JsonObject | None = None
+    """Sampling parameters that win over every other source."""
     extra_body: JsonObject | None = None
+    """Further fields added to each request."""
     default_headers: dict[str, str] = field(default_factory=dict)
+    """HTTP headers added to each request."""
     audio_root: str | None = None
+    """NeMo Gym's; must be left out here, since audio is not supported."""
     use_completions_api: bool = False
+    """Ask `/v1/completions` with the one user message, and a system message before it, as the prompt."""
     render_chat_template: bool = False
+    """With `use_completions_api`: render the chat template here."""
     tokenizer: str | None = None
+    """With `render_chat_template`: the folder of the tokenizer. Default: `model`."""
     endpoint_file: str | None = None
+    """Only for NeMo Gym's own `vllm_model`; must be left out here."""
     endpoint_stale_grace_s: float = 300.0
-    """It and the next two go with `endpoint_file`; NeMo Gym's configs say them always."""
+    """Goes with `endpoint_file`; accepted, without effect here."""
     endpoint_connection_retries: int | None = 8
+    """Goes with `endpoint_file`; accepted, without effect here."""
     endpoint_check_interval_s: float = 10.0
+    """Goes with `endpoint_file`; accepted, without effect here."""
     supply_prefix_token_ids: bool = False
+    """Only for NeMo Gym's own `vllm_model`; must stay false here."""
     continue_final_assistant_message: bool = False
+    """Only for NeMo Gym's own `vllm_model`; must stay false here."""
     propagate_context_overflow_errors: bool = False
+    """Only for NeMo Gym's own `vllm_model`; must stay false here."""
     forward_request_chat_template_kwargs: bool = False
+    """Only for NeMo Gym's own `vllm_model`; must stay false here."""
     forward_session_id_as_conversation_id: bool = False
+    """Only for NeMo Gym's own `vllm_model`; must stay false here."""
     reasoning_field: str = "both"
+    """Only for NeMo Gym's own `vllm_model`; must stay `both` here."""
 
     @property
     def urls(self) -> list[str]:
@@ -119,11 +147,17 @@ class OpenAISettings(CommonSettings, frozen=True, kw_only=True):
     """`openai_model`: an endpoint that speaks Responses itself."""
 
     openai_base_url: str
+    """Address of the endpoint."""
     openai_api_key: str
+    """Key of the endpoint."""
     openai_model: str
+    """Name of the model at the endpoint."""
     extra_body: JsonObject = field(default_factory=dict)
+    """Further fields added to each request."""
     openai_default_headers: dict[str, str] = field(default_factory=dict)
+    """HTTP headers added to each request."""
     drop_input_reasoning_items: bool = False
+    """Leave reasoning items out of the input, for endpoints that cannot read their own."""
     max_http_attempts: int | None = None
     """NeMo Gym's name for `max_attempts`."""
 
@@ -139,19 +173,30 @@ class TokenCapture(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`token_id_capture`: for agents that lose the token ids on their way."""
 
     enabled: bool = False
+    """Keep them."""
     all_agents: bool = False
+    """For all agents; false: for those that set `token_id_capture` themselves."""
     dir: str | None = None
+    """An absolute path for the files of token ids."""
     sink: str | None = None
+    """NeMo Gym's; must be left out here, since only files are written."""
     sink_kwargs: JsonObject | None = None
+    """NeMo Gym's; must be left out here."""
     rebuild_response: bool = True
+    """Put the ids back into the output of collected rollouts; false: keep the files alone."""
     max_mask_fraction: float | None = None
+    """NeMo Gym's; accepted, without effect here."""
     mask_fraction_min_samples: int = 50
+    """NeMo Gym's; accepted, without effect here."""
 
 
 class CaptureSettings(Struct, frozen=True, kw_only=True):
     observability_enabled: bool = False
+    """Keep every model call of a rollout, request and answer, in `model_call_capture_dir`."""
     model_call_capture_dir: str | None = None
+    """An absolute path for those files."""
     token_id_capture: TokenCapture | bool | None = None
+    """Keep the token ids of model calls, for agents that lose them on their way."""
 
     def problem(self) -> str | None:
         if self.observability_enabled and not _is_absolute(self.model_call_capture_dir):

@@ -32,6 +32,8 @@ AUDIO = ("audio_data", "audio_path", "audio_paths")
 
 
 class VLLMModel(ModelServer):
+    """The model server `vllm_model`: in front of chat completions, with token ids on every answer."""
+
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
         self.settings = read_settings(VLLMSettings, instance)

@@ -25,8 +25,12 @@ ROLLOUT_S, MODEL_S = 3600.0, 1800.0
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
+    """Settings of every agent server."""
+
     skip_verification: bool = False
+    """Do not ask for a verdict; rollouts get `skip_verification_reward`."""
     skip_verification_reward: float = 0.0
+    """The reward of rollouts that are not verified."""
     rollout_timeout_s: float = ROLLOUT_S
     """For one `/run`: seed, all turns, verdict."""
     model_timeout_s: float = MODEL_S
@@ -36,7 +40,10 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
 
 
 class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
+    """Settings of agents that play in the world of a resources server."""
+
     resources_server: Reference
+    """The resources server to play in: `{type: resources_servers, name: NAME}`."""
 
 
 class Reply(Struct, frozen=True, kw_only=True):

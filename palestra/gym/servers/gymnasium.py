@@ -32,6 +32,8 @@ SUPPORTS = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
 
 class Start(Struct, frozen=True, kw_only=True):
+    """What `reset` answers: the first thing that the model reads."""
+
     observation: str | None = None
     info: JsonObject = field(default_factory=dict)
 
@@ -41,6 +43,8 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
+    """What `step` answers: an observation, a reward, and whether the rollout is over."""
+
     observation: str | None = None
     """Becomes a message of the user."""
     reward: float = 0.0
@@ -56,6 +60,8 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class GymnasiumServer(ResourcesServer[S]):
+    """A world that moves by `reset` and `step`. Derive from it."""
+
     _reset: ClassVar[Handler]
     _step: ClassVar[Handler]
 

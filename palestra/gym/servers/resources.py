@@ -64,14 +64,19 @@ class ResourcesSettings(Struct, frozen=True, kw_only=True):
     """Servers with more to set derive from it, and say so: `class Mine(ResourcesServer[MySettings])`."""
 
     max_sessions: Annotated[int, Meta(ge=1)] = MAX_SESSIONS
+    """Sessions whose state is kept in memory; beyond it those used longest ago go."""
     session_idle_s: float = IDLE_S
+    """Seconds without use after which a session's state goes."""
     expose_tools_over_mcp: bool = False
+    """Also offer the tools at `/mcp`, for agents that speak MCP."""
 
 
 S = TypeVar("S", bound=ResourcesSettings)
 
 
 class ResourcesServer(GymServer, Generic[S]):
+    """The world of a gym: tools that models call, and the verdict. Derive from it."""
+
     kind = ServerKind.RESOURCES
     reverify_mode: ClassVar[ReverifyMode] = ReverifyMode.UNKNOWN
     tools: ClassVar[dict[str, Handler]] = {}

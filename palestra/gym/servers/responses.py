@@ -57,6 +57,7 @@ def filled_row(row: JsonObject) -> JsonObject:
 
 
 def input_items(params: JsonMapping) -> list[Item]:
+    """The input of a Responses request as items, also where it is a text."""
     given = params["input"]
     return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
 
@@ -114,6 +115,7 @@ def checked_verdict(found: Any, name: str) -> JsonObject:
 
 
 def function_calls(output: list[Item]) -> list[Item]:
+    """The function calls among the output items."""
     return [one for one in output if one["type"] == "function_call"]
 
 
@@ -126,6 +128,7 @@ def unanswered_calls(output: list[Item]) -> list[Item]:
 
 
 def has_message(output: list[Item]) -> bool:
+    """Whether the assistant says something in the output."""
     return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
 
 
@@ -144,10 +147,12 @@ def output_text(response: JsonMapping) -> str:
 
 
 def tool_output(call_id: object, output: str) -> Item:
+    """The item that answers a function call."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
 def user_message(text: str) -> Item:
+    """The item of a user's message."""
     return {"type": "message", "role": "user", "content": text}
 
 

@@ -63,6 +63,8 @@ class Toolset(Protocol):
 
 
 class ToolResult(msgspec.Struct, frozen=True):
+    """What a tool call answers over MCP."""
+
     text: str
     """What the model reads: most often one JSON object."""
     is_error: bool = False

@@ -54,12 +54,13 @@ playing_router = APIRouter(tags=["tinkerscript"])
 
 @playing_router.get("/health", responses=answer_of(t.Health))
 async def health() -> Response:
+    """Whether the server answers."""
     return json_response(t.Health("ok"))
 
 
 @playing_router.post("/claim_episode", openapi_extra=body_of(t.ClaimEpisode), responses=answer_of(t.ClaimedEpisode))
 async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """Of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
+    """Claim an episode of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
     asked = await read_record(request, t.ClaimEpisode, others_pass=True)
     try:
         claim = _claim(asked, caller.owner, holder(caller, asked.client_uuid))
@@ -77,7 +78,8 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
 async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Checked, on disk, then answered. 400: there is no such episode, or nothing can be learnt from this output."""
+    """Hand in a result: checked, on disk, then answered. 400: there is no such episode, or nothing can be learnt from
+    this output."""
     asked = await read_record(request, t.EndEpisode, others_pass=True)
     result = result_of(asked.workflow_output)
 
@@ -99,7 +101,7 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
 
 @playing_router.post("/abort_episode", openapi_extra=body_of(t.AbortEpisode), responses=answer_of(t.EpisodeEnded))
 async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Given back for somebody else, without a result: whatever output comes with it does not count."""
+    """Give an episode back for somebody else; whatever output comes with it does not count."""
     asked = await read_record(request, t.AbortEpisode, others_pass=True)
 
     def release(board: Board, now: float) -> Beat:
@@ -116,7 +118,7 @@ async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player)
     "/can_continue_episode", openapi_extra=body_of(t.ContinueEpisode), responses=answer_of(t.CanContinue)
 )
 async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Also a sign of life: the lease begins anew."""
+    """Whether an episode is still this client's. Also a sign of life: the lease begins anew."""
     asked = await read_record(request, t.ContinueEpisode, others_pass=True)
 
     def beat(board: Board, now: float) -> t.CanContinue:
@@ -132,14 +134,15 @@ async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: 
     "/register_episode", openapi_extra=body_of(t.RegisterEpisode), responses=answer_of(t.EpisodeRegistered)
 )
 async def register_episode(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """By a trainer outside. The same again changes nothing; its result is sent to where it listens."""
+    """Register an episode for a trainer outside. The same again changes nothing; its result is sent to where the
+    trainer listens."""
     asked = await read_record(request, t.RegisterEpisode, others_pass=True)
     return json_response(await registering.register(episodes, caller.owner, asked))
 
 
 @playing_router.post("/get_episode_buffer", openapi_extra=body_of(t.BufferQuery), responses=answer_of(t.EpisodeBuffer))
 async def get_episode_buffer(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """Of a trainer's key all that wait or are played; of a worker's what it plays itself."""
+    """The episodes that wait or are played: all for a trainer's key, for a worker's what it plays itself."""
     asked = await read_record(request, t.BufferQuery, others_pass=True)
     if not 1 <= asked.limit <= MAX_LISTED:
         raise Refusal(400, f"limit: 1 to {MAX_LISTED} is allowed, found {asked.limit}")

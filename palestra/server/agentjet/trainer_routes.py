@@ -42,6 +42,7 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 @engine_router.get("/get_engine_status", responses=answer_of(t.EngineState))
 async def get_engine_status(engine: EngineNow, caller: Looker) -> Response:
+    """What the trainer is doing."""
     status = engine.status(caller.owner)
     return json_response(t.EngineState(engine_status=status, detail=engine.detail(caller.owner)))
 
@@ -79,7 +80,7 @@ async def sync_train_config(request: Request, engine: EngineNow, caller: Admin) 
 
 @engine_router.post("/start_engine", openapi_extra=body_of(t.StartEngine), responses=answer_of(t.EngineStarted))
 async def start_engine(request: Request, engine: EngineNow, caller: Admin) -> Response:
-    """`palestra train` as a child of this server, with the config that was synced."""
+    """Start `palestra train` as a child of this server, with the config that was synced."""
     await read_record(request, t.StartEngine, others_pass=True)
     try:
         pid = await engine.start(caller.owner, _own_url(request), with_key=caller.key is not None)

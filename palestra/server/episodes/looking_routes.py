@@ -64,11 +64,13 @@ async def list_episodes(
 
 @router.get("/episodes/{episode_id}", responses=answer_of(EpisodeInfo))
 async def get_episode(episode_id: str, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """One episode, with the attempts that were lost and why."""
     return json_response(await episodes.broker.do(lambda board, _now: board.find(caller.owner, episode_id)))
 
 
 @router.get("/episodes/{episode_id}/timeline", responses=answer_of(EpisodeTimeline))
 async def get_timeline(episode_id: str, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Its attempts with their model calls and tools. Keys, and what `episodes.mask` names, are blacked out."""
+    """The attempts of an episode with their model calls and tools. Keys, and what `episodes.mask` names, are blacked
+    out."""
     told = await episodes.timelines.of(caller.owner, episode_id)
     return Response(told, media_type="application/json")

@@ -26,7 +26,7 @@ router = APIRouter(prefix=PREFIX, tags=["episodes"])
 
 @router.post("/claim", openapi_extra=body_of(ClaimRequest), responses=answer_of(w.Claimed))
 async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
-    """Waits for something to play, up to `wait_s`. Who leaves meanwhile has claimed nothing."""
+    """Claim episodes to play. Waits for them up to `wait_s`; who leaves meanwhile has claimed nothing."""
     asked = await read_record(request, ClaimRequest)
     if not asked.wait_s >= 0:
         raise Refusal(400, f"wait_s: 0 seconds or more, found {asked.wait_s}")
@@ -41,7 +41,7 @@ async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Re
 
 @router.post("/heartbeat", openapi_extra=body_of(w.Heartbeat), responses=answer_of(w.Beats))
 async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Keeps leases, and tells which are lost, and why."""
+    """Keep leases, and learn which are lost, and why."""
     body = await read_record(request, w.Heartbeat)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)
@@ -51,7 +51,7 @@ async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> 
 
 @router.post("/end", openapi_extra=body_of(w.Ends), responses=answer_of(w.EndedEpisodes))
 async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Results; each is answered for itself. What is accepted is on disk, and may be sent again."""
+    """Hand in results; each is answered for itself. What is accepted is on disk, and may be sent again."""
     body = await read_record(request, w.Ends)
     _check_count("ends", body.ends)
     who = speaker(caller, body.client_id, body.ends)
@@ -63,7 +63,7 @@ async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Respon
 
 @router.post("/release", openapi_extra=body_of(w.Release), responses=answer_of(w.Beats))
 async def release(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
-    """Gives leases back, without a result: somebody else may play."""
+    """Give leases back without a result: somebody else may play."""
     body = await read_record(request, w.Release)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)

@@ -40,7 +40,7 @@ Number = Annotated[int, Query(ge=0, le=INT64)]
 
 @router.put(RUN, openapi_extra=body_of(w.PutRun), responses=answer_of(RunInfo))
 async def put_run(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Makes it, or changes its settings or its model."""
+    """Make a run, or change its settings or its model."""
     if run.endswith(GROUPS):
         raise Refusal(400, f"run: a name that ends with {GROUPS} is the path of something else; choose another")
     body = await read_record(request, w.PutRun)
@@ -81,14 +81,15 @@ async def delete_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Re
 
 @router.get("/runs", responses=answer_of(w.Runs))
 async def list_runs(episodes: EpisodesNow, caller: Trainer) -> Response:
+    """The runs of the caller, with their counts."""
     found = await episodes.broker.do(lambda board, _now: board.runs(caller.owner))
     return json_response(w.Runs([episodes.with_calls(caller.owner, info) for info in found]))
 
 
 @router.post(RUN + "/weights", openapi_extra=body_of(w.Weights), responses=answer_of(RunInfo))
 async def publish(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """From now on model calls are answered by them. What becomes of episodes that are being played is the run's
-    weight policy."""
+    """Publish weights: model calls are answered by them from now on. What becomes of episodes that are being played is
+    the run's weight policy."""
     body = await read_record(request, w.Weights)
     return await _changed(
         "weights published",
@@ -103,13 +104,14 @@ async def publish(run: RunName, request: Request, episodes: EpisodesNow, caller:
 
 @router.post(RUN + "/pause", openapi_extra=body_of(w.Empty), responses=answer_of(RunInfo))
 async def pause(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Nothing is claimed, new model calls are held, no lease ages."""
+    """Pause a run: nothing is claimed, new model calls wait, no lease ages."""
     await read_record(request, w.Empty)
     return await _changed("run paused", episodes, caller, run, lambda board, now: board.pause(caller.owner, run, now))
 
 
 @router.post(RUN + "/resume", openapi_extra=body_of(w.Empty), responses=answer_of(RunInfo))
 async def resume(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
+    """Go on after a pause."""
     await read_record(request, w.Empty)
     response = await _changed(
         "run resumed", episodes, caller, run, lambda board, now: board.resume(caller.owner, run, now)
@@ -131,7 +133,7 @@ async def _changed(
 
 @router.post(RUN + GROUPS, openapi_extra=body_of(w.NewGroups), responses=answer_of(w.RegisteredGroups))
 async def register(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """All of them or none; those that are known already stay as they are."""
+    """Register groups of episodes: all of them or none; those that are known already stay as they are."""
     groups = (await read_record(request, w.NewGroups)).groups
     broker, owner = episodes.broker, caller.owner
     if sum(max(group.size, group.count or 0) for group in groups) > PART:
@@ -166,7 +168,7 @@ async def read_groups(
 
 @router.post(RUN + "/commit", openapi_extra=body_of(w.Commit), responses=answer_of(RunInfo))
 async def commit(run: RunName, request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """The groups up to it are safe with the trainer, and are forgotten here."""
+    """Commit the groups up to a cursor: they are safe with the trainer, and are forgotten here."""
     body = await read_record(request, w.Commit)
     info = await episodes.broker.do_in_parts(
         lambda board, now: board.commit_in_parts(caller.owner, run, body.cursor, now)
@@ -177,7 +179,7 @@ async def commit(run: RunName, request: Request, episodes: EpisodesNow, caller: 
 
 @router.get(RUN, responses=answer_of(RunInfo))
 async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Behind the others: the name of a run may look like the beginning of their paths."""
+    """One run: settings, model, version, counts, cursor."""
     info = await episodes.broker.do(lambda board, _now: board.run_info(caller.owner, run))
     return json_response(episodes.with_calls(caller.owner, info))
 
@@ -187,7 +189,7 @@ async def get_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Respo
 
 @router.post("/cancel", openapi_extra=body_of(w.Cancel), responses=answer_of(w.Cancelled))
 async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Players are told by their next heartbeat, call or end."""
+    """Cancel episodes or groups; their players learn it by the next heartbeat, call or end."""
     body = await read_record(request, w.Cancel)
     cancelled = await episodes.broker.do_in_parts(
         lambda board, now: board.cancel_in_parts(
@@ -200,7 +202,7 @@ async def cancel(request: Request, episodes: EpisodesNow, caller: Trainer) -> Re
 
 @router.post("/requeue", openapi_extra=body_of(w.Requeue), responses=answer_of(w.Requeued))
 async def requeue(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
-    """Parked ones get another chance."""
+    """Give parked episodes another chance."""
     body = await read_record(request, w.Requeue)
     requeued = await episodes.broker.do(lambda board, now: board.requeue(caller.owner, body.episode_ids, now))
     episodes.broker.observer.requeued(caller.owner, body.episode_ids)

@@ -22,6 +22,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {408: {"model": s.TryAgainResponse, 
 async def retrieve_future(
     body: s.RetrieveFutureRequest, request: Request, service: ServiceNow, caller: CallerNow
 ) -> Response:
+    """The result of a call, or `try_again` after a while."""
     wants_protobuf = PROTOBUF in request.headers.get("accept", "")
     answer = await service.results.retrieve(caller, body.request_id, as_protobuf=wants_protobuf)
     if isinstance(answer, s.TryAgainResponse):
@@ -35,10 +36,12 @@ async def retrieve_future(
 async def retrieve_futures(
     body: s.RetrieveFuturesRequest, service: ServiceNow, caller: CallerNow
 ) -> s.RetrieveFuturesResponse:
+    """The states of several calls at once."""
     return await service.sampling.retrieve_many(caller, body)
 
 
 @router.post("/cancel_future", status_code=204)
 async def cancel_future(body: s.CancelFutureRequest, service: ServiceNow, caller: CallerNow) -> Response:
+    """Give up a sampling call of the caller; unknown ones are no error."""
     service.sampling.cancel(caller, body.request_id)
     return Response(status_code=204)

@@ -54,16 +54,19 @@ async def training_runs(
     access_scope: Scope = "owned",
     project_id: Id | None = None,
 ) -> r.TrainingRunsResponse:
+    """The training runs of the caller, newest first."""
     return await rest.training_runs(caller, access_scope, project_id, limit, offset)
 
 
 @router.get("/training_runs/{run_id}", response_model_exclude_none=True)
 async def training_run(run_id: str, rest: Rest, caller: CallerNow, access_scope: Scope = "owned") -> r.TrainingRun:
+    """One training run."""
     return await rest.training_run(caller, run_id, access_scope)
 
 
 @router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
 async def run_checkpoints(run_id: str, rest: Rest, caller: CallerNow) -> r.CheckpointsResponse:
+    """The checkpoints of a training run."""
     return await rest.run_checkpoints(caller, run_id)
 
 
@@ -72,29 +75,34 @@ async def run_checkpoints(run_id: str, rest: Rest, caller: CallerNow) -> r.Check
 
 @router.get("/checkpoints", response_model_exclude_none=True)
 async def checkpoints(rest: Rest, caller: CallerNow, limit: Limit = 100, offset: Offset = 0) -> r.CheckpointsResponse:
+    """All checkpoints of the caller."""
     return await rest.checkpoints(caller, limit, offset)
 
 
 @router.delete(CHECKPOINT, status_code=DONE)
 async def delete_checkpoint(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    """Delete a checkpoint; its files go a while later."""
     await rest.delete(caller, path)
     return Response(status_code=DONE)
 
 
 @router.post(CHECKPOINT + "/publish", status_code=DONE)
 async def publish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    """Let every owner of this server read a checkpoint."""
     await rest.publish(caller, path, public=True)
     return Response(status_code=DONE)
 
 
 @router.delete(CHECKPOINT + "/publish", status_code=DONE)
 async def unpublish(path: PathNow, rest: Rest, caller: CallerNow) -> Response:
+    """Take that back."""
     await rest.publish(caller, path, public=False)
     return Response(status_code=DONE)
 
 
 @router.put(CHECKPOINT + "/ttl", status_code=DONE)
 async def set_ttl(path: PathNow, body: r.TtlRequest, rest: Rest, caller: CallerNow) -> Response:
+    """Set when a checkpoint expires."""
     await rest.set_ttl(caller, path, body.ttl_seconds)
     return Response(status_code=DONE)
 
@@ -103,6 +111,7 @@ async def set_ttl(path: PathNow, body: r.TtlRequest, rest: Rest, caller: CallerN
 async def external_weights_urls(
     path: PathNow, request: Request, rest: Rest, caller: CallerNow
 ) -> r.ExternalWeightsUrlsResponse:
+    """Addresses at which the files of a checkpoint can be downloaded without a key."""
     return await rest.file_urls(caller, path, str(request.base_url))
 
 
@@ -116,7 +125,7 @@ async def checkpoint_file(
     expires: Annotated[int, Query(ge=0, le=INT64)] = 0,
     signature: str = "",
 ) -> FileResponse:
-    """By a URL of `external_weights_urls`; no key is needed."""
+    """A file of a checkpoint, by an address of `external_weights_urls`; no key is needed."""
     found = await rest.file(Ticket(path, version, file, expires), signature)
     headers = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
     return FileResponse(found, media_type="application/octet-stream", headers=headers)
@@ -129,6 +138,7 @@ async def copy(
     caller: CallerNow,
     x_idempotency_key: Annotated[str | None, Header(max_length=256)] = None,
 ) -> r.CopyWeightsResponse:
+    """Copy a checkpoint into a training run of the caller."""
     return r.CopyWeightsResponse(tinker_path=await copy_weights(rest.core, caller, body, x_idempotency_key))
 
 
@@ -139,28 +149,32 @@ async def copy(
 async def sessions(
     rest: Rest, caller: CallerNow, limit: Limit = 20, offset: Offset = 0, access_scope: Scope = "owned"
 ) -> r.SessionsResponse:
-    """Sessions are never published: both scopes are the caller's own."""
+    """The sessions of the caller. They are never published, so both scopes give the same."""
     return await rest.sessions(caller, limit, offset)
 
 
 @router.post("/sessions/search", response_model_exclude_none=True)
 async def search_sessions(body: r.SearchRequest, rest: Rest, caller: CallerNow) -> r.SearchResponse:
+    """Find sessions by their fields."""
     return await rest.search(caller, body)
 
 
 @router.get("/sessions/{session_id}", response_model_exclude_none=True)
 async def session(session_id: str, rest: Rest, caller: CallerNow, access_scope: Scope = "owned") -> r.SessionResponse:
+    """One session with what was made in it."""
     return await rest.session(caller, session_id)
 
 
 @router.put("/sessions/{session_id}/project", status_code=DONE)
 async def set_project(session_id: str, body: r.ProjectRequest, rest: Rest, caller: CallerNow) -> Response:
+    """File a session under a project."""
     await rest.set_project(caller, session_id, body.project_id)
     return Response(status_code=DONE)
 
 
 @router.get("/sessions/{session_id}/trace_export", response_model_exclude_none=True)
 async def trace_export(session_id: str, rest: Rest, caller: CallerNow) -> r.TraceExportResponse:
+    """Answers `failed`: no such traces are kept here."""
     await rest.own_session(caller, session_id)
     return r.TraceExportResponse(status="failed", error="no traces are kept here; /metrics has the timings of requests")
 
@@ -170,11 +184,13 @@ async def trace_export(session_id: str, rest: Rest, caller: CallerNow) -> r.Trac
 
 @router.get("/auth/apikey/me")
 async def key(rest: Rest, caller: KeyHolder) -> a.KeyResponse:
+    """What the caller's key may do."""
     return rest.key(caller)
 
 
 @router.delete("/auth/apikey/me", status_code=DONE)
 async def revoke_key(rest: Rest, caller: KeyHolder) -> Response:
+    """Revoke the caller's own key."""
     await rest.revoke(caller)
     return Response(status_code=DONE)
 
@@ -197,4 +213,5 @@ async def usage(caller: CallerNow) -> a.UsageResponse:
 
 @router.get("/billing/usage/checkpoints/current")
 async def storage(caller: CallerNow, project_id: Id | None = None) -> a.StorageResponse:
+    """Empty: nothing is billed here."""
     return a.StorageResponse(data=[])

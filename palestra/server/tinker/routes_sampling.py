@@ -19,6 +19,7 @@ router = APIRouter(prefix="/api/v1", tags=["sampling"])
 async def create_sampling_session(
     body: s.CreateSamplingSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.CreateSamplingSessionResponse:
+    """Make a sampler of a base model or of saved weights."""
     return s.CreateSamplingSessionResponse(
         sampling_session_id=await service.sampling.create_sampling_session(caller, body)
     )
@@ -28,11 +29,13 @@ async def create_sampling_session(
 async def join_sampling_session(
     body: s.JoinSamplingSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.JoinSamplingSessionResponse:
+    """Count one more client of a sampler; the answer tells this client's number."""
     return s.JoinSamplingSessionResponse(client_counter=service.sampling.join(caller, body.sampling_session_id))
 
 
 @router.post("/asample", openapi_extra=JSON_BODY, response_model_exclude_none=True)
 async def asample(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """Ask for samples; the result is read as a future."""
     return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
@@ -44,4 +47,5 @@ async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.
 
 @router.get("/samplers/{sampler_id}", response_model_exclude_none=True)
 async def sampler(sampler_id: str, service: ServiceNow, caller: CallerNow) -> SamplerResponse:
+    """Which model and weights a sampler has."""
     return service.sampling.sampler_info(caller, sampler_id)

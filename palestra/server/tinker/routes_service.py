@@ -13,21 +13,25 @@ router = APIRouter(prefix="/api/v1", tags=["service"])
 
 @router.post("/client/config")
 async def client_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientConfigResponse:
+    """Settings of the client library, as the SDK asks for them at its start."""
     return s.ClientConfigResponse()
 
 
 @router.post("/client/dynamic_config")
 async def client_dynamic_config(body: s.ClientConfigRequest, caller: CallerNow) -> s.ClientDynamicConfigResponse:
+    """Settings that the SDK asks for again while it runs."""
     return s.ClientDynamicConfigResponse(sample_cancel_enabled=True)
 
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
+    """Whether the server answers."""
     return {"status": "ok"}
 
 
 @router.get("/get_server_capabilities")
 async def get_server_capabilities(service: ServiceNow, caller: CallerNow) -> s.CapabilitiesResponse:
+    """The base models that can be trained and sampled."""
     return service.sessions.capabilities()
 
 
@@ -35,6 +39,7 @@ async def get_server_capabilities(service: ServiceNow, caller: CallerNow) -> s.C
 async def create_session(
     body: s.CreateSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> s.CreateSessionResponse:
+    """Begin a session: what a client makes belongs to it."""
     return s.CreateSessionResponse(session_id=await service.sessions.create_session(caller, body))
 
 
@@ -42,6 +47,7 @@ async def create_session(
 async def session_heartbeat(
     body: s.SessionHeartbeatRequest, service: ServiceNow, caller: CallerNow
 ) -> s.SessionHeartbeatResponse:
+    """Keep a session alive."""
     await service.sessions.heartbeat(caller, body.session_id)
     return s.SessionHeartbeatResponse()
 
@@ -50,11 +56,12 @@ async def session_heartbeat(
 async def finish_session(
     session_id: s.Id, body: s.FinishSessionRequest, service: ServiceNow, caller: CallerNow
 ) -> Response:
+    """End a session and free its models."""
     await service.sessions.finish_session(caller, session_id, body)
     return Response(status_code=204)
 
 
 @router.post("/telemetry")
 async def telemetry(body: s.TelemetryRequest, caller: CallerNow) -> s.TelemetryResponse:
-    """Taken and let go: its events hold tracebacks and, at times, keys."""
+    """Accepts the SDK's telemetry and drops it: its events hold tracebacks and, at times, keys."""
     return s.TelemetryResponse()

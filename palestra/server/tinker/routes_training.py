@@ -25,16 +25,19 @@ def _body_of(*schemas: type[s.WireModel]) -> dict[str, Any]:
 
 @router.post("/create_model", response_model_exclude_none=True)
 async def create_model(body: s.CreateModelRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """Make a LoRA adapter on a base model."""
     return await service.models.create_model(caller, body)
 
 
 @router.post("/get_info")
 async def get_info(body: s.ModelRequest, service: ServiceNow, caller: CallerNow) -> s.GetInfoResponse:
+    """Base model, rank and tokenizer of a model."""
     return service.models.get_info(caller, body.model_id)
 
 
 @router.post("/forward_backward", openapi_extra=_body_of(), response_model_exclude_none=True)
 async def forward_backward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """Compute a loss and add its gradient; with `forward_only` the loss alone."""
     body = await read_body(request)
     is_protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
     decode = pass_from_protobuf if is_protobuf else forward_backward_from_json
@@ -49,11 +52,13 @@ async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s
 
 @router.post("/optim_step", response_model_exclude_none=True)
 async def optim_step(body: s.OptimStepRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """Let the optimizer take one step with the gradient that was gathered."""
     return await service.models.optim_step(caller, body)
 
 
 @router.post("/save_weights", response_model_exclude_none=True)
 async def save_weights(body: s.SaveWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
+    """Save weights and optimizer state as a checkpoint."""
     return await service.weights.save_weights(caller, body)
 
 
@@ -61,6 +66,7 @@ async def save_weights(body: s.SaveWeightsRequest, service: ServiceNow, caller: 
 async def save_weights_for_sampler(
     body: s.SaveWeightsForSamplerRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
+    """Save the weights for sampling: under a name, or as a sampler of this session."""
     return await service.weights.save_weights_for_sampler(caller, body)
 
 
@@ -68,12 +74,13 @@ async def save_weights_for_sampler(
 async def save_weights_external(
     body: s.SaveWeightsExternalRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
+    """Save the weights alone as an export, to be downloaded; a second one of the name replaces it."""
     return await service.weights.save_weights_external(caller, body)
 
 
 @router.post("/load_weights", response_model_exclude_none=True)
 async def load_weights(body: s.LoadWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
-    """Into a model, or as a new one."""
+    """Load a checkpoint into a model, or as a new one."""
     if body.model_id is None:
         return await service.models.load_as_new(caller, body)
     return await service.weights.load_into(caller, body)
@@ -87,4 +94,5 @@ async def unload_model(body: s.ModelRequest, service: ServiceNow, caller: Caller
 
 @router.post("/weights_info")
 async def weights_info(body: s.WeightsInfoRequest, service: ServiceNow, caller: CallerNow) -> s.WeightsInfoResponse:
+    """Base model and rank of a checkpoint."""
     return await service.weights.weights_info(caller, body.tinker_path)

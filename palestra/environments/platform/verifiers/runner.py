@@ -34,6 +34,8 @@ _rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 class Limits(msgspec.Struct, frozen=True):
+    """What the process of a verifier may use."""
+
     wall_s: float = 30.0
     memory_bytes: int = 512 * 1024 * 1024
 

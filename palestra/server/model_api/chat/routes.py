@@ -36,16 +36,19 @@ Offset = Annotated[int, Query(ge=0, lt=2**31)]
 
 @router.get("/models")
 async def list_models(service: ServiceNow, caller: ModelCallerNow) -> JSONResponse:
+    """The base models and the caller's aliases."""
     return JSONResponse(await service.list_models(caller))
 
 
 @router.get("/models/{model:path}")
 async def get_model(model: str, service: ServiceNow, caller: ModelCallerNow) -> JSONResponse:
+    """One model by any of its names."""
     return JSONResponse(await service.model(caller, model))
 
 
 @router.post("/chat/completions", openapi_extra=JSON_BODY, responses=OR_EVENTS)
 async def chat_completions(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """OpenAI's chat completions, plain or streaming."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(s.ChatRequest, body), body)
     response_id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -58,6 +61,7 @@ async def chat_completions(request: Request, service: ServiceNow, caller: ModelC
 
 @router.post("/completions", openapi_extra=JSON_BODY, responses=OR_EVENTS)
 async def completions(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """OpenAI's text completions, plain or streaming; also for token ids and for scoring a prompt."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(s.CompletionRequest, body), body)
     response_id = f"cmpl-{secrets.token_hex(12)}"
@@ -77,6 +81,7 @@ async def list_traces(
     origin: Annotated[str | None, Query(max_length=256, pattern=r"^[^\x00]*$")] = None,
     format: Literal["json", "jsonl"] = "json",  # noqa: A002 - its name in the URL
 ) -> Response:
+    """What was kept of the caller's calls, newest first."""
     if format == "jsonl":
         return StreamingResponse(service.traces.export(caller, limit, offset, origin), media_type=LINES)
     return _json(await service.traces.page(caller, limit, offset, origin))
@@ -89,6 +94,7 @@ async def get_trace(
     caller: CallerNow,
     format: Literal["json", "jsonl"] = "json",  # noqa: A002
 ) -> Response:
+    """One trace: the tokens of every turn, and the messages of chats."""
     if format == "jsonl":
         return Response(await service.traces.lines(caller, trace_id), media_type=LINES)
     return _json(await service.traces.one(caller, trace_id))
@@ -96,17 +102,20 @@ async def get_trace(
 
 @router.get("/traces/{trace_id}/trajectories")
 async def get_trajectories(trace_id: str, service: ServiceNow, caller: CallerNow) -> Response:
+    """A trace as training data: tokens, loss mask, log-probabilities."""
     return _json(await service.traces.trajectories(caller, trace_id))
 
 
 @tokens.post("/tokenize", openapi_extra=JSON_BODY)
 async def tokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """Token ids of a text or a chat, as vLLM has it."""
     call = await decoded(lambda body: parse_body(s.TokenizeRequest, body), await read_body(request))
     return _json(await service.tokenize(caller, call))
 
 
 @tokens.post("/detokenize", openapi_extra=JSON_BODY)
 async def detokenize(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """The text of token ids, as vLLM has it."""
     call = await decoded(lambda body: parse_body(s.DetokenizeRequest, body), await read_body(request))
     return _json(await service.detokenize(caller, call))
 

@@ -35,6 +35,7 @@ router = APIRouter(route_class=AnthropicRoute, responses=refusals(ErrorEnvelope)
 
 @router.post("/messages", openapi_extra=JSON_BODY, responses=OR_EVENTS)
 async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """Anthropic's Messages, plain or streaming."""
     body = await read_body(request)
     call = await decoded(lambda body: parse_body(MessagesRequest, body), body)
     await _check(service, caller, call)
@@ -55,6 +56,7 @@ async def messages(request: Request, service: ServiceNow, caller: ModelCallerNow
 
 @router.post("/messages/count_tokens", openapi_extra=JSON_BODY)
 async def count_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """How many tokens a Messages request would read."""
     call = await decoded(lambda body: parse_body(CountRequest, body), await read_body(request))
     await _check(service, caller, call)
     count = await service.chats.count_tokens(caller, await asyncio.to_thread(counted_request, call))

@@ -20,6 +20,7 @@ router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), t
 
 @router.post("/responses", openapi_extra=JSON_BODY, responses=OR_EVENTS)
 async def responses(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """OpenAI's Responses, plain or streaming."""
     body = await read_body(request)
     call = await decoded(ResponsesCall.read, body)
     if call.header.call.stream:
@@ -31,6 +32,7 @@ async def responses(request: Request, service: ServiceNow, caller: ModelCallerNo
 
 @router.post("/responses/input_tokens", openapi_extra=JSON_BODY)
 async def input_tokens(request: Request, service: ServiceNow, caller: ModelCallerNow) -> Response:
+    """How many tokens a Responses request would read."""
     call = await decoded(ResponsesCall.read, await read_body(request))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await call.count(service.chats, caller)})
 

@@ -1,0 +1,138 @@
+"""The reference of every HTTP route: the server's from its OpenAPI description, the platform's and the gym's from
+their route tables.
+
+Owns: one table for each group of routes. Never touches: what a route does; nothing listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+
+from palestra.config.serve import ServeConfig
+from palestra.environments.platform.faces.app import PlatformApp
+from palestra.environments.platform.faces.door import Door
+from palestra.environments.platform.pool import Pool
+from palestra.gym.front import HEALTH
+from palestra.gym.head import head_app
+from palestra.gym.models.base import ModelServer
+from palestra.gym.records import GymConfig
+from palestra.gym.servers.agents import AgentServer
+from palestra.gym.servers.base import GymServer
+from palestra.gym.servers.gymnasium import GymnasiumServer
+from palestra.gym.servers.resources import ResourcesServer
+from palestra.gym.testing import opened
+from palestra.server.app import create_app
+from palestra.server.hub import Hub
+from scripts.reference.pages import Reference, code, page, table
+from scripts.reference.route_sentences import GYM_HEAD, GYM_SERVERS, PLATFORM
+
+HEAD = ["route", "what it does"]
+INTRO = """Made from the code. A server shows the same at `/docs`, with every field of every body, and as JSON at
+`/openapi.json`. Who may call what is in [Serving](../serving.md#who-may-do-what)."""
+
+TAGS = {
+    "service": "Tinker: sessions",
+    "training": "Tinker: training",
+    "sampling": "Tinker: sampling",
+    "futures": "Tinker: results",
+    "rest": "Tinker: runs, checkpoints, keys",
+    "model endpoint": "The model endpoint",
+    "episodes": "Episodes",
+    "tinkerscript": "AgentJet's routes",
+    "operations": "Operations",
+}
+
+
+def pages(reference: Reference) -> None:
+    api = asyncio.run(_server_api())
+    parts = [
+        *_server(api, reference),
+        "## The platform",
+        "`palestra platform serve`; see [The platform](../platform.md#who-may-ask-for-what) for who may call what.",
+        _listed(_platform(), PLATFORM, "platform", reference),
+        "## The head of a gym",
+        "`palestra gym run`, at port 11000; see [A gym](../gym.md#the-head).",
+        _listed(_head(), GYM_HEAD, "gym's head", reference),
+        "## The servers of a gym",
+        "Each server of a gym listens on a port of its own, and answers the routes of its kind.",
+        _listed(_gym_servers(), GYM_SERVERS, "gym server", reference),
+    ]
+    reference.pages["reference/routes.md"] = page("HTTP routes", INTRO, parts)
+
+
+async def _server_api() -> dict[str, Any]:
+    """Of a server without models, on an empty state folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with Hub.open(ServeConfig(state=Path(folder))) as hub:
+            app: Any = create_app(hub)
+            while not isinstance(app, FastAPI):
+                app = app.app
+            return app.openapi()
+
+
+def _server(api: dict[str, Any], reference: Reference) -> Iterator[str]:
+    rows: dict[str, list[list[str]]] = {tag: [] for tag in TAGS}
+    for path, methods in api["paths"].items():
+        for method, about in methods.items():
+            route = f"{method.upper()} {path}"
+            text = reference.explained(
+                about.get("description"), f"the route `{route}`", "the docstring of its function"
+            )
+            (tag,) = about.get("tags") or ["operations"]
+            rows.setdefault(tag, []).append([code(route), text])
+    for tag, found in rows.items():
+        if found:
+            yield f"## {TAGS.get(tag, tag)}"
+            yield table(HEAD, found)
+
+
+def _listed(routes: Sequence[str], sentences: dict[str, str], what: str, reference: Reference) -> str:
+    """A table of routes whose functions are made, and have no docstring of their own."""
+    where = "scripts/reference/route_sentences.py"
+    rows = [[code(one), reference.explained(sentences.get(one), f"the {what}'s `{one}`", where)] for one in routes]
+    reference.problems += [f"the {what} has no `{one}`; take it out of {where}" for one in sentences.keys() - {*routes}]
+    return table(HEAD, rows)
+
+
+def _platform() -> list[str]:
+    with Pool() as pool:
+        return list(_walk(PlatformApp(pool, Door(secret=b"-")).routes, ""))
+
+
+def _head() -> list[str]:
+    config = GymConfig(servers={}, settings={}, head_host="", head_port=0, secret="")
+    return list(_walk(head_app(config, None, list, bool).routes, ""))
+
+
+def _gym_servers() -> list[str]:
+    health = [f"GET {path}" for path in sorted(HEALTH)]
+    resources = _posts(ResourcesServer, expose_tools_over_mcp=True) | {"/{tool}"}
+    paths = _posts(AgentServer) | _posts(ModelServer) | _posts(GymnasiumServer) | resources
+    return [*health, "GET /openapi.json", *(f"POST {path}" for path in sorted(paths))]
+
+
+def _posts(kind: type[GymServer], **settings: Any) -> set[str]:
+    class Bare(kind):  # a kind alone has no routes yet
+        pass
+
+    with opened(Bare, **settings) as found:
+        return set(found.server.routes())
+
+
+def _walk(routes: Sequence[BaseRoute], prefix: str) -> Iterator[str]:
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from _walk(route.routes, prefix + route.path)
+        elif isinstance(route, WebSocketRoute):
+            yield f"WebSocket {prefix}{route.path}"
+        elif isinstance(route, Route) and not route.path.endswith("{path:path}"):
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            # Routes that look at the method themselves answer POST, and say so to others.
+            yield f"{methods[0] if len(methods) == 1 else 'POST'} {prefix}{route.path}"

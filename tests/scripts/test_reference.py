@@ -1,0 +1,71 @@
+"""The documentation's generator: what is not described is a problem, and links hold inside the site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+
+
+@pytest.fixture(autouse=True)
+def repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def links() -> object:
+    from scripts.reference.links import RepositoryLinks
+
+    found = RepositoryLinks()
+    found._uris = {"README.md": "index.md", "examples/grpo.py": "source/examples/grpo.py"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("uri", "written", "expected"),
+    [
+        ("index.md", "[a](docs/serving.md#x)", "[a](serving.md#x)"),
+        ("design/gym.md", "[a](../gym.md)", "[a](../gym.md)"),
+        ("design/gym.md", "[a](../../examples/grpo.py)", "[a](../source/examples/grpo.py)"),
+        ("training.md", "[a](../README.md)", "[a](index.md)"),
+        ("training.md", "[a](../examples/nothing.py)", "[a](../examples/nothing.py)"),
+        ("training.md", "[the data](../examples/data)", "the data"),
+        ("training.md", "[a](https://example.org/x.md)", "[a](https://example.org/x.md)"),
+        ("training.md", "```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
+    ],
+)
+def test_links_of_a_checkout_become_links_of_the_site(links, uri, written, expected):
+    assert links.resolve(written, uri) == expected
+
+
+def test_what_has_no_description_is_a_problem():
+    from scripts.reference.pages import Reference
+
+    reference = Reference()
+    assert reference.explained("  Says\n  it.", "a", "b") == "Says\nit."
+    assert not reference.problems
+    reference.explained(None, "the option `--x`", "its `help`")
+    assert reference.problems == ["the option `--x` has no description; write a sentence in its `help`"]
+
+
+def test_a_route_without_a_sentence_and_a_sentence_without_a_route_are_problems():
+    from scripts.reference.pages import Reference
+    from scripts.reference.routes import _listed
+
+    reference = Reference()
+    _listed(["GET /a", "GET /b"], {"GET /a": "Says a.", "GET /c": "Says c."}, "server", reference)
+    assert [problem.split(";")[0] for problem in reference.problems] == [
+        "the server's `GET /b` has no description",
+        "the server has no `GET /c`",
+    ]
+
+
+def test_names_of_training_metrics_are_found_in_the_code():
+    from scripts.reference.metrics import _reported
+
+    names = {name for name, _ in _reported()}
+    assert {"reward/mean", "dpo/margin", "stop/*", "time/*_s", "episodes/groups"} <= names
