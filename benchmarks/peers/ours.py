@@ -31,7 +31,7 @@ class Ours:
         sampler = Sampler(
             self.model.decoder,
             self.pool,
-            cache_tokens=(work.tokens + sum(work.prompt_lengths) * work.samples) * 2 if on_gpu else None,
+            cache_tokens=2 * (work.tokens + sum(work.prompt_lengths)) if on_gpu else None,
             max_rows=512 if on_gpu else 256,
             prefill_tokens=8192 if on_gpu else 2048,
         )

@@ -57,6 +57,8 @@ class GraphKey:
 class _Graph:
     graph: torch.cuda.CUDAGraph
     hidden: Tensor
+    forward: Callable[[], Tensor]
+    """What was recorded. It holds the tensors that the graph writes to and that are not of the graph's own memory."""
 
 
 class DecodeGraphs:
@@ -119,7 +121,7 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             hidden = forward()
-        return _Graph(graph, hidden)
+        return _Graph(graph, hidden, forward)
 
     def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
         inputs, rows = self._inputs, key.rows

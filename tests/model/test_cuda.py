@@ -131,6 +131,21 @@ def test_a_seeded_bfloat16_request_does_not_notice_its_batch(half_side: Side) ->
         assert alone.sequences == result.sequences
 
 
+def test_a_recorded_step_writes_to_nothing_but_its_own_memory(half_side: Side) -> None:
+    """Prompts that several rows share are read once, by way of buffers that must not be given to others."""
+    sampler = Sampler(half_side.trainer.decoder, half_side.trainer.pool, cache_tokens=65536)
+    prompt = tuple(np.random.default_rng(1).integers(0, 3000, 1100).tolist())
+    params = SamplingParams(max_tokens=64, seed=1, stop_token_ids=())
+    sampler.submit(SampleRequest(prompt=prompt, num_samples=8, params=params), half_side.adapters[0])
+    for _ in range(8):
+        sampler.step()
+    torch.cuda.synchronize()
+    others = [torch.full((size,), 7.0, device="cuda") for size in (256, 4096, 1 << 16, 1 << 20) for _ in range(32)]
+    while sampler.has_work:
+        sampler.step()
+    assert all(bool((other == 7.0).all()) for other in others)
+
+
 def test_a_batch_of_tenants_has_each_ones_own_gradient_bits(half_side: Side) -> None:
     side = half_side
     everything = items(side)
