@@ -24,7 +24,7 @@ from peers.ours import Ours
 from peers.workloads import SampleWork, TrainWork, timed
 
 from palestra.config.train import RunConfig, load_train_config
-from palestra.model.random_model import SHAPES, make_random_model
+from palestra.model.loading.random_model import SHAPES, make_random_model
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import train
 from palestra.training.listener import Silence

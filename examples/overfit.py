@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from palestra.model import AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
-from palestra.model.random_model import make_random_model
+from palestra.model.loading.random_model import make_random_model
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
 PROMPT = "The palestra was"

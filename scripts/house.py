@@ -80,6 +80,23 @@ def cloned_lines(sources: Sources) -> int:
     return len({(path, at) for found in places.values() if len(found) > 1 for path, at in found})
 
 
+def repeated_classes(sources: Sources) -> list[str]:
+    """Public class names that more than one module defines."""
+    modules: dict[str, set[str]] = defaultdict(set)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].add(path)
+    return sorted(name for name, paths in modules.items() if len(paths) > 1)
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Those of modules, classes, functions and fields."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
 def figures(sources: Sources) -> dict[str, float | str]:
     lines = sum(source.count("\n") for source in sources.values())
     anys = sum(len(re.findall(r"\bAny\b", source)) for source in sources.values())
@@ -93,6 +110,10 @@ def figures(sources: Sources) -> dict[str, float | str]:
         "most files in a folder": f"{most} ({fullest})",
         "folders of 25 files or more": sum(count >= 25 for count in folders.values()),
         "Any in a thousand lines": round(1000 * anys / lines, 1),
+        "class names in two modules": len(repeated_classes(sources)),
+        'docstrings with "Of" first': sum(
+            text.startswith("Of ") for source in sources.values() for text in docstrings(source)
+        ),
         "lines where a clone begins": cloned_lines(sources),
         "files that start processes": sum(bool(SPAWNS.search(source)) for source in sources.values()),
         "files with locks": sum("fcntl.flock" in source for source in sources.values()),

@@ -26,7 +26,7 @@ RandomModel = Callable[..., Path]
 @pytest.fixture(scope="session")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> RandomModel:
     """`random_model(family=..., **options)` as `make_random_model`, made at the first call. Do not write into it."""
-    from palestra.model.random_model import make_random_model
+    from palestra.model.loading.random_model import make_random_model
 
     made: dict[str, Path] = {}
 

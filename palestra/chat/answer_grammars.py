@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 from palestra.chat.tokenizer import ChatTokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_formats import ToolFormat
-from palestra.chat.tool_formats.lark import tag
+from palestra.chat.tool_parsers import ToolParser
+from palestra.chat.tool_parsers.lark import tag
 
 PUNCTUATION = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
@@ -24,7 +24,7 @@ def thinking(tokenizer: ChatTokenizer, *, is_open: bool) -> str:
     return f"thinking: {top}\n{_text('thinking_text', (END_THINK,), _plain_tokens(tokenizer, (END_THINK,)))}"
 
 
-def text_or_calls(tokenizer: ChatTokenizer, tools: ToolFormat) -> str:
+def text_or_calls(tokenizer: ChatTokenizer, tools: ToolParser) -> str:
     """Rule `text_or_calls`, for a grammar with a rule `calls`: any text in which neither a call nor a thought begins,
     and then calls; one of the two may be missing. Where calls have no marker, it is one or the other."""
     others = _plain_tokens(tokenizer, (THINK, END_THINK, *tools.tags))

@@ -32,7 +32,7 @@ def chain(root: object, messages: Sequence[Message]) -> list[bytes]:
 
 
 def extend(name: bytes, message: Message) -> bytes:
-    return _digest(name + _dump(_said(message)))
+    return _digest(name + _dump(_said_text(message)))
 
 
 def reasoning_of(message: Message) -> str | None:
@@ -79,7 +79,7 @@ def _parts(content: str) -> _Parts:
     return _Parts("\n".join(thoughts).strip(), content[place:])
 
 
-def _said(message: Message) -> list[Any]:
+def _said_text(message: Message) -> list[Any]:
     role, text = message["role"], message.get("content") or ""
     if role == "assistant":  # frameworks strip what a model said; nobody else's words are touched
         text = _parts(text).said.strip()

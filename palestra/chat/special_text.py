@@ -1,6 +1,6 @@
 """Texts of special tokens in what others wrote: hidden while a template renders, so that they stay text.
 
-Owns: finding them, stand-ins for them. Never touches: tokenizers, templates.
+Owns: finding them, placeholders for them. Never touches: tokenizers, templates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class SpecialText:
-    """Stand-ins are letters and digits with 64 random bits: templates leave them alone and nobody can write one."""
+    """Placeholders are letters and digits with 64 random bits: templates leave them alone and nobody can write one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         by_length = sorted(set(texts), key=len, reverse=True)
@@ -23,7 +23,7 @@ class SpecialText:
         self._beginnings = {text[:length] for text in marked for length in range(1, len(text))}
         self._longest = max(map(len, by_length), default=0)
         self._nonce = secrets.token_hex(8)
-        self._stand_in = re.compile(f"Q{self._nonce}N([0-9]+)Q", re.IGNORECASE)
+        self._placeholder = re.compile(f"Q{self._nonce}N([0-9]+)Q", re.IGNORECASE)
 
     def mark(self, letter: str, number: int = 0) -> str:
         """A text that occurs nowhere else."""
@@ -45,7 +45,7 @@ class SpecialText:
         return False
 
     def hide(self, value: object, hidden: list[str]) -> Any:
-        """A copy with a stand-in for each; `hidden` gets what they stand for."""
+        """A copy with a placeholder for each; `hidden` gets what they stand for."""
         if isinstance(value, str):
             bare, space = _split_end(value)
             open_end = self._open_end(value)
@@ -59,7 +59,7 @@ class SpecialText:
 
     def show(self, text: str, hidden: Sequence[str], cut: str = "") -> str:
         """With `cut` after the first character of each."""
-        return self._stand_in.sub(lambda found: _cut(hidden[int(found[1])], cut), text)
+        return self._placeholder.sub(lambda found: _cut(hidden[int(found[1])], cut), text)
 
     def replace(self, text: str, names: Mapping[str, str]) -> str:
         return self._pattern.sub(lambda found: names[found[0]], text)

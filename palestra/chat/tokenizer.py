@@ -15,19 +15,19 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat.errors import ChatError, TooLongError
-from palestra.chat.rendering import Chat, Rendered, Renderer
+from palestra.chat.placeholders import HELLO, WORDS, TemplatePlaceholders
+from palestra.chat.rendering import RenderedChat, Renderer, TemplateInput
 from palestra.chat.special_text import SpecialText
-from palestra.chat.stand_ins import HELLO, WORDS, StandIns
 from palestra.chat.templates import WITH_TOOLS, ChatTemplate, Messages, Tools
 from palestra.chat.token_lengths import longest_text
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
-from palestra.chat.tool_formats import ToolFormat, detect
+from palestra.chat.tool_parsers import ToolParser, detect
 from palestra.util.json_types import JsonMapping
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class TurnSuffix:
     """What comes after an assistant's turn."""
 
     tokens: list[int]
@@ -45,11 +45,11 @@ class ChatTokenizer:
         self._tokenizer = files.tokenizer
         self._specials = files.specials
         self._text = SpecialText(files.specials)
-        self._stand_ins = StandIns(self._text)
+        self._placeholders = TemplatePlaceholders(self._text)
         self._template = ChatTemplate(files.templates, files.named, files.where)
-        self._renderer = Renderer(self._template, self._text, self._stand_ins)
+        self._renderer = Renderer(self._template, self._text, self._placeholders)
         self._where = files.where
-        self.tool_format: ToolFormat = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
+        self.tool_format: ToolParser = detect(files.templates.get(WITH_TOOLS, files.templates["default"]))
         """How the model writes calls, by what its template shows; set another where that is wrong."""
         self.thinks = any(THINK in source for source in files.templates.values())
         """Whether its template shows think blocks."""
@@ -89,10 +89,10 @@ class ChatTokenizer:
         """`continue_final_message`: only up to the last word of the last message, which is the assistant's. Raises
         TooLongError where it is certain, before all is encoded, that `max_tokens` will not do."""
         if continue_final_message:
-            messages, add_generation_prompt = self._stand_ins.left_open(messages), False
-        rendered = self._renderer.render(Chat(messages, tools, add_generation_prompt, template_kwargs or {}))
+            messages, add_generation_prompt = self._placeholders.left_open(messages), False
+        rendered = self._renderer.render(TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {}))
         if continue_final_message:
-            rendered = replace(rendered, text=self._stand_ins.cut_at_end(rendered.text))
+            rendered = replace(rendered, text=self._placeholders.cut_at_end(rendered.text))
         return self._encode(rendered, max_tokens)
 
     def observation(
@@ -120,27 +120,27 @@ class ChatTokenizer:
         max_tokens: int | None = None,
         thought: bool = False,
         opened: bool = False,
-    ) -> Following:
-        """What comes after an assistant's turn. Only a short stand-in for the conversation before it is rendered.
+    ) -> TurnSuffix:
+        """What comes after an assistant's turn. Only a short placeholder for the conversation before it is rendered.
 
         `thought`: the turn, or one before it, had reasoning. `opened`: look at what was read before it, too."""
         if continue_final_message:
-            messages, add_generation_prompt = self._stand_ins.left_open(messages), False
-        chat = Chat(messages, tools, add_generation_prompt, template_kwargs or {})
+            messages, add_generation_prompt = self._placeholders.left_open(messages), False
+        chat = TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {})
         shown = self._renderer.after_turn(turn, chat, thought=thought, opened=opened)
         end, after = self._split_at_end(shown.rendered.text)
         if continue_final_message:
-            after = self._stand_ins.cut_at_end(after)
+            after = self._placeholders.cut_at_end(after)
         # Encoded behind the token it follows: some tokenizers treat the beginning of a text differently.
         first, *tokens = self._encode(replace(shown.rendered, text=end + after), max_tokens)
-        return Following(tokens, first, shown.is_rewritten)
+        return TurnSuffix(tokens, first, shown.is_rewritten)
 
     def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Never a special token, whatever the text says. `max_tokens`: as `encode_chat`'s."""
         if self._text.first(text) is None:
-            return self._encode(Rendered(text), max_tokens)
+            return self._encode(RenderedChat(text), max_tokens)
         hidden: list[str] = []
-        return self._encode(Rendered(self._text.hide(text, hidden), hidden), max_tokens)
+        return self._encode(RenderedChat(self._text.hide(text, hidden), hidden), max_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
@@ -171,8 +171,8 @@ class ChatTokenizer:
         return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
 
     def _split_at_end(self, text: str) -> tuple[str, str]:
-        """The end of the stand-in's turn, and what comes after it."""
-        rest = self._stand_ins.after(text)
+        """The end of the placeholder's turn, and what comes after it."""
+        rest = self._placeholders.after(text)
         if rest is None:
             raise ChatError(
                 f"the chat template of {self._where} drops an assistant's turn once another message follows"
@@ -181,8 +181,8 @@ class ChatTokenizer:
         return (found[0], rest[found.end() :]) if found else (self._turn_end_text, rest)
 
     def _find_turn_end(self, eos: str | None) -> str:
-        rendered = self._template.render([HELLO, self._stand_ins.turn(WORDS, thought=False)], None, False, {})
-        after = self._stand_ins.after(rendered)
+        rendered = self._template.render([HELLO, self._placeholders.turn(WORDS, thought=False)], None, False, {})
+        after = self._placeholders.after(rendered)
         if after is None:
             raise ChatError(f"the chat template of {self._where} does not show what the assistant says")
         written = self._text.first(after)
@@ -193,7 +193,7 @@ class ChatTokenizer:
             "  name one as `eos_token` in tokenizer_config.json"
         )
 
-    def _encode(self, rendered: Rendered, max_tokens: int | None) -> list[int]:
+    def _encode(self, rendered: RenderedChat, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:
             self._refuse_too_long(rendered, max_tokens)
         if not rendered.hidden:
@@ -205,12 +205,12 @@ class ChatTokenizer:
         cut = self._plain.token_to_id(self._cut)
         return [self._aliases_by_id.get(token, token) for token in tokens if token != cut]
 
-    def _encode_aliased(self, rendered: Rendered, cut: str = "") -> list[int]:
+    def _encode_aliased(self, rendered: RenderedChat, cut: str = "") -> list[int]:
         """Special tokens that the template wrote under their aliases, what was hidden as the text it is."""
         text = self._text.replace(rendered.text, self._aliases)
         return _ids(self._plain, self._text.show(text, rendered.hidden, cut))
 
-    def _refuse_too_long(self, rendered: Rendered, max_tokens: int) -> None:
+    def _refuse_too_long(self, rendered: RenderedChat, max_tokens: int) -> None:
         if len(rendered.text) <= max_tokens or self._longest_text is None:
             return
         least = -(-len(self._renderer.shown(rendered)) // self._longest_text)

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palestra.config.train import RunConfig
-from palestra.training.listener import Listener, Silence, Stage
+from palestra.training.listener import RunListener, Silence, Stage
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 40
@@ -43,18 +43,18 @@ SHOWN = {
 
 
 @contextmanager
-def open_display(kind: str, name: str, config: RunConfig) -> Iterator[Listener]:
+def open_display(kind: str, name: str, config: RunConfig) -> Iterator[RunListener]:
     if kind == "auto":
         kind = "board" if sys.stdout.isatty() else "lines"
     if kind == "board":
-        board = Board(name, config)
+        board = LiveBoard(name, config)
         with Live(board, console=Console(), refresh_per_second=4):
             yield board
     else:
-        yield {"lines": Lines(config.steps), "json": JsonLines(), "none": Silence()}[kind]
+        yield {"lines": StepLines(config.steps), "json": JsonLines(), "none": Silence()}[kind]
 
 
-class Lines(Silence):
+class StepLines(Silence):
     """One line for each step, for the first beginning of each stage, and from time to time where a stage takes long."""
 
     def __init__(self, steps: int) -> None:
@@ -89,7 +89,7 @@ class JsonLines(Silence):
         click.echo(text, err=True)
 
 
-class Board:
+class LiveBoard:
     """Drawn anew a few times a second; told of everything in between."""
 
     def __init__(self, name: str, config: RunConfig) -> None:

@@ -23,7 +23,7 @@ from palestra.cli.output import bytes_text, fail, print_json
 
 
 @dataclass(slots=True)
-class Verdict:
+class DoctorVerdict:
     what: str
     works: bool
     why: str
@@ -63,7 +63,7 @@ def doctor(as_json: bool) -> None:
         )
 
 
-def judge(torch: Torch | str | None, extras: list[Extra], has_nvidia_driver: bool) -> list[Verdict]:
+def judge(torch: Torch | str | None, extras: list[Extra], has_nvidia_driver: bool) -> list[DoctorVerdict]:
     engine = next(extra for extra in extras if extra.name == "engine")
     trouble = ""
     if isinstance(torch, str):
@@ -71,8 +71,8 @@ def judge(torch: Torch | str | None, extras: list[Extra], has_nvidia_driver: boo
     elif torch is None or not engine.is_complete:
         trouble = install_command(engine)
     return [
-        Verdict("sampling and training on CPU", not trouble, trouble),
-        Verdict("sampling and training on GPU", *_judge_gpu(torch, trouble, has_nvidia_driver)),
+        DoctorVerdict("sampling and training on CPU", not trouble, trouble),
+        DoctorVerdict("sampling and training on GPU", *_judge_gpu(torch, trouble, has_nvidia_driver)),
     ]
 
 

@@ -36,7 +36,7 @@ def random(
     if not force and folder.exists() and any(folder.iterdir()):
         raise fail(f"{folder} is not empty; choose another folder, or add --force to write into it")
     with needs_extra("engine"):
-        from palestra.model.random_model import make_random_model
+        from palestra.model.loading.random_model import make_random_model
     with one_line_errors(ValueError, OSError):
         make_random_model(folder, family=family, shape=shape, seed=seed, dtype=dtype, shards=shards)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palestra.model.errors import TokenizerError, WeightsError
-from palestra.model.spec import ModelSpec
+from palestra.model.loading.spec import ModelSpec
 
 LORA_RANK = 32
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}

@@ -110,7 +110,7 @@ def pair_names(order: Sequence[str], models: Sequence[str], names: Sequence[str]
 
 def check_folder(model: ModelConfig) -> None:
     if not model.path.is_dir():
-        told = f"no such folder: {model.path}; to make a small one to try: palestra model random {model.path}"
-        raise fail(told, USAGE)
+        message = f"no such folder: {model.path}; to make a small one to try: palestra model random {model.path}"
+        raise fail(message, USAGE)
     if not (model.path / "config.json").is_file():
         raise fail(f"{model.path} is not a model folder: it has no config.json", USAGE)

@@ -79,9 +79,9 @@ def train(
             check_server(config.server)
     with needs_extra("train"):
         from palestra.chat import ChatError
-        from palestra.training.batches.conversations import DataError
+        from palestra.training.batches.conversations import DatasetError
         from palestra.training.launch import check
-    with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DataError, TaskFileError, code=FAILED):
+    with one_line_errors(ValueError, code=USAGE), one_line_errors(ChatError, DatasetError, TaskFileError, code=FAILED):
         check(config)
     if dry_run:
         click.echo(dump_config(config))
@@ -128,7 +128,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     again = f"to go on: {resume_command(folder)}"
     try:
         with open_display(display, folder.name, config) as listener:
-            summary = asyncio.run(until_told(train(config, folder, listener), with_parent))
+            summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo(f"stopped; {again}", err=True)
         return INTERRUPTED
@@ -140,7 +140,7 @@ def run(config: RunConfig, folder: RunFolder, display: str, *, with_parent: bool
     return 0
 
 
-async def until_told(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
+async def until_stopped(work: Coroutine[Any, Any, JsonObject], with_parent: bool) -> JsonObject:
     """Batch systems send SIGTERM: it ends a run as ctrl-c does. So does the end of whoever started it, if asked."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

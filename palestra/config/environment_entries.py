@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from palestra.config.base import Config, File, Folder
 from palestra.types.gym import is_gym
+from palestra.types.json import JsonObject
 
 
 class EnvironmentEntry(Config):
@@ -27,9 +27,9 @@ class EnvironmentEntry(Config):
     """JSONL: one task in a line. Default: the environment's own."""
     eval_tasks: File | None = None
     """JSONL: held-out tasks, for evaluation. Default: the environment's own."""
-    config: dict[str, Any] = Field(default={})
+    config: JsonObject = Field(default={})
     """`env_config` of the environment."""
-    extras: dict[str, Any] = Field(default={})
+    extras: JsonObject = Field(default={})
     """Added to each task's own."""
     max_turns: PositiveInt | None = None
     """None: the environment's own."""
@@ -48,14 +48,14 @@ class GymStart(Config):
 
 class GymEntry(GymStart):
     head: str | None = Field(default=None, pattern=r"^https?://[^/\s]+/?$")
-    """Of a gym that runs already, in place of `files`. Its model server must ask this run's server for this run's
-    alias."""
+    """Address of a gym that runs already, in place of `files`. Its model server must ask this run's server for this
+    run's alias."""
     agent: str | None = None
     """For rows without an `agent_ref`."""
     rows: str | None = None
     """`package.module:function`, which answers rows when called with "train" or "eval". In place of task files."""
     attempts: PositiveInt = 3
-    """Of a rollout whose server is lost, or fails."""
+    """How often a rollout is tried whose server is lost, or fails."""
 
     @model_validator(mode="after")
     def _one_gym(self) -> GymEntry:

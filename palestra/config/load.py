@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from palestra.config.errors import ConfigError
 from palestra.config.explain import explain, key_text
 from palestra.config.redaction import redact
+from palestra.types.json import JsonObject
 
 M = TypeVar("M", bound=BaseModel)
 Key = tuple[str | int, ...]
@@ -44,11 +45,11 @@ class Override:
 class Layers:
     """What has been merged so far."""
 
-    data: dict[str, Any] = field(default_factory=dict)
+    data: JsonObject = field(default_factory=dict)
     sources: dict[Key, str] = field(default_factory=dict)
     """Who wrote a key last, for every key that anyone wrote."""
 
-    def merge(self, content: dict[str, Any], source: str, at: Key = ()) -> None:
+    def merge(self, content: JsonObject, source: str, at: Key = ()) -> None:
         """Maps are merged key by key; anything else, lists included, replaces what was there."""
         target = self._get(at)
         for name, value in content.items():
@@ -129,7 +130,7 @@ def validate(model: type[M], layers: Layers) -> M:
         raise ConfigError(explain(error, model, layers.data, layers.sources)) from None
 
 
-def read_file(file: Path) -> dict[str, Any]:
+def read_file(file: Path) -> JsonObject:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

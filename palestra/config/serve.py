@@ -24,10 +24,11 @@ from pydantic import (
 
 from palestra.config.base import Config, File, Folder
 from palestra.config.bundled import EPHEBE, bundled_model
-from palestra.config.hub import find_in_cache, is_hub_id
+from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
+from palestra.types.json import JsonObject
 
 Names = Annotated[
     list[Annotated[str, Field(min_length=1)]],
@@ -59,9 +60,10 @@ class VllmConfig(Config):
     """vLLM as the sampler of a model: servers that run already, or that we start. docs/vllm.md has more."""
 
     urls: list[Annotated[str, AfterValidator(_url)]] = Field(default=[])
-    """Of servers that run already, with the flags they need."""
+    """Addresses of servers that run already, with the flags they need."""
     python: File | None = None
-    """Of an environment with vLLM, such as .venv-vllm/bin/python after `make vllm`: to start servers of our own."""
+    """The interpreter of an environment with vLLM, such as .venv-vllm/bin/python after `make vllm`: to start servers
+    of our own."""
     replicas: PositiveInt = 1
     """Servers to start."""
     devices: list[str] = Field(default=[])
@@ -69,7 +71,7 @@ class VllmConfig(Config):
     args: list[str] = Field(default=[])
     """More of vLLM's own flags for them, such as --gpu-memory-utilization=0.5."""
     api_key: str | None = None
-    """Of the servers at `urls`. None: what VLLM_API_KEY says."""
+    """The key for the servers at `urls`. None: what VLLM_API_KEY says."""
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 32
     """Models of a higher rank cannot be made. Of servers at `urls`: what they were started with."""
     max_loras: PositiveInt = 4
@@ -108,7 +110,7 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """None: as stored, where the device computes in it."""
     threads: PositiveInt | None = None
-    """Of the CPU. None: torch decides."""
+    """CPU threads to compute with. None: torch decides."""
     max_rank: PositiveInt = 256
     """The highest LoRA rank that a client may ask for."""
     micro_batch_tokens: PositiveInt | None = None
@@ -116,7 +118,7 @@ class ModelConfig(Config):
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
-    """Of the time, while there is both training and sampling to do."""
+    """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03
     """How long the worker samples before it looks whether it is training's turn."""
     numerics: Literal["exact", "fast"] = "exact"
@@ -130,11 +132,11 @@ class ModelConfig(Config):
     cache_share: float = Field(default=0.5, gt=0, lt=1)
     """Of the memory that a GPU has left beside the weights: for keys and values; the rest is for training."""
     sampler_memory_bytes: PositiveInt = 1 << 30
-    """Of kept samplers; the least recently used ones beyond it spill to disk."""
+    """Memory for kept samplers; the least recently used ones beyond it spill to disk."""
     snapshot_every_s: PositiveFloat = 10.0
     """Seconds between snapshots of models in training: the most work that a crash repeats."""
     snapshot_every_bytes: PositiveInt = 64 << 20
-    """Of training requests."""
+    """A snapshot is made after so many bytes of training requests."""
     server_timeout_s: PositiveFloat = 30.0
     """A worker that hears nothing from its server for so long exits."""
     tool_format: str | None = None
@@ -165,30 +167,29 @@ class ModelConfig(Config):
         return {"name": [path], **given, "path": find_in_cache(path)} if is_hub_id(path) else given
 
 
-class Limits(Config):
+class ServeLimits(Config):
     """Bounds on what clients may send and keep."""
 
     max_body_bytes: PositiveInt = 256 << 20
-    """Of one HTTP request, unpacked; beyond it 413."""
+    """Largest body of an HTTP request, unpacked; beyond it 413."""
     head_timeout_s: PositiveFloat = 20.0
     """How long the head of a request may take, from its first byte to its last; then 408."""
     max_pending_samples: PositiveInt = 20_000
     """Over all clients; beyond it 429, but for owners with less than an equal part. The benchmark has 10,000."""
     max_pending_train_bytes: PositiveInt = 1 << 30
-    """Of training requests without a result, over all clients; beyond it 429, but for owners with less than an equal
-    part."""
+    """Size of all training requests without a result; beyond it 429, but for owners with less than an equal share."""
     max_models: PositiveInt = 1024
     """Trained models alive at once, for each base model."""
     max_conversations: PositiveInt = 10_000
     """Held in memory; beyond it those used longest ago are let go, of the owner who has the most."""
     max_conversation_tokens: PositiveInt = 64 << 20
-    """Of all of them together: four bytes each."""
+    """Tokens of all conversations in memory together: four bytes each."""
     max_turns: PositiveInt = 200_000
-    """Of the model's answers kept in traces, for each owner; the oldest traces beyond it are deleted."""
+    """Answers of the model kept in traces, for each owner; the oldest traces beyond it are deleted."""
 
 
 class EpisodesConfig(Config):
-    """Of the broker that episodes are registered at, played from and read back: docs/episodes.md has more."""
+    """Settings of the broker at which episodes are registered, played and read back: docs/episodes.md has more."""
 
     min_lease_s: PositiveFloat = 1.0
     """The shortest lease; shorter ones that are asked for get this one."""
@@ -207,12 +208,12 @@ class EpisodesConfig(Config):
     max_waiting: PositiveInt = 10_000
     """Claims that wait at once, over all clients; beyond it they are answered with nothing."""
     max_claims_per_s: PositiveFloat | None = None
-    """Of each client; beyond it 429. None: any number."""
+    """Claims that each client may send; beyond it 429. None: any number."""
     max_calls_waiting: PositiveInt | None = 512
     """Model calls that no engine has begun; with more, nothing is claimed of runs that are played with it, until they
     are fewer. None: claims never wait for that."""
     max_runs: PositiveInt = 1024
-    """Of each owner."""
+    """Runs that each owner may have."""
     keep_ended_s: NonNegativeFloat = 7 * 86400.0
     """How long after its trainer committed it an episode is known: a late end is told from a lost one."""
     url: Annotated[str, AfterValidator(_url)] | None = None
@@ -266,7 +267,7 @@ class ServeConfig(Config):
     """Default: in the state folder."""
     models: list[ModelConfig] = Field(default=[])
     """The base models to serve. Empty: the bundled `ephebe`."""
-    limits: Limits = Limits()
+    limits: ServeLimits = ServeLimits()
     episodes: EpisodesConfig = EpisodesConfig()
     tinkerscript: TinkerScriptConfig = TinkerScriptConfig()
     keep_results_s: NonNegativeFloat = 3600.0
@@ -281,8 +282,8 @@ class ServeConfig(Config):
     keep_traces_s: NonNegativeFloat = 7 * 86400.0
     """How long a trace stays after its last answer."""
     history: Literal["exact", "template"] = "exact"
-    """Of chats that do not say it: what was read and sampled before stays token for token, or the chat template renders
-    all of it anew."""
+    """For chats that do not say it: what was read and sampled before stays token for token, or the chat template
+    renders all of it anew."""
     session_timeout_s: float = 300.0
     """Without a heartbeat for so long a session ends and its models are freed. Negative: never."""
     session_check_s: float = 30.0
@@ -317,7 +318,7 @@ class ServeConfig(Config):
 
     @property
     def database_file(self) -> Path | None:
-        """Of SQLite; None: the database is a server's."""
+        """The file of SQLite; None where the database is a server."""
         return Path(self.database.partition(":///")[2]) if self.database.startswith("sqlite") else None
 
     @property
@@ -350,7 +351,7 @@ MAX_BEAT_S = 5.0
 
 def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: Path) -> WorkerConfig:
     """`address`: the ZeroMQ endpoint the server binds. `state`: a folder for this worker alone."""
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         **model.model_dump(exclude={"path", "name", "tool_format", "sampler", "vllm"}),
         "address": address,
         "model": str(model.path),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
+from palestra.types.json import JsonObject
 from palestra.util.suggest import did_you_mean
 
 TokenLimit = PositiveInt
@@ -75,9 +76,9 @@ class RolloutConfig(Config):
     groups_per_step: PositiveInt = 16
     """Tasks of a training step."""
     max_tokens: TokenLimit = 256
-    """Of one turn."""
+    """Tokens that one turn may have."""
     max_context: TokenLimit = 4096
-    """Of prompt and turns together; a rollout without room for another turn ends."""
+    """Tokens of prompt and turns together; a rollout without room for another turn ends."""
     temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
     """Sampling temperature of rollouts."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -85,9 +86,9 @@ class RolloutConfig(Config):
     top_k: int = Field(default=-1, ge=-1)
     """Only this many of the likeliest tokens are drawn; -1 is off."""
     timeout_s: PositiveFloat = 600.0
-    """Of a whole rollout."""
+    """Time limit of a whole rollout."""
     env_timeout_s: PositiveFloat = 60.0
-    """Of one call into an environment."""
+    """Time limit of one call into an environment."""
     concurrency: PositiveInt = 256
     """Rollouts at once."""
     env_threads: PositiveInt = 16
@@ -156,7 +157,7 @@ class OptimizerConfig(Config):
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay, times the learning rate."""
     grad_clip: NonNegativeFloat = 1.0
-    """Of the global norm; 0 is off."""
+    """Limit on the global norm of the gradient; 0 is off."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -226,7 +227,7 @@ class EpisodeRollouts(Config):
     oversample: NonNegativeInt = 0
     """Episodes of a group beyond `rollout.group_size`. When so many as that have ended, the rest is cancelled."""
     deadline_s: PositiveFloat | None = None
-    """Of a group. What is not played by then is lost."""
+    """Time limit of a group: what is not played by then is lost."""
 
 
 class TrackerConfig(Config):
@@ -234,7 +235,7 @@ class TrackerConfig(Config):
 
     kind: Literal["wandb", "mlflow", "tensorboard"]
     """Which tracker; install it first: `pip install 'palestra[trackers]'`."""
-    options: dict[str, Any] = Field(default={})
+    options: JsonObject = Field(default={})
     """As the tracker's own init takes them."""
 
 
@@ -354,9 +355,10 @@ KINDS: dict[str, type[RunConfig]] = {"grpo": GrpoConfig, "sft": SftConfig, "dpo"
 
 
 def load_train_config(
-    files: Iterable[str | Path], overrides: Iterable[str], saved: dict[str, Any] | None = None
+    files: Iterable[str | Path], overrides: Iterable[str], saved: JsonObject | None = None
 ) -> RunConfig:
-    """Of the kind it says it is; grpo where it says nothing. `saved`: of a run to go on with, below all files."""
+    """The config of the kind it names; grpo where it names none. `saved`: the config of a run to go on with, below
+    all files."""
     layers = Layers()
     if saved is not None:
         layers.merge(saved, "the run's own config")

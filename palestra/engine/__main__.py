@@ -32,14 +32,14 @@ def main() -> int:
         # Not at the top: a wrong configuration is told without waiting for torch.
         from palestra.engine.backend import BackendBroken
         from palestra.engine.torch_backend import TorchBackend, TorchConfig
-        from palestra.engine.worker import Worker
+        from palestra.engine.worker import EngineWorker
 
         lock = lock_folder(Path(config.state))
         backend = TorchBackend(TorchConfig.of(config))
     except Exception as e:
         return cannot_start(reason_of(e, config.device))
     try:
-        Worker(config, backend).run()
+        EngineWorker(config, backend).run()
     except BackendBroken as e:
         log.error("backend_broken reason=%s", e)
         os._exit(BROKEN)  # nothing of it is worth saving: the snapshots are

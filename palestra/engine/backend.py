@@ -75,14 +75,14 @@ class BackendBroken(Exception):
     """Nothing can be computed here any more: the process must end, the next one replays."""
 
 
-class Backend(Protocol):
+class ComputeBackend(Protocol):
     """Calls come from one thread. A `ModelError` is the caller's fault, anything else is ours."""
 
     @property
     def card(self) -> ModelCard: ...
     @property
     def token_budget(self) -> int:
-        """Of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
+        """Tokens of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
         ...
 
     @property
@@ -154,7 +154,7 @@ class Backend(Protocol):
         ...
 
 
-def raise_if_broken(backend: Backend, error: Exception) -> None:
+def raise_if_broken(backend: ComputeBackend, error: Exception) -> None:
     """Before a failure is answered: a request is not to blame for a dead device."""
     if backend.is_broken(error):
         raise BackendBroken(str(error)) from error

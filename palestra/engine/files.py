@@ -34,7 +34,7 @@ class FileDamaged(Exception):
 
 
 @dataclass(slots=True)
-class Job:
+class FileJob:
     work: Callable[[], Any]
     then: Callable[[Any, Exception | None], None]
     value: Any = None
@@ -46,15 +46,15 @@ class FileThread:
 
     def __init__(self, wake: Callable[[], None]):
         self._wake = wake
-        self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[FileJob | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[FileJob] = queue.SimpleQueue()
         self.pending = 0
         self._thread = threading.Thread(target=self._run, name="files", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]) -> None:
         self.pending += 1
-        self._todo.put(Job(work, then))
+        self._todo.put(FileJob(work, then))
 
     def collect(self) -> None:
         while self.pending:
@@ -74,7 +74,7 @@ class FileThread:
         self._todo.put(None)
         self._thread.join()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: FileJob) -> None:
         self.pending -= 1
         job.then(job.value, job.error)
 

@@ -18,7 +18,7 @@ from palestra.types import LoraConfig
 from palestra.types.engine import (
     Blame,
     CreateModel,
-    Failure,
+    EngineFailure,
     FromWorker,
     ModelState,
     Train,
@@ -47,21 +47,21 @@ class RunningPass:
 
 
 @dataclass(slots=True, eq=False)
-class TrainedModel:
+class QueuedModel:
     model_id: str
     lora: LoraConfig
     weights: Weights | None = None
     """None before it is created, or when that failed."""
     requests: deque[Train] = field(default_factory=deque)
     running: RunningPass | None = None
-    """Of the first request."""
+    """The pass of the first request, while it runs."""
     is_saving: bool = False
     """The first request waits for the file thread."""
     is_dropped: bool = False
     received_seq: int = -1
     applied_seq: int = -1
     snapshots: list[int] = field(default_factory=lambda: [NO_SNAPSHOT] * KEPT_SNAPSHOTS)
-    """Of those on disk, the last request that each has."""
+    """The last request that each snapshot on disk has."""
     snapshot_at: float = field(default_factory=time.monotonic)
     """When the last one was begun; at first, when there was nothing to keep yet."""
     is_snapshotting: bool = False
@@ -89,8 +89,8 @@ class TrainedModel:
 
 class ModelTable:
     def __init__(self, send: Callable[[FromWorker], None]):
-        self.models: dict[str, TrainedModel] = {}
-        self.ready: dict[str, TrainedModel] = {}
+        self.models: dict[str, QueuedModel] = {}
+        self.ready: dict[str, QueuedModel] = {}
         """Those with something to compute, whose turn is next first."""
         self.unstored: dict[str, Trained] = {}
         self.queued = 0
@@ -102,7 +102,7 @@ class ModelTable:
             if not isinstance(train.operation, CreateModel):
                 self._answer(train, no_model(train.model_id), 0.0)
                 return
-            model = self.models[train.model_id] = TrainedModel(train.model_id, train.operation.lora)
+            model = self.models[train.model_id] = QueuedModel(train.model_id, train.operation.lora)
         if train.seq_id <= model.received_seq:
             self._repeat(train)
             return
@@ -112,7 +112,7 @@ class ModelTable:
         self.queued += 1
         self.make_ready(model)
 
-    def finish(self, model: TrainedModel, outcome: TrainOutcome, compute_s: float) -> None:
+    def finish(self, model: QueuedModel, outcome: TrainOutcome, compute_s: float) -> None:
         """The first request of a model is done, one way or the other."""
         train = model.requests.popleft()
         model.running, model.is_saving, model.applied_seq = None, False, train.seq_id
@@ -120,13 +120,13 @@ class ModelTable:
         self._answer(train, outcome, compute_s)
         self.make_ready(model)
 
-    def make_ready(self, model: TrainedModel) -> None:
+    def make_ready(self, model: QueuedModel) -> None:
         """At the end of the line, if there is something to compute for it."""
         self.ready.pop(model.model_id, None)
         if model.requests and not model.is_saving and not model.is_dropped:
             self.ready[model.model_id] = model
 
-    def drop(self, model_id: str) -> TrainedModel | None:
+    def drop(self, model_id: str) -> QueuedModel | None:
         model = self.models.pop(model_id, None)
         if model is not None:
             self.ready.pop(model_id, None)
@@ -142,7 +142,7 @@ class ModelTable:
             if model is not None and model.weights is None and not model.requests:
                 del self.models[model.model_id]  # it could not be created, and everybody knows
 
-    def unstored_of(self, model: TrainedModel) -> list[Trained]:
+    def unstored_of(self, model: QueuedModel) -> list[Trained]:
         return [r for r in self.unstored.values() if r.model_id == model.model_id and r.seq_id <= model.applied_seq]
 
     def states(self) -> list[ModelState]:
@@ -174,20 +174,20 @@ class ModelTable:
                 self._send(result)
 
 
-def no_model(model_id: str) -> Failure:
-    return Failure(
+def no_model(model_id: str) -> EngineFailure:
+    return EngineFailure(
         message=f"model {model_id!r} is not loaded here: it was unloaded, or could not be created; create it again",
         blame=Blame.USER,
     )
 
 
-def failure_of(error: Exception, where: str) -> Failure:
+def failure_of(error: Exception, where: str) -> EngineFailure:
     """What the caller did wrong is said as it is; what we did wrong is logged with its trace."""
     if isinstance(error, ModelError):
-        return Failure(message=str(error), blame=Blame.USER)
+        return EngineFailure(message=str(error), blame=Blame.USER)
     log.error("failed where=%s", where, exc_info=error)
     if isinstance(error, FileDamaged):
-        return Failure(message=str(error), blame=Blame.SERVER)
+        return EngineFailure(message=str(error), blame=Blame.SERVER)
     if isinstance(error, OSError):
-        return Failure(message=f"a file could not be read or written: {error}", blame=Blame.SERVER)
-    return Failure(message=f"the engine failed: {type(error).__name__}: {error}", blame=Blame.SERVER)
+        return EngineFailure(message=f"a file could not be read or written: {error}", blame=Blame.SERVER)
+    return EngineFailure(message=f"the engine failed: {type(error).__name__}: {error}", blame=Blame.SERVER)

@@ -10,15 +10,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from palestra.engine.backend import Backend, SampleStep, Weights, raise_if_broken
+from palestra.engine.backend import ComputeBackend, SampleStep, Weights, raise_if_broken
 from palestra.engine.queues import ModelTable, failure_of
-from palestra.engine.samplers import SamplerShelf
+from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
 from palestra.model import DataError
 from palestra.types import SampleResult
 from palestra.types.engine import (
     BaseModel,
-    Failure,
+    EngineFailure,
     FromWorker,
     KeptSampler,
     Sample,
@@ -33,42 +33,48 @@ STREAM_EVERY_S = 0.02  # tokens are told this often: a message for each would co
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ActiveSample:
     sample: Sample
     weights_key: int | None
     cost_before: float
-    """Of one sequence, by the clock of `Samples`."""
-    untold: dict[int, StreamedTokens] = field(default_factory=dict)
-    """Of a stream, by sequence."""
+    """Cost of one sequence before it began, by the executor's clock."""
+    unsent: dict[int, StreamedTokens] = field(default_factory=dict)
+    """Tokens of a stream that were not sent yet, by sequence."""
 
 
 @dataclass(slots=True)
-class Held:
+class PinnedWeights:
     size_bytes: int
     samples: int = 0
 
 
-class Samples:
+class SamplingExecutor:
     def __init__(
         self,
-        backend: Backend,
+        backend: ComputeBackend,
         table: ModelTable,
-        shelf: SamplerShelf,
+        sampler_cache: SamplerCache,
         counters: Counters,
         send: Callable[[FromWorker], None],
         *,
         max_rows: int,
     ):
-        self.backend, self.table, self.shelf, self.counters, self._send = backend, table, shelf, counters, send
+        self.backend, self.table, self.sampler_cache, self.counters, self._send = (
+            backend,
+            table,
+            sampler_cache,
+            counters,
+            send,
+        )
         self._max_rows = 2 * max_rows  # enough to keep the batch full; the rest waits without holding weights
         self._waiting: dict[str, dict[str, Sample]] = {}
         """By the model whose request will make their sampler."""
         self._queue: OrderedDict[str, Sample] = OrderedDict()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, ActiveSample] = {}
         self._numbers: dict[str, int] = {}
-        """Of those that run, at the backend."""
+        """Numbers at the backend of those that run."""
         self._rows = 0
-        self._held: dict[int, Held] = {}
+        self._pinned: dict[int, PinnedWeights] = {}
         """Weights that running samples keep in memory, by their key."""
         self._cost = 0.0
         """Seconds a sequence that was here all the time has been charged."""
@@ -77,7 +83,7 @@ class Samples:
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._streams: set[int] = set()
         """Numbers of running samples that are streamed."""
-        self._told_at = 0.0
+        self._sent_at = 0.0
 
     @property
     def token_gap_p95_s(self) -> float:
@@ -94,7 +100,7 @@ class Samples:
 
     def add(self, sample: Sample) -> None:
         weights = sample.weights
-        if isinstance(weights, KeptSampler) and weights.sampler_id not in self.shelf.kept:
+        if isinstance(weights, KeptSampler) and weights.sampler_id not in self.sampler_cache.kept:
             model = self.table.models.get(weights.model_id)
             if model is not None and model.applied_seq < weights.seq_id:
                 self._waiting.setdefault(weights.model_id, {})[sample.request_id] = sample
@@ -138,7 +144,7 @@ class Samples:
             _, sample = self._queue.popitem(last=False)
             try:
                 weights = self._weights(sample)
-                if not self._can_hold(weights):
+                if not self._can_pin(weights):
                     self._queue[sample.request_id] = sample
                     self._queue.move_to_end(sample.request_id, last=False)
                     return
@@ -146,24 +152,24 @@ class Samples:
             except Exception as e:
                 self._fail(sample, 0.0, e)
                 continue
-            self._running[number] = Running(sample, self._hold(weights), self._cost)
+            self._running[number] = ActiveSample(sample, self._pin(weights), self._cost)
             if sample.stream:
                 self._streams.add(number)
             self._numbers[sample.request_id] = number
             self._rows += sample.request.num_samples
 
-    def _can_hold(self, weights: Weights | None) -> bool:
-        """Samples of ever more adapters at once are held back where their memory would pass the shelf's bound."""
-        if weights is None or not self._running or self.backend.weights_key(weights) in self._held:
+    def _can_pin(self, weights: Weights | None) -> bool:
+        """Holds back samples of ever more adapters at once where their memory would pass the sampler cache's bound."""
+        if weights is None or not self._running or self.backend.weights_key(weights) in self._pinned:
             return True
-        held = sum(h.size_bytes for h in self._held.values())
-        return held + self.backend.own_bytes(weights) <= self.shelf.memory_bytes
+        pinned = sum(h.size_bytes for h in self._pinned.values())
+        return pinned + self.backend.own_bytes(weights) <= self.sampler_cache.memory_bytes
 
-    def _hold(self, weights: Weights | None) -> int | None:
+    def _pin(self, weights: Weights | None) -> int | None:
         if weights is None:
             return None
         key = self.backend.weights_key(weights)
-        self._held.setdefault(key, Held(self.backend.own_bytes(weights))).samples += 1
+        self._pinned.setdefault(key, PinnedWeights(self.backend.own_bytes(weights))).samples += 1
         return key
 
     def _weights(self, sample: Sample) -> Weights | None:
@@ -171,9 +177,9 @@ class Samples:
             case BaseModel():
                 return None
             case SavedAdapter(folder=folder):
-                return self.shelf.open(folder)
+                return self.sampler_cache.open(folder)
             case KeptSampler(sampler_id=sampler_id):
-                found = self.shelf.find(sampler_id)
+                found = self.sampler_cache.find(sampler_id)
                 if found is None:
                     raise DataError(f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept")
                 return found
@@ -204,28 +210,28 @@ class Samples:
 
     def _stream(self, step: SampleStep) -> None:
         """A first token is told at once, and what is left of those that end."""
-        due = time.perf_counter() - self._told_at > STREAM_EVERY_S
+        due = time.perf_counter() - self._sent_at > STREAM_EVERY_S
         for event in step.tokens:
             if event.request_id in self._streams:
                 running = self._running[event.request_id]
-                part = running.untold.get(event.sample)
+                part = running.unsent.get(event.sample)
                 if part is None:
                     part = StreamedTokens(request_id=running.sample.request_id, sample=event.sample)
-                    running.untold[event.sample] = part
+                    running.unsent[event.sample] = part
                 part.tokens.append(event.token)
                 part.logprobs.append(event.logprob)
                 if event.top is not None:
                     part.topk_logprobs.append(event.top)
                 due = due or event.is_first
         ended = [number for number, _ in step.finished if number in self._streams]
-        parts = [part for n in (self._streams if due else ended) for part in self._take_untold(n)]
+        parts = [part for n in (self._streams if due else ended) for part in self._take_unsent(n)]
         if parts:
             self._send(Streamed(parts=parts))
         if due:
-            self._told_at = time.perf_counter()
+            self._sent_at = time.perf_counter()
 
-    def _take_untold(self, number: int) -> list[StreamedTokens]:
-        untold = self._running[number].untold
+    def _take_unsent(self, number: int) -> list[StreamedTokens]:
+        untold = self._running[number].unsent
         parts = list(untold.values())
         untold.clear()
         return parts
@@ -235,10 +241,10 @@ class Samples:
         self._streams.discard(number)
         del self._numbers[running.sample.request_id]
         if running.weights_key is not None:
-            held = self._held[running.weights_key]
-            held.samples -= 1
-            if held.samples == 0:
-                del self._held[running.weights_key]
+            pinned = self._pinned[running.weights_key]
+            pinned.samples -= 1
+            if pinned.samples == 0:
+                del self._pinned[running.weights_key]
         rows = running.sample.request.num_samples
         self._rows -= rows
         return running.sample, (self._cost - running.cost_before) * rows
@@ -247,5 +253,5 @@ class Samples:
         raise_if_broken(self.backend, error)
         self._answer(sample, compute_s, failure_of(error, f"Sample request={sample.request_id}"))
 
-    def _answer(self, sample: Sample, compute_s: float, outcome: SampleResult | Failure) -> None:
+    def _answer(self, sample: Sample, compute_s: float, outcome: SampleResult | EngineFailure) -> None:
         self._send(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=compute_s))

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from palestra.engine.backend import Backend, ModelImage
+from palestra.engine.backend import ComputeBackend, ModelImage
 from palestra.engine.files import (
     BAD,
     FileDamaged,
@@ -30,8 +30,8 @@ from palestra.engine.files import (
     set_aside,
     write_tensors,
 )
-from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, TrainedModel
-from palestra.engine.samplers import SamplerShelf
+from palestra.engine.queues import KEPT_SNAPSHOTS, NO_SNAPSHOT, ModelTable, QueuedModel
+from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
 from palestra.model import ModelError
 from palestra.types import LoraConfig
@@ -55,7 +55,7 @@ class SamplerPlace(StrEnum):
     FILE = "file"
 
 
-class Header(msgspec.Struct, kw_only=True):
+class SnapshotHeader(msgspec.Struct, kw_only=True):
     format: int
     model_id: str
     lora: LoraConfig
@@ -67,9 +67,9 @@ class Header(msgspec.Struct, kw_only=True):
 class Snapshots:
     def __init__(
         self,
-        backend: Backend,
+        backend: ComputeBackend,
         table: ModelTable,
-        shelf: SamplerShelf,
+        sampler_cache: SamplerCache,
         files: FileThread,
         counters: Counters,
         send: Callable[[FromWorker], None],
@@ -78,16 +78,16 @@ class Snapshots:
         every_s: float,
         every_bytes: int,
     ):
-        self.backend, self.table, self.shelf, self.files = backend, table, shelf, files
+        self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes = every_s, every_bytes
-        self._changed: dict[str, TrainedModel] = {}
+        self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
 
     # When
 
-    def on_applied(self, model: TrainedModel) -> None:
+    def on_applied(self, model: QueuedModel) -> None:
         """The model is between two requests."""
         if model.needs_snapshot:
             self._changed[model.model_id] = model
@@ -108,24 +108,24 @@ class Snapshots:
         due = min((self._due_at(m) for m in self._changed.values() if self._can_take(m)), default=inf)
         return max(due, self._scan_at) - time.monotonic()
 
-    def _due_at(self, model: TrainedModel) -> float:
+    def _due_at(self, model: QueuedModel) -> float:
         if model.bytes_since_snapshot >= self.every_bytes:
             return -inf
         return model.snapshot_at + self.every_s
 
-    def _can_take(self, model: TrainedModel) -> bool:
+    def _can_take(self, model: QueuedModel) -> bool:
         return model.is_between_requests and not model.is_snapshotting
 
-    def _take_if_due(self, model: TrainedModel, now: float) -> None:
+    def _take_if_due(self, model: QueuedModel, now: float) -> None:
         if self._in_flight < MAX_IN_FLIGHT and self._can_take(model) and now >= self._due_at(model):
             self.take(model)
 
     # How
 
-    def take(self, model: TrainedModel) -> None:
+    def take(self, model: QueuedModel) -> None:
         """Copied here and now, written in the file thread, in the place of the older one."""
-        image, places = self.backend.image(model.weights), self.shelf.secure(model)
-        header = Header(
+        image, places = self.backend.image(model.weights), self.sampler_cache.secure(model)
+        header = SnapshotHeader(
             format=FORMAT,
             model_id=model.model_id,
             lora=model.lora,
@@ -178,7 +178,7 @@ class Snapshots:
         while self.files.pending:
             self.files.wait()
 
-    def drop(self, model: TrainedModel) -> None:
+    def drop(self, model: QueuedModel) -> None:
         """In the file thread: after a snapshot that is under way."""
         self._changed.pop(model.model_id, None)
         files = [self._file(model.model_id, number) for number in range(KEPT_SNAPSHOTS)]
@@ -224,7 +224,7 @@ class Snapshots:
             set_aside(file)
             return None
 
-    def _restore(self, file: Path) -> TrainedModel:
+    def _restore(self, file: Path) -> QueuedModel:
         tensors, metadata = read_tensors(file)
         header = _header(metadata)
         if "weights" not in tensors:
@@ -235,13 +235,13 @@ class Snapshots:
             raise FileDamaged(f"its results cannot be read ({e!r})") from None
         weights = self.backend.restore(header.lora, ModelImage(tensors, header.steps))
         seq = header.seq_id
-        model = TrainedModel(header.model_id, header.lora, weights, received_seq=seq, applied_seq=seq)
+        model = QueuedModel(header.model_id, header.lora, weights, received_seq=seq, applied_seq=seq)
         self.table.models[header.model_id] = model
         self.table.unstored |= {r.request_id: r for r in unstored}
         for sampler_id, place in header.samplers.items():
             if place is SamplerPlace.TODAY:
-                self.shelf.keep(sampler_id, model)
-            elif sampler_id not in self.shelf.kept:
+                self.sampler_cache.keep(sampler_id, model)
+            elif sampler_id not in self.sampler_cache.kept:
                 log.warning("sampler_lost sampler=%s model=%s", sampler_id, header.model_id)
         return model
 
@@ -249,9 +249,9 @@ class Snapshots:
         return self.folder / (name_of(model_id) + (SECOND if number else "") + SUFFIX)
 
 
-def _header(metadata: str) -> Header:
+def _header(metadata: str) -> SnapshotHeader:
     try:
-        header = msgspec.json.decode(metadata, type=Header)
+        header = msgspec.json.decode(metadata, type=SnapshotHeader)
     except msgspec.MsgspecError as e:
         raise FileDamaged(f"not a snapshot of format {FORMAT} ({e!r})") from None
     if header.format != FORMAT:

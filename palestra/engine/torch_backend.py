@@ -31,7 +31,7 @@ from palestra.model import (
     load_snapshot,
     save_adapter,
 )
-from palestra.model.adapters import Rows
+from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.types import AdamParams, LoraConfig, SampleRequest
 from palestra.types.engine import DatumOutput, ModelCard, Pass, WorkerConfig

@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
-from palestra.engine.backend import Backend, Forward, MicroBatch, raise_if_broken
+from palestra.engine.backend import ComputeBackend, Forward, MicroBatch, raise_if_broken
 from palestra.engine.files import FileThread, folder_bytes, name_of
-from palestra.engine.queues import ModelTable, RunningPass, TrainedModel, failure_of, no_model
-from palestra.engine.samplers import SamplerShelf
+from palestra.engine.queues import ModelTable, QueuedModel, RunningPass, failure_of, no_model
+from palestra.engine.sampler_cache import SamplerCache
 from palestra.engine.stats import Counters
 from palestra.model import AdapterError, DataError, combine_metrics
 from palestra.types.engine import (
     Blame,
     Created,
     CreateModel,
-    Failure,
+    EngineFailure,
     KeepSampler,
-    Kept,
     Loaded,
     LoadWeights,
     OptimStep,
     Pass,
     PassResult,
+    SamplerKept,
     Saved,
     SaveWeights,
     Skip,
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    model: TrainedModel
+class BatchPart:
+    model: QueuedModel
     running: RunningPass
     batch: MicroBatch
 
@@ -55,23 +55,29 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    parts: list[Part]
+    parts: list[BatchPart]
     forward: Forward
 
 
-class Training:
+class TrainingExecutor:
     def __init__(
         self,
-        backend: Backend,
+        backend: ComputeBackend,
         table: ModelTable,
-        shelf: SamplerShelf,
+        sampler_cache: SamplerCache,
         files: FileThread,
         counters: Counters,
         *,
         max_models: int,
-        on_applied: Callable[[TrainedModel], None],
+        on_applied: Callable[[QueuedModel], None],
     ):
-        self.backend, self.table, self.shelf, self.files, self.counters = backend, table, shelf, files, counters
+        self.backend, self.table, self.sampler_cache, self.files, self.counters = (
+            backend,
+            table,
+            sampler_cache,
+            files,
+            counters,
+        )
         self.max_models, self._on_applied = max_models, on_applied
         self._half_done: Joined | None = None
 
@@ -97,7 +103,7 @@ class Training:
     # One request alone
 
     def _single(
-        self, model: TrainedModel, operation: CreateModel | KeepSampler | LoadWeights | SaveWeights | Skip
+        self, model: QueuedModel, operation: CreateModel | KeepSampler | LoadWeights | SaveWeights | Skip
     ) -> None:
         start = time.perf_counter()
         outcome: TrainOutcome | None
@@ -107,26 +113,26 @@ class Training:
                     outcome = self._create(model, operation)
                 case LoadWeights():
                     self.backend.load(model.weights, operation.folder, optimizer=operation.optimizer)
-                    self.shelf.may_have_grown = True
+                    self.sampler_cache.may_have_grown = True
                     outcome = Loaded()
                 case KeepSampler():
-                    self.shelf.keep(operation.sampler_id, model)
-                    outcome = Kept()
+                    self.sampler_cache.keep(operation.sampler_id, model)
+                    outcome = SamplerKept()
                 case SaveWeights():
                     outcome = self._save(model, operation)
                 case Skip():
-                    outcome = Failure(message="it failed before, and is not tried again", blame=Blame.USER)
+                    outcome = EngineFailure(message="it failed before, and is not tried again", blame=Blame.USER)
         except Exception as e:
             outcome = self._failure(e, model)
         if outcome is not None:
             self._finish(model, outcome, time.perf_counter() - start)
 
-    def _create(self, model: TrainedModel, operation: CreateModel) -> TrainOutcome:
+    def _create(self, model: QueuedModel, operation: CreateModel) -> TrainOutcome:
         if model.weights is not None:
             raise AdapterError(f"model {model.model_id!r} exists already")
         if len(self.table.models) > self.max_models:
             message = f"this worker holds its most of {self.max_models} models; unload one first"
-            return Failure(message=message, blame=Blame.SERVER)
+            return EngineFailure(message=message, blame=Blame.SERVER)
         try:
             name_of(model.model_id)
         except ValueError as e:
@@ -141,7 +147,7 @@ class Training:
         model.weights, model.snapshot_at = weights, time.monotonic()
         return Created()
 
-    def _save(self, model: TrainedModel, operation: SaveWeights) -> TrainOutcome | None:
+    def _save(self, model: QueuedModel, operation: SaveWeights) -> TrainOutcome | None:
         """The files are written elsewhere, from a copy; this model's next request waits for them."""
         folder = Path(operation.folder)
         if folder.exists():
@@ -162,7 +168,7 @@ class Training:
                 outcome: TrainOutcome = Saved(size_bytes=size)
             else:
                 self._failure(error, model)  # for the log
-                outcome = Failure(message=f"{folder} could not be written: {error}", blame=Blame.SERVER)
+                outcome = EngineFailure(message=f"{folder} could not be written: {error}", blame=Blame.SERVER)
             self._finish(model, outcome, time.perf_counter() - start)
 
         model.is_saving = True
@@ -180,7 +186,7 @@ class Training:
             if isinstance(operation, OptimStep) and model.weights is not None:
                 due[model] = operation.adam
         outcomes = self.backend.optim_step({model.weights: adam for model, adam in due.items()})
-        self.shelf.may_have_grown = True  # what was kept of the old weights has its own memory now
+        self.sampler_cache.may_have_grown = True  # what was kept of the old weights has its own memory now
         share = (time.perf_counter() - start) / len(due)
         for model in due:
             outcome = outcomes[model.weights]
@@ -192,7 +198,7 @@ class Training:
 
     # Passes
 
-    def _forward(self, first: TrainedModel) -> None:
+    def _forward(self, first: QueuedModel) -> None:
         start = time.perf_counter()
         parts = self._join(first)
         if not parts:
@@ -225,9 +231,9 @@ class Training:
         self._charge(joined.parts, start)
         self._settle(joined)
 
-    def _join(self, first: TrainedModel) -> list[Part]:
+    def _join(self, first: QueuedModel) -> list[BatchPart]:
         """The next micro-batch of `first`, and of others where there is room: never two of one model."""
-        parts: list[Part] = []
+        parts: list[BatchPart] = []
         room = self.backend.token_budget
         for model in [first, *(m for m in self.table.ready.values() if m is not first)]:
             if room <= 0:
@@ -241,7 +247,7 @@ class Training:
                 fits = batch.tokens <= room and batch.width == head.batch.width
                 if not fits or running.train != head.running.train or running.alone:
                     continue
-            parts.append(Part(model, running, batch))
+            parts.append(BatchPart(model, running, batch))
             room -= batch.tokens
             if running.alone:
                 break
@@ -249,7 +255,7 @@ class Training:
             part.running.todo.popleft()
         return parts
 
-    def _begun(self, model: TrainedModel) -> RunningPass | None:
+    def _begun(self, model: QueuedModel) -> RunningPass | None:
         """The pass at the head of a model's queue, planned; None if there is none (any more)."""
         operation = model.requests[0].operation
         if not isinstance(operation, Pass) or model.weights is None:
@@ -277,7 +283,7 @@ class Training:
                 outcome = PassResult(outputs=[d.output for d in done], metrics=metrics)
                 self._finish(part.model, outcome, part.running.compute_s)
 
-    def _fall_back(self, parts: list[Part], error: Exception) -> None:
+    def _fall_back(self, parts: list[BatchPart], error: Exception) -> None:
         """Gradients go back to where the passes began. One that was alone fails, unless memory was short and can be
         saved; others begin again, each alone."""
         raise_if_broken(self.backend, error)
@@ -297,18 +303,18 @@ class Training:
                 if again is not None:
                     again.alone, again.compute_s = True, part.running.compute_s
 
-    def _charge(self, parts: list[Part], start: float) -> None:
+    def _charge(self, parts: list[BatchPart], start: float) -> None:
         per_token = (time.perf_counter() - start) / sum(p.batch.tokens for p in parts)
         for part in parts:
             part.running.compute_s += per_token * part.batch.tokens
 
     # Ends
 
-    def _finish(self, model: TrainedModel, outcome: TrainOutcome, compute_s: float) -> None:
+    def _finish(self, model: QueuedModel, outcome: TrainOutcome, compute_s: float) -> None:
         self.table.finish(model, outcome, compute_s)
         self._on_applied(model)
 
-    def _failure(self, error: Exception, model: TrainedModel) -> Failure:
+    def _failure(self, error: Exception, model: QueuedModel) -> EngineFailure:
         raise_if_broken(self.backend, error)
         request = model.requests[0]
         return failure_of(error, f"{type(request.operation).__name__} model={model.model_id} seq={request.seq_id}")

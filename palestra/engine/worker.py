@@ -11,17 +11,17 @@ import signal
 import time
 from pathlib import Path
 
-from palestra.engine.backend import Backend
+from palestra.engine.backend import ComputeBackend
 from palestra.engine.files import FileThread
-from palestra.engine.heart import Heart
-from palestra.engine.link import Link, Received
-from palestra.engine.queues import ModelTable, TrainedModel
-from palestra.engine.samplers import SamplerShelf
-from palestra.engine.sampling import Samples
-from palestra.engine.sharing import TimeShare, Work
+from palestra.engine.heartbeat import HeartbeatSender
+from palestra.engine.queues import ModelTable, QueuedModel
+from palestra.engine.sampler_cache import SamplerCache
+from palestra.engine.sampling import SamplingExecutor
+from palestra.engine.server_link import Received, ServerLink
 from palestra.engine.snapshots import Snapshots
 from palestra.engine.stats import Counters, StatsClock
-from palestra.engine.training import Training
+from palestra.engine.time_share import TimeShare, Work
+from palestra.engine.training import TrainingExecutor
 from palestra.types.engine import (
     CancelSample,
     DropModel,
@@ -43,23 +43,25 @@ log = logging.getLogger(__name__)
 IDLE_S = 3600.0  # the link has deadlines of its own
 
 
-class Worker:
-    def __init__(self, config: WorkerConfig, backend: Backend):
+class EngineWorker:
+    def __init__(self, config: WorkerConfig, backend: ComputeBackend):
         self.config, self.backend = config, backend
         state = Path(config.state)
-        self.link = Link(timeout_s=config.server_timeout_s, hello=self._hello)
-        self.heart = Heart(config.address, config.beat_every_s)
+        self.link = ServerLink(timeout_s=config.server_timeout_s, hello=self._hello)
+        self.heartbeat = HeartbeatSender(config.address, config.beat_every_s)
         self.files = FileThread(self.link.wake)
         self.counters, self.clock = Counters(), StatsClock()
         self.table = ModelTable(self._send)
-        self.shelf = SamplerShelf(backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes)
-        self.samples = Samples(
-            backend, self.table, self.shelf, self.counters, self._send, max_rows=backend.max_sample_rows
+        self.sampler_cache = SamplerCache(
+            backend, self.files, state / "samplers", memory_bytes=config.sampler_memory_bytes
         )
-        self.training = Training(
+        self.samples = SamplingExecutor(
+            backend, self.table, self.sampler_cache, self.counters, self._send, max_rows=backend.max_sample_rows
+        )
+        self.training = TrainingExecutor(
             backend,
             self.table,
-            self.shelf,
+            self.sampler_cache,
             self.files,
             self.counters,
             max_models=config.max_models,
@@ -68,7 +70,7 @@ class Worker:
         self.snapshots = Snapshots(
             backend,
             self.table,
-            self.shelf,
+            self.sampler_cache,
             self.files,
             self.counters,
             self._send,
@@ -85,28 +87,28 @@ class Worker:
         self._watch_signals()
         self.snapshots.restore()
         self.link.open(self.config.address)
-        self.heart.start()
-        log.info("ready models=%d samplers=%d", len(self.table.models), len(self.shelf.kept))
+        self.heartbeat.start()
+        log.info("ready models=%d samplers=%d", len(self.table.models), len(self.sampler_cache.kept))
         while not self._stopping:
-            self.heart.idle()
-            heard = self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S))
-            self.heart.busy("taking in messages")
-            if not heard and self.link.is_lost:
+            self.heartbeat.idle()
+            messages = self.link.receive(0.0 if self._has_work else min(self.snapshots.next_s, IDLE_S))
+            self.heartbeat.busy("taking in messages")
+            if not messages and self.link.is_lost:
                 log.warning("no_server silent_s=%g", self.config.server_timeout_s)
                 break
-            for received in heard:
+            for received in messages:
                 self._take_in(received)
             self.files.collect()
             worked = self._quantum()
-            self.heart.busy("copying for files")
-            self.shelf.make_room()
+            self.heartbeat.busy("copying for files")
+            self.sampler_cache.make_room()
             self.snapshots.take_due()
             if self.clock.is_due(worked=worked, has_work=self._has_work):
                 self._send(self._stats())
-        self.heart.busy("taking the last snapshots")
+        self.heartbeat.busy("taking the last snapshots")
         self.snapshots.take_all()
         self.files.close()
-        self.heart.stop()
+        self.heartbeat.stop()
         self.link.close()
         log.info("stopped")
 
@@ -119,7 +121,7 @@ class Worker:
         work = self.share.next(train=self.training.has_work, sample=self.samples.has_work)
         if work is None:
             return False
-        self.heart.busy("training" if work is Work.TRAIN else "sampling")
+        self.heartbeat.busy("training" if work is Work.TRAIN else "sampling")
         start = time.perf_counter()
         if work is Work.TRAIN:
             self.training.quantum()
@@ -144,7 +146,7 @@ class Worker:
             case Stored(request_ids=request_ids):
                 self.table.stored(request_ids)
             case DropSamplers(sampler_ids=sampler_ids):
-                self.shelf.drop(sampler_ids)
+                self.sampler_cache.drop(sampler_ids)
             case DropModel(model_id=model_id):
                 self._drop(model_id)
             case Welcome(epoch=epoch):
@@ -160,7 +162,7 @@ class Worker:
             self._epoch = epoch
             self.samples.abort_all()
 
-    def _applied(self, model: TrainedModel) -> None:
+    def _applied(self, model: QueuedModel) -> None:
         self.samples.recheck(model.model_id)
         self.snapshots.on_applied(model)
 
@@ -168,7 +170,7 @@ class Worker:
         model = self.table.drop(model_id)
         if model is None:
             return
-        self.shelf.orphan(model_id)
+        self.sampler_cache.orphan(model_id)
         self.snapshots.drop(model)
         if model.weights is not None:
             self.backend.free(model.weights)
@@ -183,7 +185,7 @@ class Worker:
             worker_id=worker_id,
             card=self.backend.card,
             models=self.table.states(),
-            sampler_ids=list(self.shelf.kept),
+            sampler_ids=list(self.sampler_cache.kept),
             unstored=list(self.table.unstored.values()),
         )
 
@@ -195,8 +197,8 @@ class Worker:
             waiting_samples=load.waiting_samples + self.samples.waiting,
             models=len(self.table.models),
             adapter_bytes=load.adapter_bytes,
-            kept_samplers=len(self.shelf.kept),
-            sampler_bytes=self.shelf.bytes_in_memory,
+            kept_samplers=len(self.sampler_cache.kept),
+            sampler_bytes=self.sampler_cache.bytes_in_memory,
             kv_used=load.kv_used,
             token_gap_p95_s=self.samples.token_gap_p95_s,
             **self.counters.as_dict(),

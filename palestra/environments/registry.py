@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palestra.environments.calls import place_of, words
 from palestra.environments.errors import UnknownEnvironment
+from palestra.environments.guarded_calls import place_of, words
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import nearest
 

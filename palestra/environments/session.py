@@ -14,9 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from palestra.environments.answers import StepResult, conversation_of, numbers_of, reward_of, step_result_of
-from palestra.environments.calls import Caller, words
 from palestra.environments.errors import EnvironmentFailure
+from palestra.environments.guarded_calls import GuardedCaller, words
+from palestra.environments.step_results import StepResult, conversation_of, numbers_of, reward_of, step_result_of
 from palestra.types.rollouts import Message
 
 __all__ = ["Deferred", "EnvSession", "StepResult"]
@@ -43,7 +43,7 @@ class EnvSession:
         """`env` is an environment or a Deferred one; without `max_turns` it is the environment's own."""
         self._env = env
         self._name = env.name if isinstance(env, Deferred) else type(env).__name__
-        self._caller = Caller(pool, timeout_s)
+        self._caller = GuardedCaller(pool, timeout_s)
         self._max_turns = max_turns
         self._ended: str | None = None
         """Why there is nothing more to step."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from palestra.environments.answers import numbers_of, shown
-from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
+from palestra.environments.guarded_calls import place_of, words
 from palestra.environments.gym.rows import gym_tasks
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
+from palestra.environments.step_results import numbers_of, shown
 from palestra.environments.tasks import Row, labelled_tasks, read_tasks, tasks_of_rows
 from palestra.environments.text import mean_of_numbers
 from palestra.environments.threads import CallThreads
@@ -168,8 +168,10 @@ def _own_tasks(found: Any, name: str, split: Split) -> Sequence[Task]:
     # What makes its tasks when asked is not asked for all of them here.
     for place, one in enumerate(tasks if is_rows or isinstance(tasks, list | tuple) else [tasks[0]]):
         if not isinstance(one, Mapping if is_rows else Task):
-            wanted = "a row, as those before" if is_rows else "a row (a dict with a prompt) or a Task"
-            raise TaskFileError(f"environment {name!r}: tasks({split!r})[{place}] should be {wanted}, is {shown(one)}")
+            expected = "a row, as those before" if is_rows else "a row (a dict with a prompt) or a Task"
+            raise TaskFileError(
+                f"environment {name!r}: tasks({split!r})[{place}] should be {expected}, is {shown(one)}"
+            )
     if is_rows:
         return tasks_of_rows([Row(f"{name} {split}[{place}]", row) for place, row in enumerate(tasks)], name)
     return labelled_tasks(tasks, name)

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar, overload
 
 import msgspec
 
-from palestra.environments.answers import shown
 from palestra.environments.errors import TaskFileError
+from palestra.environments.step_results import shown
 from palestra.types.rollouts import Message, Task
 from palestra.util.json_types import JsonMapping
 

@@ -14,23 +14,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Self
 
-from palestra.episodes import calls, deletion, delivery, interventions, leases, losses, restoring, runs, staging
+from palestra.episodes import (
+    attempt_losses,
+    deletion,
+    delivery,
+    interventions,
+    leases,
+    model_calls,
+    restore,
+    runs,
+    staging,
+)
 from palestra.episodes import groups as grouping
-from palestra.episodes.limits import Limits
-from palestra.episodes.news import AttemptOutcome, Call, Hold, Listing, News, OpenLease, Progress, QueueState
-from palestra.episodes.records import Group, Run, queued_since
-from palestra.episodes.search import Search, Searching
+from palestra.episodes.board_events import (
+    AdmittedCall,
+    AttemptOutcome,
+    BoardEvents,
+    EpisodeListing,
+    EpisodeQueueState,
+    OpenLease,
+    RunHold,
+    RunProgress,
+)
+from palestra.episodes.limits import EpisodeLimits
+from palestra.episodes.records import BoardGroup, BoardRun, queued_since
+from palestra.episodes.search import EpisodeSearch, RunningSearch
 from palestra.episodes.staging import Parts
-from palestra.episodes.state import State
+from palestra.episodes.state import BoardState
 from palestra.types.episode_rows import Change, SavedRows
 from palestra.types.episodes import (
-    Beat,
     ClaimRequest,
-    Ended,
+    EndAnswer,
     EndRequest,
     EpisodeInfo,
     EpisodeKind,
     EpisodeState,
+    HeartbeatAnswer,
     Lease,
     LeaseRef,
     NewGroup,
@@ -44,12 +63,12 @@ from palestra.types.rollouts import Task
 NOTHING: Mapping[str, str] = {}
 
 
-class Board:
+class EpisodeBoard:
     """Everything that is refused as a whole raises `BoardError`."""
 
-    def __init__(self, limits: Limits | None = None, *, salt: bytes = b"") -> None:
+    def __init__(self, limits: EpisodeLimits | None = None, *, salt: bytes = b"") -> None:
         """`salt` goes into episode ids: boards of different databases must not give the same ones."""
-        self._state = State(limits or Limits(), salt)
+        self._state = BoardState(limits or EpisodeLimits(), salt)
 
     @classmethod
     def restore(
@@ -57,14 +76,14 @@ class Board:
         saved: SavedRows,
         now: float,
         *,
-        limits: Limits | None = None,
+        limits: EpisodeLimits | None = None,
         salt: bytes = b"",
         open_calls: Mapping[LeaseRef, int] | None = None,
     ) -> Self:
         """As it was when the rows were saved. Every open lease begins anew: no client could beat meanwhile.
         `open_calls`: model calls that still run, by lease, where only the board was reloaded."""
         board = cls(limits, salt=salt)
-        restoring.fill(board._state, saved, open_calls or {}, now)
+        restore.fill(board._state, saved, open_calls or {}, now)
         return board
 
     # Of the trainer
@@ -79,10 +98,10 @@ class Board:
     def run_info(self, owner: str, run: str) -> RunInfo:
         return self._state.run(owner, run).info()
 
-    def progress(self, owner: str, run: str) -> Progress:
+    def progress(self, owner: str, run: str) -> RunProgress:
         """As `run_info`, for who asks after each group."""
         found = self._state.run(owner, run)
-        return Progress(found.delivered, found.committed, found.settings.push_to)
+        return RunProgress(found.delivered, found.committed, found.settings.push_to)
 
     def runs(self, owner: str) -> list[RunInfo]:
         mine = self._state.runs.get(owner, {}).values()
@@ -191,35 +210,37 @@ class Board:
         self.tick(now)
         return leases.claim(self._state, owner, request, full, now)
 
-    def why_nothing(self, owner: str, request: ClaimRequest, *, full: Mapping[str, str] = NOTHING) -> Hold | None:
+    def why_nothing(self, owner: str, request: ClaimRequest, *, full: Mapping[str, str] = NOTHING) -> RunHold | None:
         """After an empty list: None where there is nothing to play."""
         return leases.why_nothing(self._state, owner, request, full)
 
-    def heartbeat(self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], now: float) -> list[Beat]:
+    def heartbeat(
+        self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], now: float
+    ) -> list[HeartbeatAnswer]:
         """One for each. `client_id` None: the caller has shown the attempt's own key."""
         self.tick(now)
         return [leases.beat(self._state, owner, client_id, ref, now) for ref in refs]
 
-    def end(self, owner: str, client_id: str | None, ends: Sequence[EndRequest], now: float) -> list[Ended]:
+    def end(self, owner: str, client_id: str | None, ends: Sequence[EndRequest], now: float) -> list[EndAnswer]:
         """One for each; what one of them is refused for does not concern the others."""
         self.tick(now)
-        return [leases.end(self._state, owner, client_id, ask, now) for ask in ends]
+        return [leases.end(self._state, owner, client_id, request, now) for request in ends]
 
     def release(
         self, owner: str, client_id: str | None, refs: Sequence[LeaseRef], reason: str, now: float
-    ) -> list[Beat]:
+    ) -> list[HeartbeatAnswer]:
         """Given back for somebody else, after a back-off: no strike. `can_continue` is False for each."""
         self.tick(now)
         return [leases.release(self._state, owner, client_id, ref, reason, now) for ref in refs]
 
     # Of model calls
 
-    def note_call(self, owner: str, lease: LeaseRef, now: float, *, version: int | None = None) -> Call:
+    def note_call(self, owner: str, lease: LeaseRef, now: float, *, version: int | None = None) -> AdmittedCall:
         """Before each: counts it, and keeps the lease until `call_over`. `version`: of the weights it will be answered
         by, where that is not the run's newest. Refused with the code of `BoardError`: 409 lease_lost, cancelled,
         stale_weights, deadline; 404 unknown; 429 quota_exceeded; 503 paused."""
         self.tick(now)
-        return calls.note_call(self._state, owner, lease, version)
+        return model_calls.note_call(self._state, owner, lease, version)
 
     def note_engine(self, owner: str, run: str, engine: str) -> None:
         """That answers the run's calls. A restart forgets it."""
@@ -232,17 +253,17 @@ class Board:
 
     def sampled(self, lease: LeaseRef, tokens: int) -> None:
         """By a call that was noted. Of an attempt that is over, it changes nothing."""
-        calls.sampled(self._state, lease, tokens)
+        model_calls.sampled(self._state, lease, tokens)
 
     def call_over(self, lease: LeaseRef, now: float) -> None:
         """After each that was noted, however it went; renews the lease. One that nobody knows changes nothing."""
         self.tick(now)
-        calls.call_over(self._state, lease, now)
+        model_calls.call_over(self._state, lease, now)
 
     def open_calls(self) -> dict[LeaseRef, int]:
         """For `restore`."""
-        held = (episode for run in self._all_runs() for episode in run.leased.values())
-        return {episode.ref: episode.open_calls for episode in held if episode.open_calls}
+        leased = (episode for run in self._all_runs() for episode in run.leased.values())
+        return {episode.ref: episode.open_calls for episode in leased if episode.open_calls}
 
     # To look at
 
@@ -251,7 +272,7 @@ class Board:
         return self._state.episode(owner, episode_id).info()
 
     def outcome(self, lease: OpenLease) -> AttemptOutcome | None:
-        """Of one that is over. None: its episode is gone."""
+        """How an attempt that is over ended. None: its episode is gone."""
         found = self._state.episodes.get(lease.ref.episode_id)
         if found is None or found.run.owner != lease.owner:
             return None
@@ -287,21 +308,21 @@ class Board:
         state: EpisodeState | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> Listing:
+    ) -> EpisodeListing:
         """In the order of registration."""
         chosen = self._chosen(owner, run)
         total = sum(sum(one.counts.values()) if state is None else one.counts[state] for one in chosen)
         found = (member for one in chosen for group in one.groups.values() for member in group.members)
-        wanted = (member for member in found if state is None or member.state is state)
+        matching = (member for member in found if state is None or member.state is state)
         first = min(offset, total)  # islice takes no number beyond 64 bits
-        return Listing([member.info() for member in islice(wanted, first, first + limit)], total)
+        return EpisodeListing([member.info() for member in islice(matching, first, first + limit)], total)
 
-    def search(self, owner: str, wanted: Search, *, limit: int | None, offset: int = 0) -> Searching:
+    def search(self, owner: str, criteria: EpisodeSearch, *, limit: int | None, offset: int = 0) -> RunningSearch:
         """In the order of registration, step by step; among what there is now."""
-        groups = [group for run in self._chosen(owner, wanted.run) for group in run.groups.values()]
-        return Searching(groups, wanted, limit=limit, offset=offset)
+        groups = [group for run in self._chosen(owner, criteria.run) for group in run.groups.values()]
+        return RunningSearch(groups, criteria, limit=limit, offset=offset)
 
-    def _chosen(self, owner: str, run: str | None) -> list[Run]:
+    def _chosen(self, owner: str, run: str | None) -> list[BoardRun]:
         mine = self._state.runs.get(owner, {}).values()
         return sorted(mine, key=_by_age) if run is None else [self._state.run(owner, run)]
 
@@ -317,8 +338,8 @@ class Board:
         """Owners' runs with groups that are not committed."""
         return [(run.owner, run.name) for run in self._all_runs() if run.log]
 
-    def queues(self) -> list[QueueState]:
-        """Of all owners."""
+    def queues(self) -> list[EpisodeQueueState]:
+        """The queues of all owners."""
         return [run.queue_state(kind) for run in self._all_runs() for kind in EpisodeKind]
 
     # Time, disk, news
@@ -342,10 +363,10 @@ class Board:
     def _do_what_is_due(self, now: float) -> None:
         state = self._state
         for what in state.timers.due(now):
-            if isinstance(what, Group):
-                losses.deadline_passed(state, what, now)
+            if isinstance(what, BoardGroup):
+                attempt_losses.deadline_passed(state, what, now)
             elif what.state is EpisodeState.LEASED:
-                losses.lose(state, what, "expired", f"no beat for {what.lease_s:g} s", now)
+                attempt_losses.lose(state, what, "expired", f"no beat for {what.lease_s:g} s", now)
             else:
                 state.queue(what, now)
 
@@ -353,20 +374,20 @@ class Board:
         """Since the last time, to be saved in one transaction and in this order. Each row once, as it is now."""
         return self._state.outbox.take()
 
-    def take_news(self) -> News:
+    def take_news(self) -> BoardEvents:
         """To be looked at before the next call."""
         news = self._state.news
         if news.claimable or news.delivered or news.deleted or news.over:
-            self._state.news = News()
+            self._state.news = BoardEvents()
         return news
 
-    def _run_now(self, owner: str, run: str, now: float) -> Run:
+    def _run_now(self, owner: str, run: str, now: float) -> BoardRun:
         self.tick(now)
         return self._state.run(owner, run)
 
-    def _all_runs(self) -> Iterator[Run]:
+    def _all_runs(self) -> Iterator[BoardRun]:
         return (run for mine in self._state.runs.values() for run in mine.values())
 
 
-def _by_age(run: Run) -> tuple[float, str]:
+def _by_age(run: BoardRun) -> tuple[float, str]:
     return run.created_at, run.name

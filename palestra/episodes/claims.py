@@ -7,37 +7,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from palestra.episodes.limits import Limits
-from palestra.episodes.records import Episode
+from palestra.episodes.limits import EpisodeLimits
+from palestra.episodes.records import BoardEpisode
 
 ClaimKey = tuple[str, str, str]
 """Owner, client, claim."""
 
 
-class Claims:
-    def __init__(self, limits: Limits) -> None:
+class ClaimHistory:
+    def __init__(self, limits: EpisodeLimits) -> None:
         self._limits = limits
-        self._open: dict[ClaimKey, dict[str, Episode]] = {}
+        self._open: dict[ClaimKey, dict[str, BoardEpisode]] = {}
         self._over: OrderedDict[ClaimKey, None] = OrderedDict()
         """Those without an open lease, the oldest first."""
-        self._held: dict[tuple[str, str], int] = {}
+        self._lease_counts: dict[tuple[str, str], int] = {}
 
-    def held(self, owner: str, client_id: str) -> int:
-        return self._held.get((owner, client_id), 0)
+    def lease_count(self, owner: str, client_id: str) -> int:
+        return self._lease_counts.get((owner, client_id), 0)
 
-    def leases_of(self, key: ClaimKey) -> list[Episode]:
+    def leases_of(self, key: ClaimKey) -> list[BoardEpisode]:
         """Those that are still open."""
         return list(self._open.get(key, {}).values())
 
     def is_over(self, key: ClaimKey) -> bool:
         return key in self._over
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: BoardEpisode) -> None:
         key = _key(episode)
         self._open.setdefault(key, {})[episode.episode_id] = episode
-        self._held[key[:2]] = self._held.get(key[:2], 0) + 1
+        self._lease_counts[key[:2]] = self._lease_counts.get(key[:2], 0) + 1
 
-    def remove(self, episode: Episode) -> None:
+    def remove(self, episode: BoardEpisode) -> None:
         key = _key(episode)
         leases = self._open[key]
         del leases[episode.episode_id]
@@ -46,9 +46,9 @@ class Claims:
             self._over[key] = None
             if len(self._over) > self._limits.max_claims_remembered:
                 self._over.popitem(last=False)
-        if left := self._held.pop(key[:2]) - 1:
-            self._held[key[:2]] = left
+        if left := self._lease_counts.pop(key[:2]) - 1:
+            self._lease_counts[key[:2]] = left
 
 
-def _key(episode: Episode) -> ClaimKey:
+def _key(episode: BoardEpisode) -> ClaimKey:
     return episode.run.owner, episode.client_id, episode.claim_id

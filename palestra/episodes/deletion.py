@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from palestra.episodes import groups
 from palestra.episodes.delivery import forget
-from palestra.episodes.state import PLAYING, State
+from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, GroupState
 
 WHY = "its run was deleted"
 
 
-def delete(state: State, owner: str, name: str, now: float) -> int:
+def delete(state: BoardState, owner: str, name: str, now: float) -> int:
     """How many episodes went. Ends of those that had ended are still known as repeated, and who plays is told."""
     run = state.runs.get(owner, {}).get(name)
     if run is None:

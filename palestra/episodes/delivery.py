@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from palestra.episodes import checks
+from palestra.episodes import validation
+from palestra.episodes.attempt_losses import is_stale, stale_words
 from palestra.episodes.errors import BoardError
 from palestra.episodes.groups import tombstone_name
-from palestra.episodes.losses import is_stale, stale_words
-from palestra.episodes.records import Group, Run
-from palestra.episodes.state import State
+from palestra.episodes.records import BoardGroup, BoardRun
+from palestra.episodes.state import BoardState
 from palestra.types.episodes import (
     EpisodeKind,
     EpisodeState,
@@ -24,7 +24,9 @@ from palestra.types.episodes import (
 )
 
 
-def read(state: State, run: Run, after: int, limit: int, version: int | None, now: float) -> list[PlayedGroup]:
+def read(
+    state: BoardState, run: BoardRun, after: int, limit: int, version: int | None, now: float
+) -> list[PlayedGroup]:
     if after < run.committed:
         detail = f"after={after}: groups up to {run.committed} are committed and forgotten; read from there"
         raise BoardError(410, detail)
@@ -37,14 +39,14 @@ def read(state: State, run: Run, after: int, limit: int, version: int | None, no
     return [_played(group) for group in groups]
 
 
-def commit(state: State, run: Run, cursor: int, now: float) -> None:
+def commit(state: BoardState, run: BoardRun, cursor: int, now: float) -> None:
     if cursor <= run.committed:
         return
     check_known(run, "cursor", cursor)
     _forget_all(state, run, range(run.committed + 1, cursor + 1), cursor, now)
 
 
-def commit_one(state: State, run: Run, number: int, now: float) -> None:
+def commit_one(state: BoardState, run: BoardRun, number: int, now: float) -> None:
     """Those before it stay; the cursor follows as far as nothing is left."""
     if number not in run.log:
         return
@@ -54,7 +56,7 @@ def commit_one(state: State, run: Run, number: int, now: float) -> None:
     _forget_all(state, run, [number], cursor, now)
 
 
-def _forget_all(state: State, run: Run, numbers: Iterable[int], cursor: int, now: float) -> None:
+def _forget_all(state: BoardState, run: BoardRun, numbers: Iterable[int], cursor: int, now: float) -> None:
     was_open = run.is_open
     for number in numbers:
         if number in run.log:  # it may have been committed alone
@@ -65,13 +67,13 @@ def _forget_all(state: State, run: Run, numbers: Iterable[int], cursor: int, now
         state.news.claimable.add(run.owner)
 
 
-def check_known(run: Run, what: str, number: int) -> None:
+def check_known(run: BoardRun, what: str, number: int) -> None:
     if number > run.delivered:
         newest = f"the newest group of run {run.name!r} is {run.delivered}"
         raise BoardError(409, f"{what}={number}: {newest}; is it the cursor of another run, or of another database?")
 
 
-def _leave_out_stale(state: State, group: Group, version: int, now: float) -> None:
+def _leave_out_stale(state: BoardState, group: BoardGroup, version: int, now: float) -> None:
     """Evaluations are kept: they say how good those weights were."""
     if group.state is not GroupState.READY or group.spec.kind is EpisodeKind.EVAL:
         return
@@ -86,7 +88,7 @@ def _leave_out_stale(state: State, group: Group, version: int, now: float) -> No
         group.reason = f"stale_weights: for version {version} only {group.ended} are new enough, and it needs {least}"
 
 
-def _played(group: Group) -> PlayedGroup:
+def _played(group: BoardGroup) -> PlayedGroup:
     assert group.number is not None
     ended = [member for member in group.members if member.state is EpisodeState.ENDED]
     return PlayedGroup(
@@ -101,13 +103,13 @@ def _played(group: Group) -> PlayedGroup:
     )
 
 
-def forget(state: State, group: Group, now: float) -> None:
+def forget(state: BoardState, group: BoardGroup, now: float) -> None:
     """All but what is needed to know a repeated request as one."""
     run = group.run
     for episode in group.members:
         if episode.result is not None:
-            digest = checks.digest(episode.result)
+            digest = validation.digest(episode.result)
             state.tombstones.put(episode.episode_id, run.owner, episode.attempt, digest, now)
-    digest = checks.digest(group.text)
+    digest = validation.digest(group.text)
     state.tombstones.put(tombstone_name(run, group.spec.group_id), run.owner, -group.serial, digest, now)
     state.remove(group)

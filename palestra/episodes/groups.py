@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from palestra.episodes import checks
+from palestra.episodes import validation
 from palestra.episodes.errors import BoardError
-from palestra.episodes.records import Episode, Group, Run, StagedGroup
-from palestra.episodes.state import PLAYING, State
+from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun, StagedGroup
+from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, GroupState, NewGroup, OnLoss, Registered
 
 FULL_RETRY_S = 1.0  # a queue drains at the pace of its players: seconds
 
 
-class Vetted(Struct):
+class CheckedGroup(Struct):
     """A group that may be registered."""
 
     spec: NewGroup
@@ -29,37 +29,37 @@ class Vetted(Struct):
         return self.spec.size if self.spec.count is None else self.spec.count
 
 
-def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> list[Registered]:
+def register(state: BoardState, run: BoardRun, groups: Sequence[NewGroup], now: float) -> list[Registered]:
     check_not_staging(run)
-    new: dict[str, Vetted] = {}
-    for group in asked:
+    new: dict[str, CheckedGroup] = {}
+    for group in groups:
         vet(state, run, group, new)
     check_room(run, new.values())
     for vetted in new.values():
         staged = make(state, run, vetted, run.registered, now)
         run.registered += 1
         show(state, staged, now)  # the run's count of them is found by their numbers
-    return answers(run, asked, set(new))
+    return answers(run, groups, set(new))
 
 
-def check_not_staging(run: Run) -> None:
+def check_not_staging(run: BoardRun) -> None:
     if run.is_staging:
         detail = f"run {run.name!r} is taking a large registration just now; send it again"
         raise BoardError(503, detail, retry_after_s=FULL_RETRY_S)
 
 
-def vet(state: State, run: Run, group: NewGroup, new: dict[str, Vetted]) -> None:
+def vet(state: BoardState, run: BoardRun, group: NewGroup, new: dict[str, CheckedGroup]) -> None:
     """Puts it to those that are new, if it is; refuses what cannot be registered."""
-    text, group_id = checks.check_group(group, state.limits), group.group_id
+    text, group_id = validation.check_group(group, state.limits), group.group_id
     known = new[group_id].text if group_id in new else _known_text(run, group_id)
     stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
-    if (known is not None and known != text) or (stone is not None and stone.digest != checks.digest(text)):
+    if (known is not None and known != text) or (stone is not None and stone.digest != validation.digest(text)):
         raise BoardError(409, f"group {group_id!r} of run {run.name!r} was registered differently before")
     if known is None and stone is None:
-        new[group_id] = Vetted(group, text)
+        new[group_id] = CheckedGroup(group, text)
 
 
-def check_room(run: Run, new: Iterable[Vetted]) -> None:
+def check_room(run: BoardRun, new: Iterable[CheckedGroup]) -> None:
     more, most = sum([vetted.count for vetted in new]), run.settings.max_queued
     if more > most:
         raise BoardError(413, f"{more} episodes at once: run {run.name!r} queues at most {most}; register fewer")
@@ -69,9 +69,9 @@ def check_room(run: Run, new: Iterable[Vetted]) -> None:
         raise BoardError(429, detail, retry_after_s=FULL_RETRY_S)
 
 
-def make(state: State, run: Run, vetted: Vetted, serial: int, now: float) -> StagedGroup:
+def make(state: BoardState, run: BoardRun, vetted: CheckedGroup, serial: int, now: float) -> StagedGroup:
     """To be saved, and not seen by anybody yet."""
-    group = Group(run=run, spec=vetted.spec, text=vetted.text, serial=serial, created_at=now)
+    group = BoardGroup(run=run, spec=vetted.spec, text=vetted.text, serial=serial, created_at=now)
     staged = StagedGroup(group, [_new_member(group, now) for _ in range(vetted.count)])
     state.outbox.group(group)
     for episode in staged.episodes:
@@ -79,7 +79,7 @@ def make(state: State, run: Run, vetted: Vetted, serial: int, now: float) -> Sta
     return staged
 
 
-def show(state: State, staged: StagedGroup, now: float) -> None:
+def show(state: BoardState, staged: StagedGroup, now: float) -> None:
     group = staged.group
     group.run.groups[group.spec.group_id] = group
     state.timers.watch_deadline(group)
@@ -88,7 +88,7 @@ def show(state: State, staged: StagedGroup, now: float) -> None:
         state.queue(episode, now)
 
 
-def forget_staged(state: State, run: Run) -> None:
+def forget_staged(state: BoardState, run: BoardRun) -> None:
     """Nobody has seen them."""
     while run.staged:
         staged = run.staged.popleft()
@@ -97,9 +97,9 @@ def forget_staged(state: State, run: Run) -> None:
             state.outbox.episode(episode, is_gone=True)
 
 
-def answers(run: Run, asked: Sequence[NewGroup], fresh: set[str]) -> list[Registered]:
+def answers(run: BoardRun, groups: Sequence[NewGroup], fresh: set[str]) -> list[Registered]:
     made: list[Registered] = []
-    for group in asked:
+    for group in groups:
         kept = run.groups.get(group.group_id)
         ids = [] if kept is None else [member.episode_id for member in kept.members]
         is_new = group.group_id in fresh
@@ -108,7 +108,7 @@ def answers(run: Run, asked: Sequence[NewGroup], fresh: set[str]) -> list[Regist
     return made
 
 
-def settle(state: State, group: Group, now: float, *, why: str = "lost", can_replace: bool = True) -> None:
+def settle(state: BoardState, group: BoardGroup, now: float, *, why: str = "lost", can_replace: bool = True) -> None:
     """After members ended or were lost: makes it whole, fills it up, or drops it, where its rules say so."""
     if group.state is not GroupState.OPEN:
         return
@@ -126,34 +126,34 @@ def settle(state: State, group: Group, now: float, *, why: str = "lost", can_rep
         _close(state, group, GroupState.READY, "", "its group is whole", now)
 
 
-def drop(state: State, group: Group, reason: str, now: float) -> None:
+def drop(state: BoardState, group: BoardGroup, reason: str, now: float) -> None:
     """An open one."""
     _close(state, group, GroupState.DROPPED, reason, f"its group was dropped ({reason})", now)
 
 
-def cancel(state: State, episode: Episode, reason: str, now: float) -> None:
+def cancel(state: BoardState, episode: BoardEpisode, reason: str, now: float) -> None:
     """Without a look at its group."""
     state.note_loss(episode, f"cancelled: {reason}", now)
     state.move(episode, EpisodeState.CANCELLED)
 
 
-def first_member(state: State, run: Run, group_id: str) -> str | None:
+def first_member(state: BoardState, run: BoardRun, group_id: str) -> str | None:
     if (group := run.groups.get(group_id)) is not None:
         return _member_id(run, group.serial, 0)
     stone = state.tombstones.find(tombstone_name(run, group_id), run.owner)
     return None if stone is None else _member_id(run, -stone.attempt, 0)
 
 
-def tombstone_name(run: Run, group_id: str) -> str:
-    return f"group-{checks.digest(run.tag, group_id).hex()}"
+def tombstone_name(run: BoardRun, group_id: str) -> str:
+    return f"group-{validation.digest(run.tag, group_id).hex()}"
 
 
-def _known_text(run: Run, group_id: str) -> str | None:
+def _known_text(run: BoardRun, group_id: str) -> str | None:
     known = run.groups.get(group_id)
     return None if known is None else known.text
 
 
-def _add_member(state: State, group: Group, now: float) -> None:
+def _add_member(state: BoardState, group: BoardGroup, now: float) -> None:
     episode = _new_member(group, now)
     state.add(episode)
     state.queue(episode, now)
@@ -161,26 +161,26 @@ def _add_member(state: State, group: Group, now: float) -> None:
     state.outbox.group(group)
 
 
-def _new_member(group: Group, now: float) -> Episode:
+def _new_member(group: BoardGroup, now: float) -> BoardEpisode:
     index = group.made
     group.made += 1
     given = group.spec.seeds
-    return Episode(
+    return BoardEpisode(
         episode_id=_member_id(group.run, group.serial, index),
         run=group.run,
         group=group,
         index=index,
-        seed=given[index] if index < len(given) else checks.derived_seed(group.spec.group_id, index),
+        seed=given[index] if index < len(given) else validation.derived_seed(group.spec.group_id, index),
         created_at=now,
     )
 
 
-def _member_id(run: Run, serial: int, index: int) -> str:
+def _member_id(run: BoardRun, serial: int, index: int) -> str:
     """Rising within its run: the database appends, whatever is queued already."""
     return f"{run.tag}-{serial:08x}-{index:x}"
 
 
-def _replace(state: State, group: Group, missing: int, now: float) -> int:
+def _replace(state: BoardState, group: BoardGroup, missing: int, now: float) -> int:
     """As many again as the group began with, no more: a task that nobody can play must end some day."""
     room = 2 * group.first_count - group.made
     replaced = missing if missing <= room else 0
@@ -189,10 +189,10 @@ def _replace(state: State, group: Group, missing: int, now: float) -> int:
     return replaced
 
 
-def _close(state: State, group: Group, to: GroupState, reason: str, rest: str, now: float) -> None:
+def _close(state: BoardState, group: BoardGroup, to: GroupState, reason: str, rest: str, now: float) -> None:
     run = group.run
     run.delivered += 1
-    group.state, group.reason, group.number = to, checks.clean_reason(reason), run.delivered
+    group.state, group.reason, group.number = to, validation.clean_reason(reason), run.delivered
     run.log[run.delivered] = group
     for episode in group.members:
         if episode.state in PLAYING:

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palestra.episodes import checks, groups
+from palestra.episodes import groups, validation
 from palestra.episodes.errors import BoardError
-from palestra.episodes.records import Episode, Group, Run
-from palestra.episodes.state import PLAYING, State
+from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
+from palestra.episodes.state import PLAYING, BoardState
 from palestra.types.episodes import EpisodeState, GroupState
 
 S = EpisodeState
 
 
 def chosen(
-    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str]
-) -> tuple[list[Group], list[Episode]]:
+    state: BoardState, run: BoardRun, episode_ids: Sequence[str], group_ids: Sequence[str]
+) -> tuple[list[BoardGroup], list[BoardEpisode]]:
     """Each once. 404 where one is unknown."""
     named = [_group(run, group_id) for group_id in dict.fromkeys(group_ids)]
     return named, [_episode(state, run, episode_id) for episode_id in dict.fromkeys(episode_ids)]
 
 
-def cancel_group(state: State, group: Group, reason: str, now: float) -> int:
+def cancel_group(state: BoardState, group: BoardGroup, reason: str, now: float) -> int:
     """How many episodes were. One that is over, or forgotten meanwhile, stays as it is."""
     if group.state is not GroupState.OPEN:
         return 0
@@ -35,7 +35,7 @@ def cancel_group(state: State, group: Group, reason: str, now: float) -> int:
     return count
 
 
-def cancel_episodes(state: State, episodes: Sequence[Episode], reason: str, now: float) -> int:
+def cancel_episodes(state: BoardState, episodes: Sequence[BoardEpisode], reason: str, now: float) -> int:
     words, known = _words(reason), [episode for episode in episodes if episode.episode_id in state.episodes]
     count = sum([_cancel(state, episode, words, now) for episode in known])
     for group in {episode.group: None for episode in known}:
@@ -43,7 +43,7 @@ def cancel_episodes(state: State, episodes: Sequence[Episode], reason: str, now:
     return count
 
 
-def requeue(state: State, owner: str, episode_ids: Sequence[str], now: float) -> int:
+def requeue(state: BoardState, owner: str, episode_ids: Sequence[str], now: float) -> int:
     episodes = [state.episode(owner, episode_id) for episode_id in dict.fromkeys(episode_ids)]
     for episode in episodes:
         if episode.state is not S.PARKED or episode.group.state is not GroupState.OPEN:
@@ -61,10 +61,10 @@ def requeue(state: State, owner: str, episode_ids: Sequence[str], now: float) ->
 
 
 def _words(reason: str) -> str:
-    return checks.clean_reason(reason) or "by its trainer"
+    return validation.clean_reason(reason) or "by its trainer"
 
 
-def _cancel(state: State, episode: Episode, words: str, now: float) -> bool:
+def _cancel(state: BoardState, episode: BoardEpisode, words: str, now: float) -> bool:
     """Whether there was anything left to cancel."""
     if episode.state in (S.ENDED, S.CANCELLED):
         return False
@@ -72,14 +72,14 @@ def _cancel(state: State, episode: Episode, words: str, now: float) -> bool:
     return True
 
 
-def _group(run: Run, group_id: str) -> Group:
+def _group(run: BoardRun, group_id: str) -> BoardGroup:
     group = run.groups.get(group_id)
     if group is None:
         raise BoardError(404, f"no group {group_id[:128]!r} in run {run.name!r}; it may be committed, and forgotten")
     return group
 
 
-def _episode(state: State, run: Run, episode_id: str) -> Episode:
+def _episode(state: BoardState, run: BoardRun, episode_id: str) -> BoardEpisode:
     episode = state.episode(run.owner, episode_id)
     if episode.run is not run:
         raise BoardError(404, f"no episode {episode_id!r} in run {run.name!r}: it is of {episode.run.name!r}")

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from palestra.episodes import checks, groups
+from palestra.episodes import groups, validation
+from palestra.episodes.attempt_losses import lose
+from palestra.episodes.board_events import RunHold
 from palestra.episodes.errors import BoardError
-from palestra.episodes.losses import lose
-from palestra.episodes.news import Hold
-from palestra.episodes.records import Episode, Run
-from palestra.episodes.state import State
+from palestra.episodes.records import BoardEpisode, BoardRun
+from palestra.episodes.state import BoardState
 from palestra.types.episodes import (
-    Beat,
+    ClaimBlocker,
     ClaimRequest,
-    Ended,
+    EndAnswer,
     EndRequest,
     EndStatus,
     EpisodeState,
-    Held,
+    HeartbeatAnswer,
     Lease,
     LeaseRef,
 )
@@ -41,8 +41,8 @@ class NoLease:
         return f"{self.code}: {self.words}"
 
 
-def claim(state: State, owner: str, request: ClaimRequest, full: Mapping[str, str], now: float) -> list[Lease]:
-    checks.check_claim(request, state.limits)
+def claim(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[str, str], now: float) -> list[Lease]:
+    validation.check_claim(request, state.limits)
     only = None if request.run is None else state.run(owner, request.run)
     key = owner, request.client_id, request.claim_id
     if kept := state.claims.leases_of(key):
@@ -51,7 +51,7 @@ def claim(state: State, owner: str, request: ClaimRequest, full: Mapping[str, st
         return [_lease(episode, now) for episode in kept]
     if state.claims.is_over(key):
         raise BoardError(409, f"claim_id {request.claim_id!r}: all its leases are over; make a new one for each claim")
-    room = state.limits.max_open_leases - state.claims.held(owner, request.client_id)
+    room = state.limits.max_open_leases - state.claims.lease_count(owner, request.client_id)
     if room <= 0:
         detail = f"client {request.client_id!r} holds {state.limits.max_open_leases} leases: end or release some first"
         raise BoardError(429, detail, retry_after_s=HELD_RETRY_S)
@@ -61,21 +61,21 @@ def claim(state: State, owner: str, request: ClaimRequest, full: Mapping[str, st
     return [_lease(episode, now) for episode in episodes]
 
 
-def why_nothing(state: State, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:
-    """Of a claim that got nothing, and could have got something: what holds it off. Of several runs, a spent share
+def why_nothing(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> RunHold | None:
+    """Why a claim got nothing, though something was queued. Among several runs, a spent share
     comes first: it alone is no sign for other clients that wait for the same."""
     if request.run is not None:
         return _hold(state.run(owner, request.run), request, full)
     first = None
     for run in state.waiting.get(owner, {}).values():
         hold = _hold(run, request, full) if run.queue.has(request.kind) else None
-        if hold is not None and hold.code is Held.CLIENT_SHARE:
+        if hold is not None and hold.code is ClaimBlocker.CLIENT_SHARE:
             return hold
         first = first or hold
     return first
 
 
-def find(state: State, owner: str, client_id: str | None, ref: LeaseRef | EndRequest) -> Episode | NoLease:
+def find(state: BoardState, owner: str, client_id: str | None, ref: LeaseRef | EndRequest) -> BoardEpisode | NoLease:
     """The episode where the attempt is leased by this client."""
     episode = state.episodes.get(ref.episode_id)
     if episode is None or episode.run.owner != owner:
@@ -90,45 +90,49 @@ def find(state: State, owner: str, client_id: str | None, ref: LeaseRef | EndReq
     return _why_not(episode, ref.attempt)
 
 
-def beat(state: State, owner: str, client_id: str | None, ref: LeaseRef, now: float) -> Beat:
+def beat(state: BoardState, owner: str, client_id: str | None, ref: LeaseRef, now: float) -> HeartbeatAnswer:
     found = find(state, owner, client_id, ref)
     if isinstance(found, NoLease):
         return _stop(ref, str(found))
     state.renew(found, now)
-    return Beat(episode_id=ref.episode_id, attempt=ref.attempt, can_continue=True, expires_at=now + found.lease_s)
+    return HeartbeatAnswer(
+        episode_id=ref.episode_id, attempt=ref.attempt, can_continue=True, expires_at=now + found.lease_s
+    )
 
 
-def release(state: State, owner: str, client_id: str | None, ref: LeaseRef, reason: str, now: float) -> Beat:
+def release(
+    state: BoardState, owner: str, client_id: str | None, ref: LeaseRef, reason: str, now: float
+) -> HeartbeatAnswer:
     found = find(state, owner, client_id, ref)
     if isinstance(found, NoLease):
         return _stop(ref, str(found))
-    words = checks.clean_reason(reason) or "no reason given"
+    words = validation.clean_reason(reason) or "no reason given"
     lose(state, found, "released", words, now)
     return _stop(ref, f"lease_lost: released: {words}")
 
 
-def end(state: State, owner: str, client_id: str | None, ask: EndRequest, now: float) -> Ended:
+def end(state: BoardState, owner: str, client_id: str | None, request: EndRequest, now: float) -> EndAnswer:
     try:
-        text = checks.result_text(ask.result, state.limits)
-    except checks.InvalidResult as error:
-        return _ended(ask, EndStatus.INVALID, str(error))
-    is_repeated = _is_repeated(state, owner, ask, text)
+        text = validation.result_text(request.result, state.limits)
+    except validation.ResultInvalid as error:
+        return _ended(request, EndStatus.INVALID, str(error))
+    is_repeated = _is_repeated(state, owner, request, text)
     if is_repeated is not None:
         if is_repeated:
-            return _ended(ask, EndStatus.REPEATED)
-        return _ended(ask, EndStatus.CONFLICT, "this attempt has ended with another result, which stands")
-    found = find(state, owner, client_id, ask)
+            return _ended(request, EndStatus.REPEATED)
+        return _ended(request, EndStatus.CONFLICT, "this attempt has ended with another result, which stands")
+    found = find(state, owner, client_id, request)
     if isinstance(found, NoLease):
-        return _ended(ask, _STATUS.get(found.code, EndStatus.LEASE_LOST), str(found))
+        return _ended(request, _STATUS.get(found.code, EndStatus.LEASE_LOST), str(found))
     found.result, found.ended_at = text, now
     state.move(found, EpisodeState.ENDED)
     groups.settle(state, found.group, now)
-    return _ended(ask, EndStatus.ACCEPTED)
+    return _ended(request, EndStatus.ACCEPTED)
 
 
 def _take(
-    state: State, owner: str, only: Run | None, request: ClaimRequest, full: Mapping[str, str], most: int
-) -> list[Episode]:
+    state: BoardState, owner: str, only: BoardRun | None, request: ClaimRequest, full: Mapping[str, str], most: int
+) -> list[BoardEpisode]:
     kind = request.kind
     runs = list(state.waiting.get(owner, {}).values()) if only is None else [only]
     rooms = {run: room for run in runs if (room := _room(run, request, full)) > 0}
@@ -143,39 +147,39 @@ def _take(
     return taken
 
 
-def _room(run: Run, request: ClaimRequest, full: Mapping[str, str]) -> int:
+def _room(run: BoardRun, request: ClaimRequest, full: Mapping[str, str]) -> int:
     """How many of it may be given."""
     if not run.is_open or run.engine in full or not run.queue.has(request.kind):
         return 0
     return run.room_of(request.client_id)
 
 
-def _hold(run: Run, request: ClaimRequest, full: Mapping[str, str]) -> Hold | None:
+def _hold(run: BoardRun, request: ClaimRequest, full: Mapping[str, str]) -> RunHold | None:
     if run.hold is not None:
         return run.hold
     if run.engine in full:
-        return Hold(Held.ENGINE_FULL, full[run.engine])
+        return RunHold(ClaimBlocker.ENGINE_FULL, full[run.engine])
     client = request.client_id
     if run.queue.has(request.kind) and run.room_of(client) <= 0:
         words = f"client {client!r} holds {run.holders.get(client, 0)} of run {run.name!r}, all that its client_share"
-        return Hold(Held.CLIENT_SHARE, f"{words} of {run.settings.client_share:g} allows")
+        return RunHold(ClaimBlocker.CLIENT_SHARE, f"{words} of {run.settings.client_share:g} allows")
     return None
 
 
-def _open(state: State, episode: Episode, request: ClaimRequest, now: float) -> None:
+def _open(state: BoardState, episode: BoardEpisode, request: ClaimRequest, now: float) -> None:
     limits, run = state.limits, episode.run
     state.move(episode, EpisodeState.LEASED)
     episode.attempt += 1
     episode.client_id, episode.claim_id, episode.claimed_at = request.client_id, request.claim_id, now
-    wanted = run.settings.lease_s if request.lease_s is None else request.lease_s
-    episode.lease_s = min(max(wanted, limits.min_lease_s), limits.max_lease_s)
+    lease_s = run.settings.lease_s if request.lease_s is None else request.lease_s
+    episode.lease_s = min(max(lease_s, limits.min_lease_s), limits.max_lease_s)
     episode.version, episode.oldest_version = run.version, None
     episode.calls = episode.sampled = 0
     state.open_lease(episode)
     state.renew(episode, now)
 
 
-def _lease(episode: Episode, now: float) -> Lease:
+def _lease(episode: BoardEpisode, now: float) -> Lease:
     group, run = episode.group, episode.run
     return Lease(
         episode_id=episode.episode_id,
@@ -197,19 +201,19 @@ def _lease(episode: Episode, now: float) -> Lease:
     )
 
 
-def _is_repeated(state: State, owner: str, ask: EndRequest, text: str) -> bool | None:
+def _is_repeated(state: BoardState, owner: str, request: EndRequest, text: str) -> bool | None:
     """Whether this attempt has ended with this very result, whatever became of it since. None: it has not ended."""
-    episode = state.episodes.get(ask.episode_id)
+    episode = state.episodes.get(request.episode_id)
     if episode is None:
-        stone = state.tombstones.find(ask.episode_id, owner)
-        if stone is None or stone.attempt != ask.attempt or not stone.digest:
+        stone = state.tombstones.find(request.episode_id, owner)
+        if stone is None or stone.attempt != request.attempt or not stone.digest:
             return None
-        return stone.digest == checks.digest(text)
-    has_ended = episode.run.owner == owner and episode.attempt == ask.attempt and episode.result is not None
+        return stone.digest == validation.digest(text)
+    has_ended = episode.run.owner == owner and episode.attempt == request.attempt and episode.result is not None
     return episode.result == text if has_ended else None
 
 
-def _why_not(episode: Episode, attempt: int) -> NoLease:
+def _why_not(episode: BoardEpisode, attempt: int) -> NoLease:
     loss = next((loss for loss in episode.losses if loss.attempt == attempt), None)
     if loss is not None:
         code, _, words = loss.reason.partition(": ")
@@ -229,9 +233,9 @@ _STATUS = {
 }
 
 
-def _stop(ref: LeaseRef, reason: str) -> Beat:
-    return Beat(episode_id=ref.episode_id, attempt=ref.attempt, can_continue=False, reason=reason)
+def _stop(ref: LeaseRef, reason: str) -> HeartbeatAnswer:
+    return HeartbeatAnswer(episode_id=ref.episode_id, attempt=ref.attempt, can_continue=False, reason=reason)
 
 
-def _ended(ask: EndRequest, status: EndStatus, detail: str = "") -> Ended:
-    return Ended(episode_id=ask.episode_id, attempt=ask.attempt, status=status, detail=detail)
+def _ended(request: EndRequest, status: EndStatus, detail: str = "") -> EndAnswer:
+    return EndAnswer(episode_id=request.episode_id, attempt=request.attempt, status=status, detail=detail)

@@ -8,22 +8,22 @@ DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpisodeLimits:
     min_lease_s: float = 1.0
     max_lease_s: float = 3600.0
     max_open_leases: int = 4096
-    """Of one client."""
+    """Leases that one client may hold."""
     max_claim: int = 256
     """Leases in one claim."""
     max_runs: int = 10_000
-    """Of one owner."""
+    """Runs that one owner may have."""
     max_members: int = 4096
     """Episodes that a group may begin with."""
     max_task_bytes: int = 1 << 20
     max_result_bytes: int = 1 << 20
     max_backoff_s: float = 600.0
     max_losses: int = 16
-    """Of any kind, before an episode is parked; as many are kept with it."""
+    """Losses of any kind before an episode is parked; as many are kept with it."""
     remember_s: float = 7 * DAY_S
     """How long a repeated end of a committed episode is known."""
     max_remembered: int = 200_000

@@ -5,24 +5,24 @@ Owns: which rows are behind. Never touches: the database.
 
 from __future__ import annotations
 
-from palestra.episodes.records import Episode, Group, Run
+from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, RunRow, Tombstone
 
 
 class Outbox:
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], Run | None] = {}
-        self._groups: dict[tuple[str, str, str], Group | None] = {}
-        self._episodes: dict[str, Episode | None] = {}
+        self._runs: dict[tuple[str, str], BoardRun | None] = {}
+        self._groups: dict[tuple[str, str, str], BoardGroup | None] = {}
+        self._episodes: dict[str, BoardEpisode | None] = {}
         self._tombstones: dict[str, Tombstone | None] = {}
 
-    def run(self, run: Run, *, is_gone: bool = False) -> None:
+    def run(self, run: BoardRun, *, is_gone: bool = False) -> None:
         self._runs[run.owner, run.name] = None if is_gone else run
 
-    def group(self, group: Group, *, is_gone: bool = False) -> None:
+    def group(self, group: BoardGroup, *, is_gone: bool = False) -> None:
         self._groups[group.run.owner, group.run.name, group.spec.group_id] = None if is_gone else group
 
-    def episode(self, episode: Episode, *, is_gone: bool = False) -> None:
+    def episode(self, episode: BoardEpisode, *, is_gone: bool = False) -> None:
         self._episodes[episode.episode_id] = None if is_gone else episode
 
     def forget(self, row: GroupRow | EpisodeRow) -> None:

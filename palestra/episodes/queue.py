@@ -41,7 +41,7 @@ Entry = tuple[int, int, int, int, E]
 """Priority, group, index, how many were pushed before."""
 
 
-class Lane(Generic[E]):
+class EnvironmentQueue(Generic[E]):
     """A heap whose dead entries stay until they come to the top, or are more than half of it."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Lane(Generic[E]):
             heapq.heapify(self._heap)
 
     def urgency(self) -> int:
-        """Of the first; less is more urgent. There is one."""
+        """Urgency of the first episode, which must exist; less is more urgent."""
         while not self._heap[0][-1].is_ready:
             heapq.heappop(self._heap)
         return self._heap[0][0]
@@ -87,73 +87,74 @@ class Lane(Generic[E]):
         return {entry[-1]: entry for entry in self._heap if entry[-1].is_ready}
 
 
-class Lanes(Generic[E]):
-    """Of one kind: a lane for each environment that has a weight, and one for all others. Of those whose first has the
-    highest priority, stride scheduling as between runs."""
+class EnvironmentQueues(Generic[E]):
+    """The queues of one kind of episode: one for each environment that has a weight, and one for all others.
+
+    Among those whose first episode has the highest priority, stride scheduling decides, as between runs."""
 
     def __init__(self) -> None:
         self.size = 0
         self._weights: Mapping[str, float] = {}
-        self._others = Lane[E]()
-        self._lanes = {OTHERS: self._others}
+        self._others = EnvironmentQueue[E]()
+        self._queues = {OTHERS: self._others}
         self._passed: dict[str, float] = {}
         self._clock = 0.0
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        waiting = [episode for lane in self._lanes.values() for episode in lane.episodes()]
+        waiting = [episode for queue in self._queues.values() for episode in queue.episodes()]
         self._weights, self._passed, self._clock = weights, {}, 0.0
-        self._lanes = {name: Lane[E]() for name in (OTHERS, *weights)}
-        self._others = self._lanes[OTHERS]
+        self._queues = {name: EnvironmentQueue[E]() for name in (OTHERS, *weights)}
+        self._others = self._queues[OTHERS]
         for episode in waiting:
-            self._lane(episode).push(episode)
+            self._queue_of(episode).push(episode)
 
     def push(self, episode: E) -> None:
-        lane = self._lane(episode) if self._weights else self._others
-        lane.push(episode)
+        queue = self._queue_of(episode) if self._weights else self._others
+        queue.push(episode)
         self.size += 1
 
     def discard(self, episode: E) -> None:
-        self._lane(episode).discard(episode)
+        self._queue_of(episode).discard(episode)
         self.size -= 1
 
     def pop(self) -> E:
         self.size -= 1
         if not self._weights:
             return self._others.pop()
-        waiting = [(name, lane) for name, lane in self._lanes.items() if lane.size]
-        urgency = min(lane.urgency() for _, lane in waiting)
-        first = [(max(self._passed.get(n, 0.0), self._clock), n) for n, lane in waiting if lane.urgency() == urgency]
+        waiting = [(name, queue) for name, queue in self._queues.items() if queue.size]
+        urgency = min(queue.urgency() for _, queue in waiting)
+        first = [(max(self._passed.get(n, 0.0), self._clock), n) for n, queue in waiting if queue.urgency() == urgency]
         self._clock, name = min(first)
         self._passed[name] = self._clock + 1.0 / self._weights.get(name, 1.0)
-        return self._lanes[name].pop()
+        return self._queues[name].pop()
 
-    def _lane(self, episode: E) -> Lane[E]:
-        return self._lanes.get(episode.group.spec.task.environment) or self._others
+    def _queue_of(self, episode: E) -> EnvironmentQueue[E]:
+        return self._queues.get(episode.group.spec.task.environment) or self._others
 
 
 class RunQueue(Generic[E]):
     def __init__(self) -> None:
-        self._train, self._eval = Lanes[E](), Lanes[E]()
-        self._lanes = {EpisodeKind.TRAIN: self._train, EpisodeKind.EVAL: self._eval}
+        self._train, self._eval = EnvironmentQueues[E](), EnvironmentQueues[E]()
+        self._queues = {EpisodeKind.TRAIN: self._train, EpisodeKind.EVAL: self._eval}
         self.passed: dict[EpisodeKind | None, float] = {}
         """How far it is in the stride schedule of those who claim this kind, or any."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Environments."""
-        for lanes in self._lanes.values():
-            lanes.weigh(weights)
+        for queues in self._queues.values():
+            queues.weigh(weights)
 
     def push(self, episode: E) -> None:
-        self._lanes[episode.group.spec.kind].push(episode)
+        self._queues[episode.group.spec.kind].push(episode)
 
     def discard(self, episode: E) -> None:
-        self._lanes[episode.group.spec.kind].discard(episode)
+        self._queues[episode.group.spec.kind].discard(episode)
 
     def has(self, kind: EpisodeKind | None) -> bool:
-        return (self._train.size + self._eval.size if kind is None else self._lanes[kind].size) > 0
+        return (self._train.size + self._eval.size if kind is None else self._queues[kind].size) > 0
 
     def pop(self, kind: EpisodeKind | None, *, eval_first: bool) -> E:
         if kind is not None:
-            return self._lanes[kind].pop()
+            return self._queues[kind].pop()
         first, second = (self._eval, self._train) if eval_first else (self._train, self._eval)
         return (first if first.size else second).pop()

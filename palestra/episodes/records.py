@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from palestra.episodes.news import Hold, QueueState
+from palestra.episodes.board_events import EpisodeQueueState, RunHold
 from palestra.episodes.queue import RunQueue
 from palestra.types.episode_rows import EpisodeRow, GroupRow, RunRow
 from palestra.types.episodes import (
+    AttemptLoss,
+    ClaimBlocker,
     EpisodeInfo,
     EpisodeKind,
     EpisodeResult,
     EpisodeState,
     GroupState,
-    Held,
     LeaseRef,
-    Loss,
     NewGroup,
     RunInfo,
     RunSettings,
@@ -34,7 +34,7 @@ ROUNDING = 1e-9  # 0.29 of 100 is 28.999999999999996
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class BoardRun:
     owner: str
     name: str
     tag: str
@@ -47,16 +47,16 @@ class Run:
     committed: int = 0
     delivered: int = 0
     registered: int = 0
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, BoardGroup] = field(default_factory=dict)
     """In the order of registration."""
-    log: dict[int, Group] = field(default_factory=dict)
+    log: dict[int, BoardGroup] = field(default_factory=dict)
     """Whole or dropped, not committed: by number."""
-    leased: dict[str, Episode] = field(default_factory=dict)
+    leased: dict[str, BoardEpisode] = field(default_factory=dict)
     holders: dict[str, int] = field(default_factory=dict)
     """Clients, with how many they hold."""
     counts: dict[EpisodeState, int] = field(default_factory=lambda: dict.fromkeys(EpisodeState, 0))
     queued: dict[EpisodeKind, int] = field(default_factory=lambda: dict.fromkeys(EpisodeKind, 0))
-    queue: RunQueue[Episode] = field(default_factory=RunQueue)
+    queue: RunQueue[BoardEpisode] = field(default_factory=RunQueue)
     is_staging: bool = False
     """A registration is under way in parts."""
     staged: deque[StagedGroup] = field(default_factory=deque)
@@ -70,14 +70,14 @@ class Run:
         return not self.is_paused and len(self.log) < self.settings.max_ready
 
     @property
-    def hold(self) -> Hold | None:
+    def hold(self) -> RunHold | None:
         """Why it is not open."""
         if self.is_open:
             return None
         if self.is_paused:
-            return Hold(Held.PAUSED, f"run {self.name!r} is paused")
+            return RunHold(ClaimBlocker.PAUSED, f"run {self.name!r} is paused")
         words = f"{len(self.log)} groups of run {self.name!r} are not committed, and its max_ready is"
-        return Hold(Held.TRAINER_BEHIND, f"{words} {self.settings.max_ready}")
+        return RunHold(ClaimBlocker.TRAINER_BEHIND, f"{words} {self.settings.max_ready}")
 
     def room_of(self, client_id: str) -> int:
         """How many more the client may hold."""
@@ -102,12 +102,13 @@ class Run:
             held=str(self.hold or ""),
         )
 
-    def queue_state(self, kind: EpisodeKind) -> QueueState:
+    def queue_state(self, kind: EpisodeKind) -> EpisodeQueueState:
         leased = sum(episode.kind is kind for episode in self.leased.values())
-        return QueueState(self.owner, self.name, kind, self.queued[kind], self._queued_since(kind), leased)
+        return EpisodeQueueState(self.owner, self.name, kind, self.queued[kind], self._queued_since(kind), leased)
 
     def _queued_since(self, kind: EpisodeKind) -> float | None:
-        """Of the oldest. Members are no older than their group, so the first groups have it: 100,000 may be queued."""
+        """Since when the oldest has been queued. Members are no older than their group, so the first groups have it:
+        100,000 may be queued."""
         oldest = math.inf
         for group in self.groups.values() if self.queued[kind] else ():
             if oldest <= group.created_at:
@@ -133,8 +134,8 @@ class Run:
         )
 
 
-class Group(msgspec.Struct, eq=False):
-    run: Run
+class BoardGroup(msgspec.Struct, eq=False):
+    run: BoardRun
     spec: NewGroup
     text: str
     """The spec as JSON, keys sorted."""
@@ -144,7 +145,7 @@ class Group(msgspec.Struct, eq=False):
     reason: str = ""
     number: int | None = None
     made: int = 0
-    members: list[Episode] = msgspec.field(default_factory=list)
+    members: list[BoardEpisode] = msgspec.field(default_factory=list)
     playing: int = 0
     """Members that are queued or leased."""
     ended: int = 0
@@ -183,14 +184,14 @@ class Group(msgspec.Struct, eq=False):
 class StagedGroup(msgspec.Struct, eq=False):
     """Complete, but for its run and the board."""
 
-    group: Group
-    episodes: list[Episode]
+    group: BoardGroup
+    episodes: list[BoardEpisode]
 
 
-class Episode(msgspec.Struct, eq=False):
+class BoardEpisode(msgspec.Struct, eq=False):
     episode_id: str
-    run: Run
-    group: Group
+    run: BoardRun
+    group: BoardGroup
     index: int
     seed: int
     created_at: float
@@ -209,15 +210,15 @@ class Episode(msgspec.Struct, eq=False):
     calls: int = 0
     sampled: int = 0
     """Tokens, in this attempt."""
-    losses: list[Loss] = msgspec.field(default_factory=list)
+    losses: list[AttemptLoss] = msgspec.field(default_factory=list)
     result: str | None = None
     # Of memory alone
     is_ready: bool = False
     """In the queue: neither in back-off nor elsewhere."""
     expires_at: float = 0.0
-    """Of a lease that ages."""
+    """When the lease expires, if it ages."""
     left_s: float = 0.0
-    """Of a lease whose run is paused."""
+    """What is left of the lease while its run is paused."""
     open_calls: int = 0
     """Model calls that run: the lease does not age."""
     armed_at: float | None = None
@@ -292,7 +293,7 @@ class Episode(msgspec.Struct, eq=False):
         )
 
 
-def queued_since(one: Episode | EpisodeInfo, attempt: int, claimed_at: float) -> float:
+def queued_since(one: BoardEpisode | EpisodeInfo, attempt: int, claimed_at: float) -> float:
     """When this attempt could first be claimed: when the episode was made, or the attempt before it was lost, and its
     back-off was over, or it was queued by hand."""
     if not one.losses and not one.not_before:

@@ -5,26 +5,28 @@ Owns: what a trainer says about its run as a whole. Never touches: groups and wh
 
 from __future__ import annotations
 
-from palestra.episodes import checks
+from palestra.episodes import validation
+from palestra.episodes.attempt_losses import lose_stale
 from palestra.episodes.errors import BoardError
-from palestra.episodes.losses import lose_stale
-from palestra.episodes.records import Run
-from palestra.episodes.state import State
+from palestra.episodes.records import BoardRun
+from palestra.episodes.state import BoardState
 from palestra.types.episodes import RunSettings
 
 
-def put(state: State, owner: str, name: str, settings: RunSettings | None, model: str | None, now: float) -> Run:
-    checks.check_id("run", name)
+def put(
+    state: BoardState, owner: str, name: str, settings: RunSettings | None, model: str | None, now: float
+) -> BoardRun:
+    validation.check_id("run", name)
     if settings is not None:
-        checks.check_settings(settings)
+        validation.check_settings(settings)
     if model is not None:
-        checks.check_model(model)
+        validation.check_model(model)
     mine = state.runs.setdefault(owner, {})
     run = mine.get(name)
     if run is None:
         if len(mine) >= state.limits.max_runs:
             raise BoardError(429, f"there are {len(mine)} runs already, and no room for more: use one of them")
-        run = Run(
+        run = BoardRun(
             owner=owner,
             name=name,
             tag=state.tag(owner, name, now),
@@ -46,12 +48,12 @@ def put(state: State, owner: str, name: str, settings: RunSettings | None, model
     return run
 
 
-def publish(state: State, run: Run, version: int, model: str, now: float) -> None:
-    checks.check_model(model)
+def publish(state: BoardState, run: BoardRun, version: int, model: str, now: float) -> None:
+    validation.check_model(model)
     if (version, model) == (run.version, run.model):
         return
     is_first = run.model is None and version == run.version
-    if not is_first and not run.version < version < checks.INT32:
+    if not is_first and not run.version < version < validation.INT32:
         raise BoardError(
             409,
             f"version {version}: run {run.name!r} has version {run.version} ({run.model}) already, and versions only"
@@ -62,7 +64,7 @@ def publish(state: State, run: Run, version: int, model: str, now: float) -> Non
     lose_stale(state, run, now)
 
 
-def pause(state: State, run: Run, now: float) -> None:
+def pause(state: BoardState, run: BoardRun, now: float) -> None:
     if run.is_paused:
         return
     for episode in run.leased.values():
@@ -71,7 +73,7 @@ def pause(state: State, run: Run, now: float) -> None:
     state.outbox.run(run)
 
 
-def resume(state: State, run: Run, now: float) -> None:
+def resume(state: BoardState, run: BoardRun, now: float) -> None:
     if not run.is_paused:
         return
     run.is_paused = False
@@ -83,6 +85,6 @@ def resume(state: State, run: Run, now: float) -> None:
     _tell_players(state, run)
 
 
-def _tell_players(state: State, run: Run) -> None:
+def _tell_players(state: BoardState, run: BoardRun) -> None:
     if run.is_open and run.queue.has(None):
         state.news.claimable.add(run.owner)

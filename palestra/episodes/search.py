@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from palestra.episodes.records import Episode, Group
+from palestra.episodes.records import BoardEpisode, BoardGroup
 from palestra.types.episodes import EpisodeInfo, EpisodeResult, EpisodeState
 
 PART = 1000  # episodes looked at in one go: some milliseconds, where 100,000 may wait
@@ -19,7 +19,7 @@ PART_SIZE = 1 << 22  # of tasks and results that are read in one go: some 10 ms,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class EpisodeSearch:
     run: str | None = None
     state: EpisodeState | None = None
     reward_min: float | None = None
@@ -35,13 +35,13 @@ class Search:
         """Counts that exist anyway tell how many there are."""
         return all(one is None for one in (self.reward_min, self.reward_below, self.error, self.task))
 
-    def has_task(self, group: Group) -> bool:
+    def has_task(self, group: BoardGroup) -> bool:
         if self.task is None:
             return True
-        task, wanted = group.spec.task, self.task.lower()
-        return any(wanted in text.lower() for text in _texts([task.id, task.environment, task.prompt, task.extras]))
+        task, words = group.spec.task, self.task.lower()
+        return any(words in text.lower() for text in _texts([task.id, task.environment, task.prompt, task.extras]))
 
-    def fits(self, episode: Episode) -> bool:
+    def fits(self, episode: BoardEpisode) -> bool:
         if self.state is not None and episode.state is not self.state:
             return False
         if self.reward_min is self.reward_below is self.error is None:
@@ -58,22 +58,22 @@ class Search:
         is_enough = self.reward_min is None or reward >= self.reward_min
         return is_enough and (self.reward_below is None or reward < self.reward_below)
 
-    def _has_error(self, episode: Episode, result: EpisodeResult | None) -> bool:
+    def _has_error(self, episode: BoardEpisode, result: EpisodeResult | None) -> bool:
         if self.error is None:
             return True
-        told = None
+        error = None
         if result is not None and result.error is not None:
-            told = f"{result.error.type}: {result.error.message}"
+            error = f"{result.error.type}: {result.error.message}"
         elif episode.state in (EpisodeState.PARKED, EpisodeState.CANCELLED) and episode.losses:
-            told = episode.losses[-1].reason
-        return told is not None and self.error.lower() in told.lower()
+            error = episode.losses[-1].reason
+        return error is not None and self.error.lower() in error.lower()
 
 
-class Searching:
+class RunningSearch:
     """A search under way. Others may be served between two steps: each episode is told as it was when looked at."""
 
-    def __init__(self, groups: Sequence[Group], wanted: Search, *, limit: int | None, offset: int):
-        self._wanted, self._from, self._to = wanted, offset, math.inf if limit is None else offset + limit
+    def __init__(self, groups: Sequence[BoardGroup], search: EpisodeSearch, *, limit: int | None, offset: int):
+        self._search, self._from, self._to = search, offset, math.inf if limit is None else offset + limit
         # Those of a group that is committed meanwhile, too: it lets go of them then.
         self._left = self._members([(group, group.members) for group in groups])
         self._read = 0
@@ -96,19 +96,19 @@ class Searching:
         taken, self.found = self.found, []
         return taken
 
-    def _look_at(self, member: Episode) -> None:
+    def _look_at(self, member: BoardEpisode) -> None:
         self._read += len(member.result or "")
-        if not self._wanted.fits(member):
+        if not self._search.fits(member):
             return
         if self._from <= self.total < self._to:
             self.found.append(member.info())
         self.total += 1
 
-    def _members(self, groups: Sequence[tuple[Group, list[Episode]]]) -> Iterator[Episode | None]:
+    def _members(self, groups: Sequence[tuple[BoardGroup, list[BoardEpisode]]]) -> Iterator[BoardEpisode | None]:
         """None for a group whose task is another: to look at it takes time, too."""
         for group, members in groups:
-            self._read += 0 if self._wanted.task is None else len(group.text)
-            if self._wanted.has_task(group):
+            self._read += 0 if self._search.task is None else len(group.text)
+            if self._search.has_task(group):
                 yield from members
             else:
                 yield None

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from palestra.episodes import delivery, groups, interventions
 from palestra.episodes.errors import BoardError
-from palestra.episodes.records import Run
-from palestra.episodes.state import State
+from palestra.episodes.records import BoardRun
+from palestra.episodes.state import BoardState
 from palestra.types.episodes import NewGroup, Registered
 
 T = TypeVar("T")
@@ -26,14 +26,14 @@ Parts = Generator[None, None, T]
 PART = 1000  # episodes: some 20 ms of the loop, and 30 of the disk
 
 
-def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> Parts[list[Registered]]:
+def register(state: BoardState, run: BoardRun, new_groups: Sequence[NewGroup], now: float) -> Parts[list[Registered]]:
     groups.check_not_staging(run)
     run.is_staging = True
     state.outbox.run(run)
     is_counted = False
     try:
-        new: dict[str, groups.Vetted] = {}
-        for number, group in enumerate(asked, 1):
+        new: dict[str, groups.CheckedGroup] = {}
+        for number, group in enumerate(new_groups, 1):
             groups.vet(state, run, group, new)
             if number % PART == 0:
                 yield from _stop(state, run)
@@ -51,7 +51,7 @@ def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> P
         while run.staged:
             yield from _stop(state, run)
             _show_some(state, run, now)
-        return groups.answers(run, asked, set(new))
+        return groups.answers(run, new_groups, set(new))
     finally:
         run.is_staging = False
         if _is_there(state, run):
@@ -61,7 +61,7 @@ def register(state: State, run: Run, asked: Sequence[NewGroup], now: float) -> P
         groups.forget_staged(state, run)
 
 
-def commit(state: State, run: Run, cursor: int, now: float) -> Parts[None]:
+def commit(state: BoardState, run: BoardRun, cursor: int, now: float) -> Parts[None]:
     """Each part is a commit of its own, up to an earlier cursor."""
     delivery.check_known(run, "cursor", cursor)
     while run.committed < cursor:
@@ -75,7 +75,7 @@ def commit(state: State, run: Run, cursor: int, now: float) -> Parts[None]:
 
 
 def cancel(
-    state: State, run: Run, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
+    state: BoardState, run: BoardRun, episode_ids: Sequence[str], group_ids: Sequence[str], reason: str, now: float
 ) -> Parts[int]:
     """Groups in parts; those of a name that is unknown are refused before the first."""
     chosen, episodes = interventions.chosen(state, run, episode_ids, group_ids)
@@ -97,17 +97,17 @@ def at_once(parts: Parts[T]) -> T:
             return end.value
 
 
-def _stop(state: State, run: Run) -> Parts[None]:
+def _stop(state: BoardState, run: BoardRun) -> Parts[None]:
     yield
     if not _is_there(state, run):
         raise BoardError(404, f"run {run.name!r} was deleted meanwhile", code="unknown")
 
 
-def _is_there(state: State, run: Run) -> bool:
+def _is_there(state: BoardState, run: BoardRun) -> bool:
     return state.runs.get(run.owner, {}).get(run.name) is run
 
 
-def _show_some(state: State, run: Run, now: float) -> None:
+def _show_some(state: BoardState, run: BoardRun, now: float) -> None:
     size = 0
     while run.staged and size < PART:
         staged = run.staged.popleft()

@@ -5,48 +5,48 @@ Owns: moves of episodes with everything that is counted and indexed by them. Nev
 
 from __future__ import annotations
 
-from palestra.episodes import checks
-from palestra.episodes.claims import Claims
+from palestra.episodes import validation
+from palestra.episodes.board_events import BoardEvents, OpenLease
+from palestra.episodes.claims import ClaimHistory
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import Limits
-from palestra.episodes.news import News, OpenLease
+from palestra.episodes.fair_shares import StrideScheduler
+from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.outbox import Outbox
-from palestra.episodes.records import Episode, Group, Run
-from palestra.episodes.shares import Shares
+from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
 from palestra.episodes.timers import Timers
 from palestra.episodes.tombstones import Tombstones
-from palestra.types.episodes import MOVES, EpisodeState, Loss
+from palestra.types.episodes import MOVES, AttemptLoss, EpisodeState
 
 S = EpisodeState
 PLAYING = (S.QUEUED, S.LEASED)
 
 
-class State:
-    def __init__(self, limits: Limits, salt: bytes) -> None:
+class BoardState:
+    def __init__(self, limits: EpisodeLimits, salt: bytes) -> None:
         self.limits, self.salt = limits, salt
-        self.runs: dict[str, dict[str, Run]] = {}
+        self.runs: dict[str, dict[str, BoardRun]] = {}
         """By owner and name."""
-        self.episodes: dict[str, Episode] = {}
-        self.waiting: dict[str, dict[str, Run]] = {}
+        self.episodes: dict[str, BoardEpisode] = {}
+        self.waiting: dict[str, dict[str, BoardRun]] = {}
         """By owner: runs with something in their queues."""
-        self.shares = Shares()
-        self.claims = Claims(limits)
+        self.shares = StrideScheduler()
+        self.claims = ClaimHistory(limits)
         self.timers = Timers()
         self.outbox = Outbox()
         self.tombstones = Tombstones(limits, self.outbox)
-        self.news = News()
+        self.news = BoardEvents()
 
     def tag(self, owner: str, name: str, created_at: float) -> str:
         """No other run has it, in this database or another one, nor had one of this name that was deleted."""
-        return checks.digest(self.salt.hex(), owner, name, repr(created_at), size=8).hex()
+        return validation.digest(self.salt.hex(), owner, name, repr(created_at), size=8).hex()
 
-    def run(self, owner: str, name: str) -> Run:
+    def run(self, owner: str, name: str) -> BoardRun:
         run = self.runs.get(owner, {}).get(name)
         if run is None:
             raise BoardError(404, f"no run {name[:128]!r}: PUT /episodes/v1/runs/<its name> makes it", code="unknown")
         return run
 
-    def episode(self, owner: str, episode_id: str) -> Episode:
+    def episode(self, owner: str, episode_id: str) -> BoardEpisode:
         episode = self.episodes.get(episode_id)
         if episode is None or episode.run.owner != owner:
             raise BoardError(
@@ -54,13 +54,13 @@ class State:
             )
         return episode
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: BoardEpisode) -> None:
         """As it is: new, or restored."""
         self.episodes[episode.episode_id] = episode
         episode.group.members.append(episode)
         self._count(episode, +1)
 
-    def remove(self, group: Group) -> None:
+    def remove(self, group: BoardGroup) -> None:
         """A group that is over, with its episodes."""
         members, group.members = group.members, []  # each holds the other: only the collector would free them
         for episode in members:
@@ -70,7 +70,7 @@ class State:
         del group.run.groups[group.spec.group_id]
         self.outbox.group(group, is_gone=True)
 
-    def move(self, episode: Episode, to: EpisodeState) -> None:
+    def move(self, episode: BoardEpisode, to: EpisodeState) -> None:
         if to not in MOVES[episode.state]:
             raise RuntimeError(f"episode {episode.episode_id} cannot move from {episode.state} to {to}")
         if episode.state is S.LEASED:
@@ -85,7 +85,7 @@ class State:
         self._count(episode, +1)
         self.outbox.episode(episode)
 
-    def queue(self, episode: Episode, now: float) -> None:
+    def queue(self, episode: BoardEpisode, now: float) -> None:
         """One that is queued: now, or when its back-off is over."""
         if episode.not_before > now:
             self.timers.watch_backoff(episode)
@@ -95,38 +95,38 @@ class State:
         self.waiting.setdefault(run.owner, {})[run.name] = run
         self.news.claimable.add(run.owner)
 
-    def unqueue(self, episode: Episode) -> None:
+    def unqueue(self, episode: BoardEpisode) -> None:
         episode.run.queue.discard(episode)
         self.forget_idle(episode.run)
 
-    def forget_idle(self, run: Run) -> None:
+    def forget_idle(self, run: BoardRun) -> None:
         if not run.queue.has(None):
             self.waiting.get(run.owner, {}).pop(run.name, None)
 
-    def open_lease(self, episode: Episode) -> None:
-        """Of one that has moved there, or is restored there."""
+    def open_lease(self, episode: BoardEpisode) -> None:
+        """Notes the lease of an episode that has become leased, or is restored as such."""
         run = episode.run
         run.leased[episode.episode_id] = episode
         run.holders[episode.client_id] = run.holders.get(episode.client_id, 0) + 1
         self.claims.add(episode)
 
-    def renew(self, episode: Episode, now: float) -> None:
+    def renew(self, episode: BoardEpisode, now: float) -> None:
         if episode.run.is_paused:
             episode.left_s = episode.lease_s
         else:
             episode.expires_at = now + episode.lease_s
             self.timers.watch_lease(episode)
 
-    def note_loss(self, episode: Episode, reason: str, now: float) -> None:
-        loss = Loss(attempt=episode.attempt, at=now, reason=reason, client_id=episode.client_id)
+    def note_loss(self, episode: BoardEpisode, reason: str, now: float) -> None:
+        loss = AttemptLoss(attempt=episode.attempt, at=now, reason=reason, client_id=episode.client_id)
         episode.losses = [*episode.losses, loss][-self.limits.max_losses :]  # a new one: rows have the old
 
-    def _close_lease(self, episode: Episode) -> None:
+    def _close_lease(self, episode: BoardEpisode) -> None:
         run = episode.run
         del run.leased[episode.episode_id]
-        held = run.holders.pop(episode.client_id) - 1
-        if held:
-            run.holders[episode.client_id] = held
+        remaining = run.holders.pop(episode.client_id) - 1
+        if remaining:
+            run.holders[episode.client_id] = remaining
         if run.settings.client_share < 1 and run.queue.has(None):
             self.news.claimable.add(run.owner)  # its client may have waited for that
         self.claims.remove(episode)
@@ -135,7 +135,7 @@ class State:
         lease = OpenLease(run.owner, run.name, episode.client_id, episode.ref, episode.claimed_at or 0.0)
         self.news.over.append(lease)
 
-    def _count(self, episode: Episode, by: int) -> None:
+    def _count(self, episode: BoardEpisode, by: int) -> None:
         group = episode.group
         group.run.counts[episode.state] += by
         if episode.state is S.QUEUED:

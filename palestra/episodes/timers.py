@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator
 from itertools import count
 
-from palestra.episodes.records import Episode, Group
+from palestra.episodes.records import BoardEpisode, BoardGroup
 from palestra.types.episodes import EpisodeState, GroupState
 
 SLACK = 1024  # entries before it is worth looking for dead ones
 
-Entry = tuple[float, int, int, int, Episode | Group]
+Entry = tuple[float, int, int, int, BoardEpisode | BoardGroup]
 """When; at the same time in the order of registration, deadlines first; a tie-break; what."""
 
 
@@ -27,20 +27,20 @@ class Timers:
         self.earliest = math.inf
         """Nothing is due before it: as `next`, but dead ones count, too."""
 
-    def watch_lease(self, episode: Episode) -> None:
+    def watch_lease(self, episode: BoardEpisode) -> None:
         """One entry for each lease: a beat only moves its end, and the entry follows when it is due."""
         if episode.armed_at is None or episode.armed_at > episode.expires_at:
             episode.armed_at = episode.expires_at
             self._push(episode.expires_at, episode)
 
-    def watch_backoff(self, episode: Episode) -> None:
+    def watch_backoff(self, episode: BoardEpisode) -> None:
         self._push(episode.not_before, episode)
 
-    def watch_deadline(self, group: Group) -> None:
+    def watch_deadline(self, group: BoardGroup) -> None:
         if group.deadline is not None:
             self._push(group.deadline, group)
 
-    def due(self, now: float) -> Iterator[Episode | Group]:
+    def due(self, now: float) -> Iterator[BoardEpisode | BoardGroup]:
         """Leases that are over, episodes whose back-off is, open groups whose deadline has passed: by time. What is
         added meanwhile comes too."""
         while self._heap and self._heap[0][0] <= now:
@@ -48,7 +48,7 @@ class Timers:
             if not _is_live(entry):
                 continue
             when, what = entry[0], entry[-1]
-            if isinstance(what, Episode) and what.state is EpisodeState.LEASED:
+            if isinstance(what, BoardEpisode) and what.state is EpisodeState.LEASED:
                 what.armed_at = None
                 if not what.does_age:
                     continue  # watched again when it ages again
@@ -62,8 +62,8 @@ class Timers:
             self._pop()
         return self._heap[0][0] if self._heap else None
 
-    def _push(self, when: float, what: Episode | Group) -> None:
-        group, index = (what, -1) if isinstance(what, Group) else (what.group, what.index)
+    def _push(self, when: float, what: BoardEpisode | BoardGroup) -> None:
+        group, index = (what, -1) if isinstance(what, BoardGroup) else (what.group, what.index)
         heapq.heappush(self._heap, (when, group.serial, index, next(self._pushes), what))
         if len(self._heap) >= self._look_at:
             self._heap = [entry for entry in self._heap if _is_live(entry)]
@@ -79,7 +79,7 @@ class Timers:
 
 def _is_live(entry: Entry) -> bool:
     when, what = entry[0], entry[-1]
-    if isinstance(what, Group):
+    if isinstance(what, BoardGroup):
         return what.state is GroupState.OPEN
     if what.state is EpisodeState.LEASED:
         return what.armed_at == when

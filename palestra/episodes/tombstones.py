@@ -9,13 +9,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from palestra.episodes.limits import Limits
+from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.outbox import Outbox
 from palestra.types.episode_rows import Tombstone
 
 
 class Tombstones:
-    def __init__(self, limits: Limits, outbox: Outbox) -> None:
+    def __init__(self, limits: EpisodeLimits, outbox: Outbox) -> None:
         self._limits, self._outbox = limits, outbox
         self._stones: OrderedDict[str, Tombstone] = OrderedDict()
         """The oldest first."""

@@ -18,19 +18,19 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 
-from palestra.environments.gym.directory import Directory
-from palestra.gym.bridge_results import Decoder, Reader, RowFailed, RowUnreachable
+from palestra.environments.gym.directory import ServerDirectory
+from palestra.gym.bridge_results import BridgeResultReader, BridgeRowFailed, RowUnreachable, TokenDecoder
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.collect.collection import play_all
-from palestra.gym.collect.playing import Patience, Played, RowPlayer
+from palestra.gym.collect.playing import PlayedRow, RetryPolicy, RowPlayer
 from palestra.gym.collect.rows import Row, agent_of
-from palestra.gym.config import Ports, load_gym
+from palestra.gym.config import ReservedPorts, load_gym
 from palestra.gym.errors import GymError, ServerStartError
 from palestra.gym.records import ROW_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, TASK_INDEX
-from palestra.types.gym_failures import FINAL, Failure, FailureClass
+from palestra.types.gym_failures import FINAL, FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,11 @@ SERVERS_OWN = frozenset(FailureClass) - FINAL - {FailureClass.BAD_ANSWER, Failur
 class GymBridge:
     """Starts its gym when it is first needed, and again after `shutdown`. One event loop."""
 
-    def __init__(self, config: JsonMapping, tell: Callable[[str], None] = log.info) -> None:
+    def __init__(self, config: JsonMapping, report: Callable[[str], None] = log.info) -> None:
         """Raises GymConfigError. `tell` hears what servers print, and what becomes of them."""
         self._settings = read_bridge_settings(config)
-        self._tell = tell
-        self._reader = Reader(self._settings)
+        self._report = report
+        self._reader = BridgeResultReader(self._settings)
         self._stack: AsyncExitStack | None = None
         self._starting = asyncio.Lock()  # two callers, one gym
         self._supervisor: Supervisor | None = None
@@ -73,7 +73,7 @@ class GymBridge:
         if ill:
             raise ServerStartError(f"not healthy: {', '.join(ill)}")
 
-    def set_tokenizer(self, tokenizer: Decoder | None) -> None:
+    def set_tokenizer(self, tokenizer: TokenDecoder | None) -> None:
         """For texts beside the ids; without one there are none."""
         self._reader.tokenizer = tokenizer
 
@@ -91,7 +91,7 @@ class GymBridge:
                 left -= 1
                 with clock:
                     result = self._read(one, counted)
-                yield one.row[ROW_INDEX], result, None if left else clock.told(timer_prefix, counted)
+                yield one.row[ROW_INDEX], result, None if left else clock.sent(timer_prefix, counted)
 
     async def shutdown(self) -> None:
         async with self._starting:
@@ -99,17 +99,17 @@ class GymBridge:
             if stack is not None:
                 await stack.aclose()
 
-    def _read(self, played: Played, counted: Counter[str]) -> JsonObject:
+    def _read(self, played: PlayedRow, counted: Counter[str]) -> JsonObject:
         self._count("rows", counted)
         if played.result is not None:
             try:
                 result, flaw = self._reader.read(played.result)
-            except RowFailed as error:
-                return self._given_up(Failure.of(FailureClass.BAD_ANSWER, str(error)).fields(), counted)
+            except BridgeRowFailed as error:
+                return self._given_up(RowFailure.of(FailureClass.BAD_ANSWER, str(error)).fields(), counted)
             if flaw is not None:
                 self._count(f"masked_{flaw}", counted)
             return result
-        not_kept = Failure.of(FailureClass.NOT_KEPT, "its agent does not want it kept").fields()
+        not_kept = RowFailure.of(FailureClass.NOT_KEPT, "its agent does not want it kept").fields()
         return self._given_up(played.failures[-1] if played.failures else not_kept, counted)
 
     def _given_up(self, failure: JsonMapping, counted: Counter[str]) -> JsonObject:
@@ -125,15 +125,15 @@ class GymBridge:
 
     async def _started(self) -> AsyncExitStack:
         async with AsyncExitStack() as stack:
-            ports = stack.enter_context(Ports())
-            config = load_gym(self._settings.sources(), ports=ports, tell=self._tell)
-            self._supervisor = await stack.enter_async_context(Supervisor(config, ports, self._tell))
+            ports = stack.enter_context(ReservedPorts())
+            config = load_gym(self._settings.sources(), ports=ports, report=self._report)
+            self._supervisor = await stack.enter_async_context(Supervisor(config, ports, self._report))
             await self._supervisor.ready()
             self._watching = asyncio.create_task(self._supervisor.run(), name="bridge-watch")
             stack.callback(self._watching.cancel)
             client = await stack.enter_async_context(HttpClient())
-            directory = await Directory.of_head(client, self._supervisor.head_url)
-            patience = Patience(attempts=self._settings.attempts, run_limit_s=self._settings.row_timeout_s)
+            directory = await ServerDirectory.of_head(client, self._supervisor.head_url)
+            patience = RetryPolicy(attempts=self._settings.attempts, run_limit_s=self._settings.row_timeout_s)
             self._player = RowPlayer(client, directory, patience)
             return stack.pop_all()
 
@@ -152,7 +152,7 @@ class _Clock:
     def __exit__(self, *_: object) -> None:
         self._reading_s += time.perf_counter() - self._entered
 
-    def told(self, prefix: str, counted: Mapping[str, int]) -> dict[str, float]:
+    def sent(self, prefix: str, counted: Mapping[str, int]) -> dict[str, float]:
         total_s = time.perf_counter() - self._began
         times = {
             "await_results": total_s - self._reading_s,
@@ -187,4 +187,4 @@ def _is_well(instance: JsonMapping) -> bool:
 def _as_error(failure: JsonMapping) -> GymError:
     kind = failure[FAILURE_CLASS]
     text = f"{kind}: {failure.get(FAILURE_REASON) or failure}"
-    return RowUnreachable(text) if kind in SERVERS_OWN else RowFailed(text)
+    return RowUnreachable(text) if kind in SERVERS_OWN else BridgeRowFailed(text)

@@ -19,7 +19,7 @@ import ray  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
 
 from palestra.gym.bridge import GymBridge, Streamed
-from palestra.gym.bridge_results import Decoder
+from palestra.gym.bridge_results import TokenDecoder
 from palestra.gym.collect.rows import Row
 from palestra.gym.records import ROW_INDEX
 from palestra.util.json_types import JsonMapping
@@ -42,7 +42,7 @@ class NemoGym:
     async def health_check(self) -> None:
         await self._bridge.health_check()
 
-    async def set_tokenizer(self, tokenizer: Decoder | None) -> None:
+    async def set_tokenizer(self, tokenizer: TokenDecoder | None) -> None:
         self._bridge.set_tokenizer(tokenizer)
 
     # Not tried again by Ray: it would skip as many results as it has handed on, and they come in another order.

@@ -37,9 +37,9 @@ async def in_order(stream: AsyncIterable[Streamed], count: int) -> tuple[list[Re
     """All results in the order of their rows, and the timing. Raises BrokenStream."""
     found: dict[int, Result] = {}
     timing: dict[str, float] = {}
-    async for index, result, told in stream:
+    async for index, result, item in stream:
         _put(found, index, result, count)
-        timing = told or timing
+        timing = item or timing
     _check_whole(found, count)
     return [found[index] for index in range(count)], timing
 

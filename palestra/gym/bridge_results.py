@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from palestra.environments.gym.calls import Flaw, ModelCall, model_calls
+from palestra.environments.gym.calls import GymModelCall, TokenIdFlaw, model_calls
 from palestra.gym.bridge_settings import BridgeSettings
 from palestra.gym.errors import GymConfigError, GymError
 from palestra.types.gym import FAILURE_CLASS, MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
@@ -24,28 +24,28 @@ NO_TURN = "no_generation"
 """A result in which the model has said nothing: its prompt may be longer than the model's context."""
 
 
-class RowFailed(GymError):
+class BridgeRowFailed(GymError):
     """A row came to nothing. One text, so that it travels between processes."""
 
 
-class RowUnreachable(RowFailed):
+class RowUnreachable(BridgeRowFailed):
     """It was the servers: the same row may well be played later."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """A tokenizer, as far as it is needed: for texts beside the ids."""
 
     def batch_decode(self, sequences: list[list[int]]) -> list[str]: ...
 
 
-class Reader:
+class BridgeResultReader:
     """Reads the results of one bridge."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         """Raises GymConfigError."""
         self._settings = settings
         self._torch = _torch() if settings.has_tensors else None
-        self.tokenizer: Decoder | None = None
+        self.tokenizer: TokenDecoder | None = None
 
     def read(self, result: JsonObject) -> tuple[JsonObject, str | None]:
         """NeMo RL's result, and the flaw that has masked it. Changes the given one: ids make room for texts. Raises
@@ -53,12 +53,12 @@ class Reader:
         response = result.get("response")
         output = response.get("output") if isinstance(response, Mapping) else None
         found = model_calls(output if isinstance(output, list) else [])
-        if found.flaw is Flaw.NO_LOGPROB or (found.flaw is not None and self._settings.is_strict):
-            raise RowFailed(found.why)
+        if found.flaw is TokenIdFlaw.NO_LOGPROB or (found.flaw is not None and self._settings.is_strict):
+            raise BridgeRowFailed(found.why)
         flaw = found.flaw or (None if found.calls else NO_TURN)
         _check_reward(result.get("reward"))
         if flaw == NO_TURN and self._settings.is_strict:
-            raise RowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
+            raise BridgeRowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
         log = [message for call in found.calls for message in self._messages(call)]
         self._write_texts(found.calls)
         for item in output or ():
@@ -78,8 +78,8 @@ class Reader:
         full.setdefault(MASK_REASON, failure.get(FAILURE_CLASS))
         return {"message_log": log, "input_message_log": log[:1], "full_result": full}
 
-    def _messages(self, call: ModelCall) -> list[Message]:
-        text, is_reasoning = _said(call.item)
+    def _messages(self, call: GymModelCall) -> list[Message]:
+        text, is_reasoning = _message_text(call.item)
         tags = self._settings.thoughts
         is_malformed = any(text.count(tag) > 1 if is_reasoning else tag in text for tag in tags)
         return [
@@ -103,7 +103,7 @@ class Reader:
             {"role": "assistant", "content": "", **said, **flags},
         ]
 
-    def _write_texts(self, calls: Sequence[ModelCall]) -> None:
+    def _write_texts(self, calls: Sequence[GymModelCall]) -> None:
         """What was read and said, beside ids nobody can read. Without a tokenizer there are none."""
         if self.tokenizer is None or not calls:
             return
@@ -135,7 +135,7 @@ def _torch() -> Any:
 
 def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise RowFailed(f"its reward is no number: {str(reward)[:100]}")
+        raise BridgeRowFailed(f"its reward is no number: {str(reward)[:100]}")
 
 
 def _drop_ids(item: JsonObject) -> None:
@@ -143,7 +143,7 @@ def _drop_ids(item: JsonObject) -> None:
         item.pop(field, None)
 
 
-def _said(item: JsonMapping) -> tuple[str, bool]:
+def _message_text(item: JsonMapping) -> tuple[str, bool]:
     """The text of the last thing said in a call, and whether that is thinking."""
     is_reasoning = item.get("type") == "reasoning"
     parts = item.get("summary") if is_reasoning else item.get("content")

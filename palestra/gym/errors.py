@@ -6,7 +6,7 @@ Owns: the error tree, and which failure of a rollout each of them is. Never touc
 from __future__ import annotations
 
 from palestra.environments.gym.errors import GymError
-from palestra.types.gym_failures import Failure, FailureClass, is_refusal, plain_words
+from palestra.types.gym_failures import FailureClass, RowFailure, is_refusal, plain_words
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
@@ -31,7 +31,7 @@ class UnreachableServer(GymError):
     def __init__(self, name: str, reason: str, kind: FailureClass = FailureClass.SERVER_UNREACHABLE) -> None:
         super().__init__(f"{name}: {reason}")
         self.name = name
-        self.failure = Failure.of(kind, str(self))
+        self.failure = RowFailure.of(kind, str(self))
 
 
 class PeerFailed(GymError):
@@ -42,7 +42,7 @@ class PeerFailed(GymError):
         if kind is None:
             self.failure = answer_failure(name, path, status, body)
         else:
-            self.failure = Failure.of(kind, f"{name}{path} answered {status}: {plain_words(body)}", status)
+            self.failure = RowFailure.of(kind, f"{name}{path} answered {status}: {plain_words(body)}", status)
         super().__init__(self.failure.reason)
         self.name = name
         self.status = status
@@ -54,7 +54,7 @@ class BadReply(GymError, ValueError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.failure = Failure.of(FailureClass.BAD_ANSWER, reason)
+        self.failure = RowFailure.of(FailureClass.BAD_ANSWER, reason)
 
 
 class RolloutTimeout(GymError):
@@ -62,7 +62,7 @@ class RolloutTimeout(GymError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.failure = Failure.of(FailureClass.TIMEOUT, reason)
+        self.failure = RowFailure.of(FailureClass.TIMEOUT, reason)
 
 
 class BadCall(GymError):
@@ -79,16 +79,16 @@ class UnknownSession(GymError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.failure = Failure.of(FailureClass.SESSION_LOST, reason)
+        self.failure = RowFailure.of(FailureClass.SESSION_LOST, reason)
 
 
 class JudgeError(GymError):
     """A judge gave no verdict. The row goes to the failures, it is no wrong answer."""
 
 
-def answer_failure(name: str, path: str, status: int, body: bytes) -> Failure:
+def answer_failure(name: str, path: str, status: int, body: bytes) -> RowFailure:
     """The failure that a server's error answer stands for."""
-    return Failure.answered(f"{name}{path}", status, body, _kind_of(path, status))
+    return RowFailure.answered(f"{name}{path}", status, body, _kind_of(path, status))
 
 
 def _kind_of(path: str, status: int) -> FailureClass:
@@ -120,5 +120,5 @@ class BadAnswer(PeerFailed):
     def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
         super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)
         told = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
-        self.failure = Failure.of(FailureClass.BAD_ANSWER, told)
+        self.failure = RowFailure.of(FailureClass.BAD_ANSWER, told)
         self.args = (told,)

@@ -35,18 +35,18 @@ def head_app(
     """`instances` gives the list of servers as it is now, `is_ready` whether all are healthy."""
 
     async def health(_: Request) -> Response:
-        return _told({"status": "ok"})
+        return _described({"status": "ok"})
 
     async def readyz(_: Request) -> Response:
-        return _told({"status": "ok"}) if is_ready() else _told({"status": "starting"}, 503)
+        return _described({"status": "ok"}) if is_ready() else _described({"status": "starting"}, 503)
 
     async def server_instances(_: Request) -> Response:
-        return _told(instances())
+        return _described(instances())
 
     async def global_config(request: Request) -> Response:
         if not (_is_from_here(request) or _has_key(request, admin_key)):
             raise HTTPException(401, NO_KEY, {"www-authenticate": "Bearer"})
-        return _told(to_yaml(config.settings))
+        return _described(to_yaml(config.settings))
 
     routes = [
         *(Route(path, health) for path in HEALTH),
@@ -57,7 +57,7 @@ def head_app(
     return Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
 
-def _told(body: object, status: int = 200) -> Response:
+def _described(body: object, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 

@@ -18,12 +18,12 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from palestra.gym.errors import GymConfigError, GymError
-from palestra.gym.front import Front
+from palestra.gym.http_app import GymHttpApp
 from palestra.gym.peers import GymPeers
 from palestra.gym.records import ServerInstance
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
-from palestra.gym.start import BAD_CODE, BAD_SETTINGS, Start, read_start
+from palestra.gym.start import BAD_CODE, BAD_SETTINGS, ProcessStart, read_start
 from palestra.net.serving import HttpServer
 
 KEEP_ALIVE_S = 30  # NeMo Gym's
@@ -32,7 +32,7 @@ CLOSE_S = 2.0  # for what a server does after its last call
 FILES = 65535
 
 
-class CannotServe(GymError):
+class GymHostError(GymError):
     """A server of ours cannot be made or opened."""
 
     def __init__(self, name: str, error: Exception) -> None:
@@ -53,7 +53,7 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(start))
-    except CannotServe as error:
+    except GymHostError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         logging.error("cannot serve %s", error)
@@ -61,7 +61,7 @@ def main() -> int:
     return 0
 
 
-async def _run(start: Start) -> None:
+async def _run(start: ProcessStart) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -87,9 +87,9 @@ def _made(instances: list[ServerInstance], peers: GymPeers) -> list[GymServer]:
         except GymConfigError as error:
             mistakes[instance.name] = error
         except Exception as error:  # a server's own code, told by its name
-            raise CannotServe(instance.name, error) from error
+            raise GymHostError(instance.name, error) from error
     if mistakes:
-        raise CannotServe(", ".join(mistakes), GymConfigError("\n".join(map(str, mistakes.values()))))
+        raise GymHostError(", ".join(mistakes), GymConfigError("\n".join(map(str, mistakes.values()))))
     return made
 
 
@@ -97,7 +97,7 @@ async def _opened(server: GymServer) -> None:
     try:
         await server.open()
     except Exception as error:  # a server's own code, told by its name
-        raise CannotServe(server.name, error) from error
+        raise GymHostError(server.name, error) from error
 
 
 async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asyncio.Event) -> None:
@@ -114,7 +114,7 @@ async def _serve(servers: list[tuple[GymServer, int]], secret: str, stop: asynci
 
 def _front(server: GymServer, secret: str) -> HttpServer:
     return HttpServer(
-        Front(server, secret),
+        GymHttpApp(server, secret),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -137,9 +137,9 @@ async def _close(servers: list[GymServer]) -> None:
 
 def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 if __name__ == "__main__":

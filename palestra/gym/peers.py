@@ -2,8 +2,8 @@
 
 Owns: finding a server, time limits, bounded retries, connections. Never touches: what is said.
 
-Within the process a call goes through the same door as over HTTP, with the same cookies and the same errors, but its
-body and its answer are handed over as they are.
+Within the process a call goes through the same endpoint as over HTTP, with the same cookies and the same errors, but
+its body and its answer are handed over as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Iterable
 from typing import Self
 
-from palestra.gym.door import ROLLOUT_PREFIX, Door
+from palestra.gym.endpoint import ROLLOUT_PREFIX, ServerEndpoint
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies, encoded
+from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse, encoded
 from palestra.net.http_client import CallFailed, HttpClient, NoConnection
 from palestra.types.gym_failures import FailureClass
 from palestra.util.json_types import JsonMapping
@@ -38,7 +38,7 @@ class GymPeers:
 
     def __init__(self, config: GymConfig, local: Iterable[GymServer] = ()) -> None:
         self._config = config
-        self._doors: dict[str, Door] = {}
+        self._doors: dict[str, ServerEndpoint] = {}
         self._client = HttpClient(
             max_connections=int(config.settings.get("global_aiohttp_connector_limit", CONNECTIONS)),
             max_connections_per_host=int(
@@ -59,7 +59,7 @@ class GymPeers:
 
     def add(self, server: GymServer) -> None:
         """It runs in this process. Servers need their peers to be made, so they come one after another."""
-        self._doors[server.name] = Door(server, self._config.secret)
+        self._doors[server.name] = ServerEndpoint(server, self._config.secret)
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,15 +69,15 @@ class GymPeers:
 
     async def post(
         self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
-    ) -> Answer:
-        door = self._doors.get(name)
+    ) -> GymResponse:
+        endpoint = self._doors.get(name)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        if door is None:
+        if endpoint is None:
             return await self._post_far(self._instance(name), path, body, cookies, limit_s)
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
-                return await door.answer(Call(path=path, body=body, cookies=cookies or NO_COOKIES))
+                return await endpoint.answer(GymRequest(path=path, body=body, cookies=cookies or NO_COOKIES))
         except TimeoutError:
             if limit.expired():
                 raise _too_late(name, path, limit_s) from None
@@ -94,7 +94,7 @@ class GymPeers:
 
     async def _post_far(
         self, peer: ServerInstance, path: str, body: object, cookies: Cookies | None, limit_s: float
-    ) -> Answer:
+    ) -> GymResponse:
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:
@@ -106,7 +106,7 @@ class GymPeers:
 
     async def _persist(
         self, peer: ServerInstance, path: str, data: bytes, cookies: Cookies | None, may_repeat: bool
-    ) -> Answer:
+    ) -> GymResponse:
         """A server that is being started again refuses connections for a while: nothing has begun, so it is asked
         again. A connection that breaks later may have begun something."""
         now = asyncio.get_running_loop().time
@@ -114,7 +114,7 @@ class GymPeers:
         while True:
             try:
                 reply = await self._client.post(peer.url + path, data, cookies=cookies)
-                return Answer(
+                return GymResponse(
                     status=reply.status, body=reply.body, cookies=reply.cookies, content_type=reply.content_type
                 )
             except NoConnection as error:

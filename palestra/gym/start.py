@@ -21,21 +21,21 @@ BAD_SETTINGS, BAD_CODE = 78, 70
 """Exit codes of a process that would fail again however often it is started (EX_CONFIG, EX_SOFTWARE)."""
 
 
-class Start(Struct, frozen=True, kw_only=True):
+class ProcessStart(Struct, frozen=True, kw_only=True):
     config: GymConfig
     sockets: dict[str, int]
     """File descriptors, listening, by the name of the server: those of this process."""
 
 
-def to_bytes(start: Start) -> bytes:
+def to_bytes(start: ProcessStart) -> bytes:
     body = msgspec.msgpack.encode(start, enc_hook=_to_plain)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
-def read_start(pipe: BinaryIO) -> Start:
+def read_start(pipe: BinaryIO) -> ProcessStart:
     """Raises EOFError where the starter is gone already."""
     length = int.from_bytes(_exactly(pipe, LENGTH_BYTES), "big")
-    return msgspec.msgpack.decode(_exactly(pipe, length), type=Start, dec_hook=_from_plain)
+    return msgspec.msgpack.decode(_exactly(pipe, length), type=ProcessStart, dec_hook=_from_plain)
 
 
 def _exactly(pipe: BinaryIO, size: int) -> bytes:

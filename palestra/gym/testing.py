@@ -24,43 +24,45 @@ from palestra.gym.peers import GymPeers
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.registry import load_class
 from palestra.gym.servers.base import GymServer
-from palestra.gym.wire import Answer, Call, encoded
+from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
 
-Script = Callable[[Call], Any]
+Script = Callable[[GymRequest], Any]
 """What a peer does with a call: it returns the body of its answer, or an Answer."""
 
 
-class Opened:
+class OpenedServer:
     """A server, and the loop it lives on."""
 
     def __init__(self, server: GymServer, peers: GymPeers, runner: asyncio.Runner) -> None:
         self.server = server
         self._peers, self._runner = peers, runner
 
-    def caller(self) -> Caller:
-        return Caller(self)
+    def caller(self) -> SessionCaller:
+        return SessionCaller(self)
 
-    def post(self, path: str, body: object, cookies: Mapping[str, str]) -> Answer:
+    def post(self, path: str, body: object, cookies: Mapping[str, str]) -> GymResponse:
         return self._runner.run(self._peers.post(self.server.name, path, body, cookies=cookies))
 
-    def look(self, path: str) -> Answer | None:
+    def look(self, path: str) -> GymResponse | None:
         return self._runner.run(self.server.look(path))
 
 
-class Caller:
+class SessionCaller:
     """Somebody with a session, as an agent has it: cookies go back to whoever set them."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedServer) -> None:
         self._opened = opened
         self.cookies: dict[str, str] = {}
 
-    def post(self, path: str, body: object) -> Answer:
+    def post(self, path: str, body: object) -> GymResponse:
         """Whatever its status; the body is JSON, as over a socket."""
         answer = self._opened.post(path, body, self.cookies)
         self.cookies |= answer.cookies
-        return Answer(status=answer.status, body=answer.raw(), cookies=answer.cookies, content_type=answer.content_type)
+        return GymResponse(
+            status=answer.status, body=answer.raw(), cookies=answer.cookies, content_type=answer.content_type
+        )
 
     def verify(self, response: JsonObject, **fields: object) -> JsonObject:
         """The judged row. Raises PeerFailed where there is none."""
@@ -76,15 +78,15 @@ class _Scripted(GymServer):
         super().__init__(instance, peers)
         self._script = script
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         found = self._script(call)
-        return found if isinstance(found, Answer) else Answer(body=found)
+        return found if isinstance(found, GymResponse) else GymResponse(body=found)
 
 
 @contextmanager
 def opened(
     server_class: type[GymServer], *, peers: Mapping[str, Script] | None = None, **settings: Any
-) -> Iterator[Opened]:
+) -> Iterator[OpenedServer]:
     """`peers`: what others answer, by their name."""
     named = {name: _instance(name, ServerKind.MODEL, {}) for name in peers or {}}
     instance = _instance("tested", server_class.kind, settings)
@@ -99,7 +101,7 @@ def opened(
         all_peers.add(server)
         runner.run(server.open())
         try:
-            yield Opened(server, all_peers, runner)
+            yield OpenedServer(server, all_peers, runner)
         finally:
             runner.run(server.close())
 

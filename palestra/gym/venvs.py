@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from palestra.gym.errors import GymConfigError, ServerStartError
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.nemo_gym_compat import COMPAT
 from palestra.util import processes
 from palestra.util.json_types import JsonObject
 from palestra.util.locks import FileLock, Locked
@@ -74,7 +74,7 @@ def _beside(line: str, folder: Path) -> str:
 async def interpreter_for(
     folder: Path,
     settings: JsonObject,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     more: Sequence[str] = (),
     alone: Sequence[str] = (),
 ) -> str:
@@ -92,10 +92,10 @@ async def interpreter_for(
         return sys.executable
     if not _is_our_version(_version(settings)):
         lines += alone
-    return str(await _built(folder, lines, settings, tell) / "bin" / "python")
+    return str(await _built(folder, lines, settings, report) / "bin" / "python")
 
 
-async def _built(folder: Path, lines: list[str], settings: JsonObject, tell: Callable[[str], None]) -> Path:
+async def _built(folder: Path, lines: list[str], settings: JsonObject, report: Callable[[str], None]) -> Path:
     overrides = folder / "overrides.txt"
     version = _version(settings)
     replaced = overrides.read_text() if overrides.is_file() else ""
@@ -106,7 +106,7 @@ async def _built(folder: Path, lines: list[str], settings: JsonObject, tell: Cal
         return venv
     async with _locked(venv.with_suffix(".lock")):
         if not (venv / MARK).exists():
-            tell(f"building an environment for {folder.name} ({', '.join(lines)}) at {venv}")
+            report(f"building an environment for {folder.name} ({', '.join(lines)}) at {venv}")
             shutil.rmtree(venv, ignore_errors=True)
             await _build(venv, folder, lines, version, settings)
             (venv / MARK).touch()
@@ -143,19 +143,19 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 async def _build(venv: Path, folder: Path, lines: list[str], version: str, settings: JsonObject) -> None:
     is_same = _is_our_version(version)
-    wanted = sys.executable if is_same else f"python{'.'.join(version.split('.')[:2])}"
+    interpreter = sys.executable if is_same else f"python{'.'.join(version.split('.')[:2])}"
     listed = venv / "palestra-requirements.txt"
     uv = shutil.which("uv")
     overrides = folder / "overrides.txt"
     if overrides.is_file() and uv is None:
         raise ServerStartError(f"{overrides}: only uv knows overrides; to install it: pip install uv")
     if uv is not None:
-        await _run([uv, "venv", "--seed", "--python", wanted if is_same else version, str(venv)], folder, settings)
+        await _run([uv, "venv", "--seed", "--python", interpreter if is_same else version, str(venv)], folder, settings)
         install = [uv, "pip", "install", "--python", str(venv / "bin/python")]
         install += ["--override", str(overrides)] if overrides.is_file() else []
     else:
         has_pip = importlib.util.find_spec("pip") is not None  # ours can install into it, and a copy takes seconds
-        await _run([wanted, "-m", "venv", *(["--without-pip"] if has_pip else []), str(venv)], folder, settings)
+        await _run([interpreter, "-m", "venv", *(["--without-pip"] if has_pip else []), str(venv)], folder, settings)
         python = str(venv / "bin/python")
         install = [
             *([sys.executable, "-m", "pip", "--python", python] if has_pip else [python, "-m", "pip"]),
@@ -164,7 +164,7 @@ async def _build(venv: Path, folder: Path, lines: list[str], version: str, setti
     if is_same:
         _see_ours(venv)
     else:
-        lines = [*lines, str(STAND_IN)]  # for what it needs itself
+        lines = [*lines, str(COMPAT)]  # for what it needs itself
     listed.write_text("\n".join(lines) + "\n")
     verbose = ["-v"] if settings.get("pip_install_verbose") else []
     await _run([*install, *verbose, "-r", str(listed)], folder, settings)

@@ -21,7 +21,7 @@ Cookies = Mapping[str, str]
 NO_COOKIES: Cookies = {}
 
 
-class Call(Struct, kw_only=True):
+class GymRequest(Struct, kw_only=True):
     """One POST, as a server gets it."""
 
     path: str
@@ -40,7 +40,7 @@ class Call(Struct, kw_only=True):
     """By lower-case name; empty within a process."""
 
 
-class Answer(Struct, kw_only=True):
+class GymResponse(Struct, kw_only=True):
     status: int = 200
     body: Any = None
     """JSON-able; or `bytes`: sent as they are, of `content_type`."""

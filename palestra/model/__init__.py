@@ -3,8 +3,6 @@
 Begin at `decoder`, then `trainer` and `sampler`.
 """
 
-from palestra.model.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
-from palestra.model.adapters import Adapter, AdapterPool
 from palestra.model.decoder import Decoder
 from palestra.model.errors import (
     AdapterError,
@@ -15,14 +13,16 @@ from palestra.model.errors import (
     UnsupportedModel,
     WeightsError,
 )
-from palestra.model.loading import Model, load_model, load_tokenizer
-from palestra.model.losses import combine_metrics
-from palestra.model.optimizer import StepResult
-from palestra.model.packing import TrainItem, encode
-from palestra.model.sampler import Failed, Finished, Sampler, StepOutput, TokenEvent
-from palestra.model.sampling import TokenMask
-from palestra.model.spec import ModelSpec
-from palestra.model.trainer import DatumResult, ForwardPass, Trainer
+from palestra.model.loading.model_folder import Model, load_model, load_tokenizer
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
+from palestra.model.lora.adapters import Adapter, AdapterPool
+from palestra.model.sampling.sampler import Failed, Finished, Sampler, StepOutput, TokenEvent
+from palestra.model.sampling.token_draws import TokenMask
+from palestra.model.training.losses import combine_metrics
+from palestra.model.training.optimizer import StepResult
+from palestra.model.training.packing import TrainItem, encode
+from palestra.model.training.trainer import DatumResult, ForwardPass, Trainer
 
 __all__ = [
     "Adapter",

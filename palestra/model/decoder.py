@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
-from palestra.model.attention import Attention
-from palestra.model.lora import LoraPlan, lora_linear
+from palestra.model.attention.packed import Attention
+from palestra.model.attention.rope import Rotary
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weights import DecoderWeights
+from palestra.model.lora.linear import LoraPlan, lora_linear
 from palestra.model.ops import BlockOps
-from palestra.model.rope import Rotary
-from palestra.model.spec import ModelSpec
-from palestra.model.weights import DecoderWeights
 
 
 class Decoder:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from palestra.model import kernels
-from palestra.model.log_softmax import log_softmax
+from palestra.model.training.log_softmax import log_softmax
 from palestra.model.transfers import to_device
 
 DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from palestra.model import kernels
-from palestra.model.rope import rotate
+from palestra.model.attention.rope import rotate
 
 Heads = tuple[int, int, int]
 """Heads of q, k and v."""

@@ -15,12 +15,13 @@ from importlib.metadata import distributions
 from typing import Any
 
 from palestra.config.redaction import redact
+from palestra.types.json import JsonObject
 
 # Of these a summary names the best step: what one asks about a run first. Higher is better.
 HEADLINES = ("reward/mean", "eval/success", "eval/reward_mean")
 
 
-def gather_facts() -> dict[str, Any]:
+def gather_facts() -> JsonObject:
     return {
         "command": redact(shlex.join(sys.argv)),
         "python": platform.python_version(),
@@ -39,7 +40,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Of the current folder; `-dirty` when files differ from it. None outside a repository."""
+    """The commit of the current folder; `-dirty` when files differ from it. None outside a repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
@@ -48,7 +49,7 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def summarize(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) -> JsonObject:
     """`metrics` in order of steps, as a reader gives them."""
     best = {}
     for name in HEADLINES:
@@ -67,7 +68,7 @@ def summarize(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]
     }
 
 
-def running_time(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> float:
+def running_time(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) -> float:
     """From the first to the last sign of each attempt; what lies between attempts is not counted."""
     times: dict[int, list[float]] = {}
     for row in (*metrics, *events):
@@ -75,7 +76,7 @@ def running_time(metrics: Sequence[dict[str, Any]], events: Sequence[dict[str, A
     return sum(max(signs) - min(signs) for signs in times.values())
 
 
-def flatten(content: Any, at: str = "") -> dict[str, Any]:
+def flatten(content: Any, at: str = "") -> JsonObject:
     """Nested maps and lists as `a.b.0.c`; empty ones stay as they are."""
     entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     flat = {key: value for name, inner in entries for key, value in flatten(inner, f"{at}.{name}".lstrip(".")).items()}

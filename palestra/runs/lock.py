@@ -28,7 +28,7 @@ class Holder(msgspec.Struct):
 
     @property
     def is_alive(self) -> bool:
-        """Of another machine's process nobody here can tell: it is taken to be alive."""
+        """Whether the process lives. One on another machine cannot be seen, and is taken to be alive."""
         if self.host != socket.gethostname():
             return True
         try:

@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from palestra.runs.lock import read_holder
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
+from palestra.types.json import JsonObject
 from palestra.util.suggest import nearest
 
-Row = dict[str, Any]
+Row = JsonObject
 
 
 class RunNotFound(RunError, LookupError):

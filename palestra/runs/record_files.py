@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from palestra.types.json import JsonObject
 from palestra.util.files import replacing
 
 COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's rollouts take milliseconds
@@ -49,7 +50,7 @@ class LineFile:
         if self._stream.tell() and not _ends_whole(file):
             self._write(b"\n")  # a kill cut the last line: the next one must not be joined to it
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: JsonObject) -> None:
         self._write(_encode(row) + b"\n")  # NaN and infinities become null
 
     def close(self) -> None:
@@ -61,7 +62,7 @@ class LineFile:
         os.fsync(self._stream.fileno())
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
+def read_lines(file: Path) -> list[JsonObject]:
     """The whole rows; a line that a kill cut is none. Nothing where there is no file yet."""
     try:
         lines = file.read_bytes().splitlines()
@@ -80,7 +81,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write_records(file: Path, records: Iterable[dict[str, Any]]) -> None:
+def write_records(file: Path, records: Iterable[JsonObject]) -> None:
     """JSON lines in a zstandard file."""
     import zstandard
 
@@ -92,7 +93,7 @@ def write_records(file: Path, records: Iterable[dict[str, Any]]) -> None:
             z.write(_encode(record) + b"\n")
 
 
-def read_records(file: Path, containing: str = "") -> Iterator[dict[str, Any]]:
+def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
     """In the order written. `containing`: only lines with this text in them, which spares decoding the others."""
     import zstandard
 
@@ -101,9 +102,9 @@ def read_records(file: Path, containing: str = "") -> Iterator[dict[str, Any]]:
         content = unpacker.decompress(file.read_bytes())
         if not unpacker.eof:
             raise RunError(f"{file}: damaged (it ends too early)")
-        wanted = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
+        needle = msgspec.json.encode(containing)[1:-1]  # as it is written in a line
         for line in content.split(b"\n"):
-            if line and wanted in line:
+            if line and needle in line:
                 yield msgspec.json.decode(line)
     except OSError as error:
         raise RunError(f"{file}: {error.strerror}") from error
@@ -111,7 +112,7 @@ def read_records(file: Path, containing: str = "") -> Iterator[dict[str, Any]]:
         raise RunError(f"{file}: damaged ({error})") from error
 
 
-def _encode(record: dict[str, Any]) -> bytes:
+def _encode(record: JsonObject) -> bytes:
     """Never fails for what is in it: a run must not end over somebody's odd message."""
     try:
         return msgspec.json.encode(record, enc_hook=_shown)

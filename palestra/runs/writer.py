@@ -21,6 +21,7 @@ from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
 from palestra.runs.reader import Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
+from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 
 FORMAT = 1
@@ -52,9 +53,7 @@ class RunFolder(RunReader):
         write_json(self.summary_file, {"status": RunStatus.RUNNING, "attempts": self.attempt})
 
     @classmethod
-    def create(
-        cls, root: str | Path, name: str | None, config: BaseModel, facts: Mapping[str, Any] | None = None
-    ) -> Self:
+    def create(cls, root: str | Path, name: str | None, config: BaseModel, facts: JsonMapping | None = None) -> Self:
         """`facts`: what there is to know besides, as `tokenizer`. Raises RunError where the name is taken or bad."""
         root = Path(root).expanduser().absolute()
         name = name or _free_name(root, getattr(config, "kind", "run"))
@@ -130,7 +129,7 @@ class RunFolder(RunReader):
         write_json(self.path / name, content)
         return self.path / name
 
-    def finish(self, status: RunStatus, **facts: Any) -> dict[str, Any]:
+    def finish(self, status: RunStatus, **facts: Any) -> JsonObject:
         """The last word; returns the summary."""
         self.event(EventKind.END, status=status, **facts)
         events = self.read_events()
@@ -160,7 +159,7 @@ class RunFolder(RunReader):
         self.close()
 
 
-def _write_about(path: Path, config: BaseModel, facts: dict[str, Any], created: float) -> None:
+def _write_about(path: Path, config: BaseModel, facts: JsonObject, created: float) -> None:
     saved = json.loads(dump_config(config))
     about = {
         "format": FORMAT,
@@ -197,7 +196,7 @@ def _changes(old: Any, new: Any) -> dict[str, list[Any]]:
     }
 
 
-def _readable(rollout: Rollout) -> dict[str, Any]:
+def _readable(rollout: Rollout) -> JsonObject:
     return {
         "id": rollout.id,
         "group": rollout.group,
@@ -223,7 +222,7 @@ def _readable(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _token_record(row: Branch, group: str, step: int, advantages: list[float] | None) -> dict[str, Any]:
+def _token_record(row: Branch, group: str, step: int, advantages: list[float] | None) -> JsonObject:
     return {
         "id": row.id,
         "group": group,

@@ -23,11 +23,12 @@ from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_kept
 from palestra.server.core.lookup import Lookup
 from palestra.server.core.metrics import CONTENT_TYPE
-from palestra.server.core.samplers import Samplers
+from palestra.server.core.samplers import SamplingSessions
 from palestra.server.core.wire_errors import WireError
-from palestra.server.episodes import looking_routes, player_routes
+from palestra.server.episodes import inspection_routes as looking_routes
+from palestra.server.episodes import player_routes
 from palestra.server.episodes import routes as episode_routes
-from palestra.server.http.auth import Doorkeeper
+from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
 from palestra.server.hub import Hub
@@ -45,6 +46,7 @@ from palestra.server.tinker.service import TinkerService
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types import episode_wire
+from palestra.types.json import JsonObject
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
 
 log = structlog.get_logger()
@@ -58,17 +60,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def create_app(hub: Hub) -> RequestLog:
-    doorkeeper = Doorkeeper(
+    authenticator = Authenticator(
         hub.store,
         hub.episodes.broker.keys.find,
         is_loopback=hub.config.is_loopback,
         require_key=hub.config.require_key == "always",
     )
-    limited = Bodies(_routed(hub, doorkeeper), doorkeeper, max_bytes=hub.config.limits.max_body_bytes)
+    limited = BodyMiddleware(_routed(hub, authenticator), authenticator, max_bytes=hub.config.limits.max_body_bytes)
     return RequestLog(limited, observe=hub.core.metrics.request)
 
 
-def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
+def _routed(hub: Hub, authenticator: Authenticator) -> FastAPI:
     app = FastAPI(
         title="Palestra",
         version=__version__,
@@ -80,11 +82,11 @@ def _routed(hub: Hub, doorkeeper: Doorkeeper) -> FastAPI:
     )
     config = hub.config
     lookup = Lookup(hub.core)
-    samplers = Samplers(hub.core, lookup)
-    app.state.core, app.state.episodes, app.state.trainer = hub.core, hub.episodes, hub.trainer
+    samplers = SamplingSessions(hub.core, lookup)
+    app.state.core, app.state.episodes, app.state.trainer = hub.core, hub.episodes, hub.agentjet_trainer
     app.state.tinker = TinkerService(hub.core, lookup, samplers)
     app.state.model_api = ModelApi(hub.core, samplers, hub.episodes)
-    app.state.doorkeeper = doorkeeper
+    app.state.authenticator = authenticator
     app.state.max_body_bytes = config.limits.max_body_bytes
     for routes in (
         *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
@@ -128,15 +130,15 @@ async def _readyz(request: Request) -> Response:
     samplers = core.sampling.runners
     away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
     reasons = [f"{name}: the engine is not there" for name in away] + await core.disks.troubles()
-    if core.is_leaving:
+    if core.is_stopping:
         reasons.append("the server is being stopped")
-    told = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
-    return JSONResponse(told, status_code=503 if reasons else 200)
+    response = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
+    return JSONResponse(response, status_code=503 if reasons else 200)
 
 
 async def _metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format. They name all owners, so a trainer's key does not open them."""
-    await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
+    await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN, Rights.METRICS))
     return Response(request.app.state.core.metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -164,7 +166,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"{where}: {first['msg']}" if where else str(first["msg"])}, status_code=400)
 
 
-def _told(path: str, status: int, detail: str) -> dict[str, Any]:
+def _error_response(path: str, status: int, detail: str) -> JsonObject:
     """In the envelope of whose path it is, for what no route of its own answers."""
     if path.startswith(anthropic_routes.PATHS):
         return anthropic_envelope(status, detail)
@@ -173,8 +175,8 @@ def _told(path: str, status: int, detail: str) -> dict[str, Any]:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = _told(request.url.path, error.status_code, str(error.detail))
-    return JSONResponse(told, status_code=error.status_code, headers=error.headers)
+    response = _error_response(request.url.path, error.status_code, str(error.detail))
+    return JSONResponse(response, status_code=error.status_code, headers=error.headers)
 
 
 async def _left(request: Request, error: Exception) -> Response:
@@ -186,12 +188,12 @@ async def _broken(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": BROKE}, status_code=500)
 
 
-class Bodies:
+class BodyMiddleware:
     """Reads a body only for somebody who has a key of any kind (FastAPI reads it before a route looks at the key), and
     stops where it is too long, whatever its headers say."""
 
-    def __init__(self, app: Any, doorkeeper: Doorkeeper, max_bytes: int):
-        self.app, self.doorkeeper, self.max_bytes = app, doorkeeper, max_bytes
+    def __init__(self, app: Any, authenticator: Authenticator, max_bytes: int):
+        self.app, self.authenticator, self.max_bytes = app, authenticator, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
@@ -201,8 +203,8 @@ class Bodies:
         limit = self.max_bytes if scope["path"] in DATA_ROUTES else min(self.max_bytes, MAX_OTHER_BYTES)
         too_long = HTTPException(413, f"the request is longer than {limit} bytes")
         if int(headers.get("content-length", "0")) > limit:
-            told = _told(scope["path"], 413, too_long.detail)
-            await JSONResponse(told, status_code=413)(scope, receive, send)
+            response = _error_response(scope["path"], 413, too_long.detail)
+            await JSONResponse(response, status_code=413)(scope, receive, send)
             return
         is_admitted, seen = False, 0
 
@@ -221,6 +223,6 @@ class Bodies:
 
     async def _admit(self, scope: Scope) -> None:
         try:
-            await self.doorkeeper.admit(HTTPConnection(scope), rights=tuple(Rights))
+            await self.authenticator.admit(HTTPConnection(scope), rights=tuple(Rights))
         except Refusal as error:  # as an exception that FastAPI lets pass while it reads
             raise HTTPException(error.status, error.detail) from None

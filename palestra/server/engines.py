@@ -10,11 +10,11 @@ from pathlib import Path
 
 from palestra.config.serve import ModelConfig, worker_config
 from palestra.server.core.core import Core
-from palestra.server.core.link import address_in
 from palestra.server.core.sample_runners import SampleRunner, WorkerRunner
-from palestra.server.core.watchdog import Patience
+from palestra.server.core.watchdog import WatchdogTimeouts
+from palestra.server.core.worker_link import address_in
 from palestra.server.core.worker_messages import WorkerMessages
-from palestra.server.core.workers import Worker, WorkerError
+from palestra.server.core.workers import WorkerError, WorkerHandle
 from palestra.types.engine import KeptSampler, encode_message
 
 LOOK_AGAIN_S = 60.0
@@ -22,7 +22,7 @@ LOOK_AGAIN_S = 60.0
 
 def add_engines(core: Core) -> None:
     config, messages = core.config, WorkerMessages(core)
-    patience = Patience(
+    patience = WatchdogTimeouts(
         start_s=config.worker_start_s,
         silence_s=config.worker_silence_s,
         stall_s=config.worker_stall_s,
@@ -32,7 +32,7 @@ def add_engines(core: Core) -> None:
         state = config.state / name
         if any(worker.config.state == str(state) for worker in core.all_workers):
             raise WorkerError(f"two models would share the state folder {name}; give one of them another name")
-        worker = Worker(
+        worker = WorkerHandle(
             model.name[0],
             worker_config(config, model, address_in(config.state, name), state),
             messages,
@@ -44,21 +44,21 @@ def add_engines(core: Core) -> None:
         core.sampling.runners[worker] = _runner(core, worker, model)
 
 
-async def start_engine(core: Core, worker: Worker) -> None:
+async def start_engine(core: Core, worker: WorkerHandle) -> None:
     await worker.start()
     await core.sampling.runners[worker].start()
 
 
-def _runner(core: Core, worker: Worker, model: ModelConfig) -> SampleRunner:
+def _runner(core: Core, worker: WorkerHandle, model: ModelConfig) -> SampleRunner:
     if model.sampler == "torch":
-        return WorkerRunner(worker, lambda worker: core.training.lane(worker).is_narrow)
+        return WorkerRunner(worker, lambda worker: core.training.dispatcher(worker).is_quarantined)
     from palestra.server.vllm.runner import VllmRunner
 
     async def until_saved(kept: KeptSampler) -> None:
         """Or until it is sure that they never will be."""
         model = core.training.models.get(kept.model_id)
         future = model.futures.get(kept.seq_id) if model is not None else None
-        while future is not None and not future.is_done and not core.is_leaving:
+        while future is not None and not future.is_done and not core.is_stopping:
             await future.wait(LOOK_AGAIN_S)
 
     return VllmRunner(

@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from palestra.config.serve import ServeConfig
 from palestra.server.agentjet.results import ResultPushes
 from palestra.server.agentjet.trainer import AgentJetTrainer
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.core import Core
+from palestra.server.core.maintenance import Maintenance
 from palestra.server.core.restore import restore
-from palestra.server.core.upkeep import Upkeep
 from palestra.server.engines import add_engines, start_engine
 from palestra.store import Journal, Store
 from palestra.store.settings import setting_once
@@ -28,10 +28,10 @@ class Hub:
     def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
         self.config, self.store = config, store
         self.core = Core(config, store, journals, secret)
-        self.episodes = Episodes(store, config.episodes, self.core.observer, secret, more_pushes=[ResultPushes])
-        self.episodes.pressure.waiting = self.core.calls_waiting
-        self.trainer = AgentJetTrainer(config, store, self.episodes.broker)
-        self._upkeep = Upkeep(self.core)
+        self.episodes = EpisodeService(store, config.episodes, self.core.observer, secret, more_pushes=[ResultPushes])
+        self.episodes.backpressure.waiting = self.core.calls_waiting
+        self.agentjet_trainer = AgentJetTrainer(config, store, self.episodes.broker)
+        self._upkeep = Maintenance(self.core)
 
     @classmethod
     @asynccontextmanager
@@ -56,17 +56,17 @@ class Hub:
             await stack.enter_async_context(hub.episodes.running())
             stack.push_async_callback(hub._close)
             await asyncio.gather(*(start_engine(core, worker) for worker in core.all_workers))
-            await stack.enter_async_context(hub.trainer.running())
+            await stack.enter_async_context(hub.agentjet_trainer.running())
             await stack.enter_async_context(hub._upkeep.running())
             yield hub
 
-    def leave(self) -> None:
+    def begin_shutdown(self) -> None:
         """Polls that wait answer at once; nothing new is taken."""
-        self.core.leave()
-        self.episodes.leave()
+        self.core.begin_shutdown()
+        self.episodes.begin_shutdown()
 
     async def _close(self) -> None:
-        self.leave()
+        self.begin_shutdown()
         core = self.core
         await asyncio.gather(*(r.stop() for r in core.sampling.runners.values()), return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in core.all_workers), return_exceptions=True)

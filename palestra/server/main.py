@@ -32,7 +32,7 @@ GARBAGE_AFTER = 10_000
 """New objects. Python looks for garbage after 700, which is amid the calls of 64 clients: a sixth of their CPU."""
 
 
-class CannotServe(Exception):
+class ServeError(Exception):
     """One line that says why."""
 
 
@@ -50,7 +50,7 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
             raise
         print("error: otlp_endpoint needs: pip install 'palestra[otel]'", file=sys.stderr)  # noqa: T201
         return 1
-    except (CannotServe, ChatError, StoreError, JournalError, WorkerError, PermissionError) as e:
+    except (ServeError, ChatError, StoreError, JournalError, WorkerError, PermissionError) as e:
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -58,12 +58,12 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
 
 async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
-        raise CannotServe("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
+        raise ServeError("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
     listeners = [_bind(config.host, config.port, "--port")]
     if config.tinkerscript_host is not None:
         try:
             listeners.append(_bind(config.tinkerscript_host, config.tinkerscript.port, "tinkerscript.port=PORT"))
-        except CannotServe:
+        except ServeError:
             listeners[0].close()
             raise
     stop = asyncio.Event()
@@ -100,8 +100,8 @@ async def _until_stopped(config: ServeConfig, listeners: list[socket.socket], st
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         log.info("stopping")
-        await hub.trainer.close()  # while there is a server it can say goodbye to
-        hub.leave()
+        await hub.agentjet_trainer.close()  # while there is a server it can say goodbye to
+        hub.begin_shutdown()
         server.should_exit = True
         stopping.cancel()
         await serving
@@ -115,7 +115,7 @@ def _bind(host: str, port: int, setting: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[4])
     except OSError as e:
-        raise CannotServe(f"cannot listen on {host}:{port} ({e.strerror}); choose another {setting}") from e
+        raise ServeError(f"cannot listen on {host}:{port} ({e.strerror}); choose another {setting}") from e
     return listener
 
 
@@ -160,6 +160,6 @@ def _loop_factory():
 def _raise_file_limit() -> None:
     """A client may hold thousands of polls open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else hard
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = 65536 if hard == resource.RLIM_INFINITY else hard
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -23,7 +23,7 @@ _CRC_BYTES = 4
 NOTHING = -1
 
 
-class Acknowledged:
+class AcknowledgedRequests:
     """One slot for each model. What cannot be written is not noticed when it is missing, and that is all."""
 
     def __init__(self, file: Path):

@@ -26,7 +26,7 @@ def put_alias(conn: Connection, *, owner: str, name: str, model: str, now: float
 
 
 def list_aliases(conn: Connection) -> list[Alias]:
-    """Of all owners, by name."""
+    """The aliases of all owners, by name."""
     return fetch_all(conn, Alias, select(t).order_by(t.c.owner, t.c.name))
 
 

@@ -15,13 +15,13 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from palestra.store.errors import CheckpointExists
 from palestra.store.records import (
-    Checkpoint,
     CheckpointKey,
     CheckpointKind,
+    CheckpointRow,
     CheckpointStatus,
-    Completion,
     Page,
-    Save,
+    PendingSave,
+    SaveCompletion,
 )
 from palestra.store.rows import fetch_all, fetch_one, fetch_page
 from palestra.store.tables import checkpoints as t
@@ -32,10 +32,10 @@ from palestra.types import LoraConfig
 
 
 def begin_checkpoint(
-    conn: Connection, save: Save, *, owner: str, base_model: str, lora: LoraConfig, overwrite: bool = False
-) -> Save:
+    conn: Connection, save: PendingSave, *, owner: str, base_model: str, lora: LoraConfig, overwrite: bool = False
+) -> PendingSave:
     """The save as it is stored: this one, or the first of that request. `CheckpointExists` when the name is taken."""
-    earlier = fetch_one(conn, Save, select(saves).where(saves.c.request_id == save.request_id))
+    earlier = fetch_one(conn, PendingSave, select(saves).where(saves.c.request_id == save.request_id))
     if earlier is not None:
         return earlier
     there = get_checkpoint(conn, save.key)
@@ -47,7 +47,7 @@ def begin_checkpoint(
 
     conn.execute(insert(saves).values(**msgspec.to_builtins(save)))
     if there is None:
-        pending = Checkpoint(
+        pending = CheckpointRow(
             model_id=save.model_id,
             kind=save.kind,
             name=save.name,
@@ -67,7 +67,7 @@ def begin_checkpoint(
     return save
 
 
-def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, now: float) -> Completion | None:
+def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, now: float) -> SaveCompletion | None:
     """The path leads to the new folder from now on. None when no such save is under way: it was said before."""
     save = _take_save(conn, request_id)
     if save is None:
@@ -75,7 +75,7 @@ def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, n
     there = _must_get(conn, save.key)
     was_completed = there.status == CheckpointStatus.COMPLETED
     if was_completed and there.seq_id > save.seq_id:  # a later request was faster
-        return Completion(checkpoint=there, obsolete_folder=save.folder)
+        return SaveCompletion(checkpoint=there, obsolete_folder=save.folder)
     _change(
         conn,
         save.key,
@@ -91,10 +91,10 @@ def complete_checkpoint(conn: Connection, request_id: str, *, size_bytes: int, n
         expires_at=None if save.ttl_s is None else now + save.ttl_s,
     )
     obsolete = there.folder if was_completed and there.folder != save.folder else None
-    return Completion(checkpoint=_must_get(conn, save.key), obsolete_folder=obsolete)
+    return SaveCompletion(checkpoint=_must_get(conn, save.key), obsolete_folder=obsolete)
 
 
-def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> Save | None:
+def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> PendingSave | None:
     """A checkpoint it would have replaced stays as it is. None when no such save is under way."""
     save = _take_save(conn, request_id)
     if save is None:
@@ -105,9 +105,9 @@ def fail_checkpoint(conn: Connection, request_id: str, *, error: str) -> Save | 
     return save
 
 
-def saves_under_way(conn: Connection) -> list[Save]:
+def saves_under_way(conn: Connection) -> list[PendingSave]:
     """Oldest first. After a crash: those whose request is not in the journal will never end."""
-    return fetch_all(conn, Save, select(saves).order_by(saves.c.created_at, saves.c.seq_id))
+    return fetch_all(conn, PendingSave, select(saves).order_by(saves.c.created_at, saves.c.seq_id))
 
 
 def copy_checkpoint(
@@ -120,7 +120,7 @@ def copy_checkpoint(
     request_id: str,
     ttl_s: float | None,
     now: float,
-) -> Checkpoint | None:
+) -> CheckpointRow | None:
     """A completed checkpoint under another path; `folder` holds the copied files. None when the source is not there."""
     there = get_checkpoint(conn, target)
     if there is not None:
@@ -150,8 +150,8 @@ def copy_checkpoint(
 # Finding
 
 
-def get_checkpoint(conn: Connection, key: CheckpointKey) -> Checkpoint | None:
-    return fetch_one(conn, Checkpoint, select(t).where(_is(key)))
+def get_checkpoint(conn: Connection, key: CheckpointKey) -> CheckpointRow | None:
+    return fetch_one(conn, CheckpointRow, select(t).where(_is(key)))
 
 
 def list_checkpoints(
@@ -162,7 +162,7 @@ def list_checkpoints(
     alive_at: float | None = None,
     limit: int | None = None,
     offset: int = 0,
-) -> Page[Checkpoint]:
+) -> Page[CheckpointRow]:
     """Completed ones, newest first; of every owner and model when none is named. `alive_at`: not expired by then."""
     query = select(t).where(t.c.status == CheckpointStatus.COMPLETED)
     if alive_at is not None:
@@ -172,7 +172,7 @@ def list_checkpoints(
     if model_id is not None:
         query = query.where(t.c.model_id == model_id)
     query = query.order_by(t.c.created_at.desc(), t.c.model_id, t.c.kind, t.c.name)
-    return fetch_page(conn, Checkpoint, query, limit=limit, offset=offset)
+    return fetch_page(conn, CheckpointRow, query, limit=limit, offset=offset)
 
 
 def last_checkpoints(
@@ -182,23 +182,23 @@ def last_checkpoints(
     *,
     visible_to: str | None = None,
     alive_at: float | None = None,
-) -> dict[str, Checkpoint]:
+) -> dict[str, CheckpointRow]:
     """The newest completed one of each model that has any. `visible_to`: of other owners only public ones."""
-    wanted = (t.c.model_id.in_(model_ids)) & (t.c.kind == kind) & (t.c.status == CheckpointStatus.COMPLETED)
+    condition = (t.c.model_id.in_(model_ids)) & (t.c.kind == kind) & (t.c.status == CheckpointStatus.COMPLETED)
     if visible_to is not None:
-        wanted &= (t.c.owner == visible_to) | t.c.public
+        condition &= (t.c.owner == visible_to) | t.c.public
     if alive_at is not None:
-        wanted &= is_alive(alive_at)
+        condition &= is_alive(alive_at)
     newest_first = (t.c.created_at.desc(), t.c.seq_id.desc())
     place = func.row_number().over(partition_by=t.c.model_id, order_by=newest_first).label("place")
-    ranked = select(t, place).where(wanted).subquery()
+    ranked = select(t, place).where(condition).subquery()
     query = select(*(ranked.c[column.name] for column in t.c)).where(ranked.c.place == 1)
-    return {checkpoint.model_id: checkpoint for checkpoint in fetch_all(conn, Checkpoint, query)}
+    return {checkpoint.model_id: checkpoint for checkpoint in fetch_all(conn, CheckpointRow, query)}
 
 
-def expired_checkpoints(conn: Connection, now: float) -> list[Checkpoint]:
+def expired_checkpoints(conn: Connection, now: float) -> list[CheckpointRow]:
     expired = (t.c.expires_at <= now) & (t.c.status == CheckpointStatus.COMPLETED)
-    return fetch_all(conn, Checkpoint, select(t).where(expired).order_by(t.c.expires_at))
+    return fetch_all(conn, CheckpointRow, select(t).where(expired).order_by(t.c.expires_at))
 
 
 def checkpoint_folders(conn: Connection) -> set[str]:
@@ -209,7 +209,7 @@ def checkpoint_folders(conn: Connection) -> set[str]:
 # Changing
 
 
-def delete_checkpoint(conn: Connection, key: CheckpointKey) -> Checkpoint | None:
+def delete_checkpoint(conn: Connection, key: CheckpointKey) -> CheckpointRow | None:
     """What the path led to, its folder to be deleted. A save under way goes on and appears when it is done."""
     there = get_checkpoint(conn, key)
     if there is None or there.status == CheckpointStatus.PENDING:
@@ -248,14 +248,14 @@ def _change_completed(conn: Connection, key: CheckpointKey, **values: object) ->
     return conn.execute(update(t).where(completed).values(**values)).rowcount > 0
 
 
-def _must_get(conn: Connection, key: CheckpointKey) -> Checkpoint:
+def _must_get(conn: Connection, key: CheckpointKey) -> CheckpointRow:
     checkpoint = get_checkpoint(conn, key)
     assert checkpoint is not None, f"a save of {key.path} without its checkpoint"
     return checkpoint
 
 
-def _take_save(conn: Connection, request_id: str) -> Save | None:
-    save = fetch_one(conn, Save, select(saves).where(saves.c.request_id == request_id))
+def _take_save(conn: Connection, request_id: str) -> PendingSave | None:
+    save = fetch_one(conn, PendingSave, select(saves).where(saves.c.request_id == request_id))
     if save is not None:
         conn.execute(delete(saves).where(saves.c.request_id == request_id))
     return save

@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from palestra.store import schema
 from palestra.store.databases import READERS, Database, database_of
 from palestra.store.errors import StoreError
-from palestra.store.failing import Failing
 from palestra.store.groups import GroupQueue
+from palestra.store.write_failures import WriteFailures
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ CLOSED = "the store is closed"
 
 
 @dataclass(slots=True)
-class Outcome(Generic[T]):
+class WriteOutcome(Generic[T]):
     result: T | None = None
     error: BaseException | None = None
 
@@ -40,7 +40,7 @@ class Outcome(Generic[T]):
 @dataclass(slots=True)
 class _Job(Generic[T]):
     work: Callable[[Connection], T]
-    tell: Callable[[Outcome[T]], None]
+    tell: Callable[[WriteOutcome[T]], None]
     loop: asyncio.AbstractEventLoop | None
     """Where it is told. None: on the writer's thread."""
     is_given_up: Callable[[], bool] | None = None
@@ -51,7 +51,7 @@ class Store:
 
     def __init__(self, database: Database, *, lock: bool, patience_s: float) -> None:
         self._database = database
-        self._failing = Failing(patience_s)
+        self._failing = WriteFailures(patience_s)
         self._lock = lock
         self._writes = database.writer()
         self._reads = database.readers()
@@ -132,14 +132,14 @@ class Store:
         self._disconnect()
         self._database.release()
 
-    def _commit(self, group: list[_Job[Any]]) -> list[Outcome[Any]]:
+    def _commit(self, group: list[_Job[Any]]) -> list[WriteOutcome[Any]]:
         try:
             if self._conn is None:
                 self._conn = self._connect()
             outcomes = self._run(group, self._conn)
         except Exception as e:
             error = self._failed(len(group), e)
-            return [Outcome(error=error) for _ in group]
+            return [WriteOutcome(error=error) for _ in group]
         self._failing.worked()
         return outcomes
 
@@ -151,24 +151,24 @@ class Store:
         failed.is_lasting = self._failing.failed()
         return failed
 
-    def _run(self, group: list[_Job[Any]], conn: Connection) -> list[Outcome[Any]]:
+    def _run(self, group: list[_Job[Any]], conn: Connection) -> list[WriteOutcome[Any]]:
         """All in one transaction, each in a savepoint. What it raises is the group's failure: nothing was kept."""
         with conn.begin() as transaction:
             if len(group) == 1:
                 return [self._run_alone(conn, transaction, group[0])]
             return [self._run_one(conn, job) for job in group]
 
-    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> Outcome[Any]:
+    def _run_alone(self, conn: Connection, transaction: RootTransaction, job: _Job[Any]) -> WriteOutcome[Any]:
         """Without a savepoint: the transaction is as good, and two statements cheaper."""
         try:
-            return Outcome(result=job.work(conn))
+            return WriteOutcome(result=job.work(conn))
         except BaseException as e:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             transaction.rollback()
-            return Outcome(error=e)
+            return WriteOutcome(error=e)
 
-    def _run_one(self, conn: Connection, job: _Job[Any]) -> Outcome[Any]:
+    def _run_one(self, conn: Connection, job: _Job[Any]) -> WriteOutcome[Any]:
         savepoint = conn.begin_nested()
         try:
             result = job.work(conn)
@@ -177,8 +177,8 @@ class Store:
             if not self._database.is_in_transaction(conn):
                 raise StoreError(_reason(e)) from e
             savepoint.rollback()
-            return Outcome(error=e)
-        return Outcome(result=result)
+            return WriteOutcome(error=e)
+        return WriteOutcome(result=result)
 
     def _connect(self) -> Connection:
         """Locked and migrated."""
@@ -209,34 +209,34 @@ class Store:
             self._conn = None
 
 
-def _tell_all(group: list[_Job[Any]], outcomes: list[Outcome[Any]]) -> None:
+def _tell_all(group: list[_Job[Any]], outcomes: list[WriteOutcome[Any]]) -> None:
     """A loop is woken once for all of its own."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], Outcome[Any]]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job[Any], WriteOutcome[Any]]]] = {}
     for job, outcome in zip(group, outcomes, strict=True):
         if job.loop is None:
             _tell_each([(job, outcome)])
         else:
             by_loop.setdefault(job.loop, []).append((job, outcome))
-    for loop, told in by_loop.items():
-        _tell_on(loop, _tell_each, told)
+    for loop, finished in by_loop.items():
+        _tell_on(loop, _tell_each, finished)
 
 
-def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], told: T) -> None:
+def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], outcomes: T) -> None:
     try:
-        loop.call_soon_threadsafe(tell, told)
+        loop.call_soon_threadsafe(tell, outcomes)
     except RuntimeError:
         pass  # it is closed, and nobody waits there
 
 
-def _tell_each(told: list[tuple[_Job[Any], Outcome[Any]]]) -> None:
-    for job, outcome in told:
+def _tell_each(outcomes: list[tuple[_Job[Any], WriteOutcome[Any]]]) -> None:
+    for job, outcome in outcomes:
         try:
             job.tell(outcome)
         except Exception:  # the others are told all the same
             log.exception("nobody could be told how a write went")
 
 
-def _settle(done: Future[T] | asyncio.Future[T], outcome: Outcome[T]) -> None:
+def _settle(done: Future[T] | asyncio.Future[T], outcome: WriteOutcome[T]) -> None:
     if done.done():  # its caller has gone
         return
     if isinstance(outcome.error, StopIteration):  # no future takes one

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Delete, Insert, Table, bindparam, delete, select
@@ -16,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from palestra.store import tables
 from palestra.store.rows import fetch_all
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
+from palestra.types.json import JsonObject
 
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,
@@ -26,7 +26,7 @@ TABLES: dict[type[Row], Table] = {
 
 
 def save_changes(conn: Connection, changes: Iterable[Change]) -> None:
-    """Of several changes of a row the last one counts."""
+    """Saves changes; where a row has several, the last one counts."""
     newest: dict[type[Row], dict[Key, Row | None]] = {}
     for one in changes:
         kind, row = (one.kind, None) if isinstance(one, Gone) else (type(one), one)
@@ -47,7 +47,7 @@ def load_all(conn: Connection) -> SavedRows:
     )
 
 
-def _values(row: Row) -> dict[str, Any]:
+def _values(row: Row) -> JsonObject:
     return msgspec.to_builtins(row, builtin_types=(bytes,))
 
 

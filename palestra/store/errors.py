@@ -7,7 +7,7 @@ class StoreError(Exception):
     """The database cannot be opened, read or written."""
 
     is_lasting = False
-    """Of a write: nothing could be written for longer than `write_wait_s`."""
+    """Whether nothing could be written for longer than `write_wait_s`."""
 
 
 class StoreLocked(StoreError):

@@ -16,8 +16,8 @@ from typing import Self
 
 from palestra.store import journal_files as files
 from palestra.store.errors import JournalError
-from palestra.store.failing import Failing
 from palestra.store.groups import GroupQueue
+from palestra.store.write_failures import WriteFailures
 from palestra.util.files import sync
 
 log = logging.getLogger(__name__)
@@ -28,21 +28,21 @@ class Position:
     segment: int
     offset: int
     size: int
-    """Of the record, without what the journal adds."""
+    """Size of the record, without what the journal adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
     segment: int
     size_bytes: int
-    held: int
+    pending: int
     oldest_held: Position | None
 
 
 @dataclass(slots=True)
 class _Segment:
     size_bytes: int
-    held: dict[int, Position] = field(default_factory=dict)
+    pending: dict[int, Position] = field(default_factory=dict)
     """By offset, in order."""
     is_pinned: bool = True
     """Active, or not recovered yet: stays even if nothing is held."""
@@ -65,7 +65,7 @@ class _Sweep:
 class Journal:
     def __init__(self, folder: Path, segment_bytes: int, patience_s: float) -> None:
         self.folder = folder
-        self._segment_bytes, self._failing = segment_bytes, Failing(patience_s)
+        self._segment_bytes, self._failing = segment_bytes, WriteFailures(patience_s)
         self._state = threading.Lock()  # protects _segments: the writer adds, callers release
         self._segments: dict[int, _Segment] = {}
         self._recoverable: list[int] = []
@@ -106,11 +106,11 @@ class Journal:
             for offset, payload in files.scan(self._path(number)):
                 position = Position(number, offset, len(payload))
                 with self._state:
-                    self._segments[number].held[offset] = position
+                    self._segments[number].pending[offset] = position
                 yield position, payload
             with self._state:
                 self._segments[number].is_pinned = False
-                is_free = not self._segments[number].held
+                is_free = not self._segments[number].pending
             if is_free:
                 self._queue.put(_Sweep())
 
@@ -137,8 +137,8 @@ class Journal:
             segment = self._segments.get(position.segment)
             if segment is None:
                 return
-            segment.held.pop(position.offset, None)
-            is_free = not segment.held and not segment.is_pinned
+            segment.pending.pop(position.offset, None)
+            is_free = not segment.pending and not segment.is_pinned
         if is_free:
             self._queue.put(_Sweep())
 
@@ -151,7 +151,9 @@ class Journal:
         """Oldest first."""
         with self._state:
             return [
-                SegmentInfo(number, segment.size_bytes, len(segment.held), next(iter(segment.held.values()), None))
+                SegmentInfo(
+                    number, segment.size_bytes, len(segment.pending), next(iter(segment.pending.values()), None)
+                )
                 for number, segment in sorted(self._segments.items())
             ]
 
@@ -226,12 +228,12 @@ class Journal:
         with self._state:
             segment = self._segments[active.segment]
             segment.size_bytes = active.size_bytes
-            segment.held.update((position.offset, position) for position in positions)
+            segment.pending.update((position.offset, position) for position in positions)
         return positions
 
     def _sweep(self) -> None:
         with self._state:
-            free = [n for n, segment in self._segments.items() if not segment.held and not segment.is_pinned]
+            free = [n for n, segment in self._segments.items() if not segment.pending and not segment.is_pinned]
             for number in free:
                 del self._segments[number]
         if not free:

@@ -8,13 +8,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, bindparam, exists, select, update
 
 from palestra.store.checkpoints import is_alive
-from palestra.store.records import CheckpointStatus, Model, ModelStatus, Page
+from palestra.store.records import CheckpointStatus, ModelRow, ModelStatus, Page
 from palestra.store.rows import fetch_all, fetch_one, fetch_page, insert_once
 from palestra.store.tables import checkpoints, sessions
 from palestra.store.tables import models as t
 
 
-def insert_model(conn: Connection, model: Model) -> Model:
+def insert_model(conn: Connection, model: ModelRow) -> ModelRow:
     """What is stored then: this one, or the first of that id."""
     if insert_once(conn, t, msgspec.to_builtins(model)):
         return model
@@ -23,24 +23,24 @@ def insert_model(conn: Connection, model: Model) -> Model:
     return stored
 
 
-def get_model(conn: Connection, model_id: str) -> Model | None:
-    return fetch_one(conn, Model, select(t).where(t.c.model_id == model_id))
+def get_model(conn: Connection, model_id: str) -> ModelRow | None:
+    return fetch_one(conn, ModelRow, select(t).where(t.c.model_id == model_id))
 
 
-def models_of_session(conn: Connection, session_id: str) -> list[Model]:
+def models_of_session(conn: Connection, session_id: str) -> list[ModelRow]:
     """In order of creation."""
     query = select(t).where(t.c.session_id == session_id).order_by(t.c.created_at, t.c.model_id)
-    return fetch_all(conn, Model, query)
+    return fetch_all(conn, ModelRow, query)
 
 
-def models_in(conn: Connection, statuses: Collection[ModelStatus]) -> list[Model]:
+def models_in(conn: Connection, statuses: Collection[ModelStatus]) -> list[ModelRow]:
     query = select(t).where(t.c.status.in_(statuses)).order_by(t.c.created_at, t.c.model_id)
-    return fetch_all(conn, Model, query)
+    return fetch_all(conn, ModelRow, query)
 
 
-def corrupted_models(conn: Connection) -> list[Model]:
+def corrupted_models(conn: Connection) -> list[ModelRow]:
     """Those whose state was lost."""
-    return fetch_all(conn, Model, select(t).where(t.c.corrupted))
+    return fetch_all(conn, ModelRow, select(t).where(t.c.corrupted))
 
 
 def list_models(
@@ -51,7 +51,7 @@ def list_models(
     project_id: str | None = None,
     limit: int | None = None,
     offset: int = 0,
-) -> Page[Model]:
+) -> Page[ModelRow]:
     """Newest first; of every owner and project when none is named. `public_at`: beside the owner's also those of others
     with a checkpoint that is public then."""
     query = select(t).order_by(t.c.created_at.desc(), t.c.model_id.desc())
@@ -59,7 +59,7 @@ def list_models(
         query = query.where(t.c.owner == owner if public_at is None else (t.c.owner == owner) | _is_public(public_at))
     if project_id is not None:
         query = query.join(sessions, sessions.c.session_id == t.c.session_id).where(sessions.c.project_id == project_id)
-    return fetch_page(conn, Model, query, limit=limit, offset=offset)
+    return fetch_page(conn, ModelRow, query, limit=limit, offset=offset)
 
 
 def is_public(conn: Connection, model_id: str, now: float) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
 from palestra.types import LoraConfig
+from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
 
 T = TypeVar("T")
@@ -21,14 +22,14 @@ class SessionStatus(StrEnum):
     """No heartbeat for too long."""
 
 
-class Session(Struct, frozen=True, kw_only=True):
+class SessionRow(Struct, frozen=True, kw_only=True):
     session_id: str
     owner: str
     created_at: float
     last_heartbeat_at: float
     status: SessionStatus = SessionStatus.ACTIVE
     tags: list[str] = []
-    user_metadata: dict[str, Any] = {}
+    user_metadata: JsonObject = {}
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
@@ -64,7 +65,7 @@ class SessionSearch(Struct, frozen=True, kw_only=True):
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
-    session: Session
+    session: SessionRow
     checkpoints_count: int
     checkpoint_storage_bytes: int
 
@@ -86,7 +87,7 @@ class ModelStatus(StrEnum):
 LOADED = (ModelStatus.PENDING, ModelStatus.READY)
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class ModelRow(Struct, frozen=True, kw_only=True):
     model_id: str
     session_id: str
     owner: str
@@ -94,7 +95,7 @@ class Model(Struct, frozen=True, kw_only=True):
     lora: LoraConfig
     created_at: float
     last_request_at: float
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: JsonObject | None = None
     status: ModelStatus = ModelStatus.PENDING
     error: str | None = None
     snapshot_seq: int = -1
@@ -107,8 +108,8 @@ class SamplerStatus(StrEnum):
     GONE = "gone"
 
 
-class Sampler(Struct, frozen=True, kw_only=True):
-    """Of a base model, of a saved checkpoint (`model_path`, `folder`), or kept by a model after request `seq_id`."""
+class SamplerRow(Struct, frozen=True, kw_only=True):
+    """Samples a base model, a saved checkpoint (`model_path`, `folder`), or what a model was after request `seq_id`."""
 
     sampler_id: str
     session_id: str
@@ -146,7 +147,7 @@ class CheckpointKey(Struct, frozen=True):
         return f"tinker://{self.model_id}/{self.kind}/{self.name}"
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True):
+class CheckpointRow(Struct, frozen=True, kw_only=True):
     """What a path leads to. While it is replaced it goes on serving its `folder`; see `Save`."""
 
     model_id: str
@@ -173,7 +174,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
         return CheckpointKey(self.model_id, self.kind, self.name)
 
 
-class Save(Struct, frozen=True, kw_only=True):
+class PendingSave(Struct, frozen=True, kw_only=True):
     """A checkpoint that is being written. Several may be under way for one name; the latest request wins."""
 
     request_id: str
@@ -192,8 +193,8 @@ class Save(Struct, frozen=True, kw_only=True):
         return CheckpointKey(self.model_id, self.kind, self.name)
 
 
-class Completion(Struct, frozen=True, kw_only=True):
-    checkpoint: Checkpoint
+class SaveCompletion(Struct, frozen=True, kw_only=True):
+    checkpoint: CheckpointRow
     obsolete_folder: str | None
     """Nothing leads there any more (live samplers may still)."""
 

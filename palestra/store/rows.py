@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +9,7 @@ from sqlalchemy import Connection, Row, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from palestra.store.records import Page
+from palestra.types.json import JsonMapping
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -35,7 +35,7 @@ def fetch_page(conn: Connection, kind: type[R], query: Select[Any], *, limit: in
     return Page(items=fetch_all(conn, kind, query.limit(limit).offset(offset)), total=total)
 
 
-def insert_once(conn: Connection, table: Table, values: Mapping[str, Any]) -> bool:
+def insert_once(conn: Connection, table: Table, values: JsonMapping) -> bool:
     """False when the primary key is there already: a client repeated itself, the first row stays."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     return conn.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount > 0

@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, Connection, and_, column, exists, func, or
 from palestra.store.records import (
     CheckpointStatus,
     SearchCursor,
-    Session,
     SessionPage,
+    SessionRow,
     SessionSearch,
     SessionSummary,
     StatusFilter,
@@ -21,7 +21,7 @@ from palestra.store.tables import sessions as t
 def search_sessions(conn: Connection, search: SessionSearch) -> SessionPage:
     """Newest first, one page; what is created meanwhile does not shift the next one."""
     query = select(t).where(*_conditions(conn, search)).order_by(t.c.created_at.desc(), t.c.session_id.desc())
-    found = fetch_all(conn, Session, query.limit(search.limit + 1))
+    found = fetch_all(conn, SessionRow, query.limit(search.limit + 1))
     page = found[: search.limit]
     cursor = None
     if len(found) > len(page):
@@ -51,10 +51,10 @@ def _conditions(conn: Connection, search: SessionSearch) -> list[ColumnElement[b
     return conditions
 
 
-def _has_status(wanted: StatusFilter) -> ColumnElement[bool]:
-    if wanted.finish_reasons is None:
-        return t.c.status == wanted.status
-    return and_(t.c.status == wanted.status, t.c.finish_reason.in_(wanted.finish_reasons))
+def _has_status(status: StatusFilter) -> ColumnElement[bool]:
+    if status.finish_reasons is None:
+        return t.c.status == status.status
+    return and_(t.c.status == status.status, t.c.finish_reason.in_(status.finish_reasons))
 
 
 def _has_metadata(conn: Connection, key: str, value: str) -> ColumnElement[bool]:
@@ -65,7 +65,7 @@ def _has_metadata(conn: Connection, key: str, value: str) -> ColumnElement[bool]
     return exists(select(column("key")).select_from(entry).where(entry.c.key == key, entry.c.value == value))
 
 
-def _with_checkpoints(conn: Connection, sessions: list[Session]) -> list[SessionSummary]:
+def _with_checkpoints(conn: Connection, sessions: list[SessionRow]) -> list[SessionSummary]:
     c = checkpoints.c
     counts = (
         select(models.c.session_id, func.count(), func.coalesce(func.sum(c.size_bytes), 0))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy import Connection, bindparam, select, update
 
-from palestra.store.records import Page, Session, SessionStatus
+from palestra.store.records import Page, SessionRow, SessionStatus
 from palestra.store.rows import fetch_all, fetch_one, fetch_page, insert_once
 from palestra.store.tables import sessions as t
 
 
-def insert_session(conn: Connection, session: Session) -> Session:
+def insert_session(conn: Connection, session: SessionRow) -> SessionRow:
     """What is stored then: this one, or the first of that id."""
     # To the microsecond: a search cursor goes through a datetime and must come back equal.
     session = msgspec.structs.replace(session, created_at=round(session.created_at, 6))
@@ -23,22 +23,22 @@ def insert_session(conn: Connection, session: Session) -> Session:
     return stored
 
 
-def get_session(conn: Connection, session_id: str) -> Session | None:
-    return fetch_one(conn, Session, select(t).where(t.c.session_id == session_id))
+def get_session(conn: Connection, session_id: str) -> SessionRow | None:
+    return fetch_one(conn, SessionRow, select(t).where(t.c.session_id == session_id))
 
 
 def list_sessions(
     conn: Connection, *, owner: str | None = None, limit: int | None = None, offset: int = 0
-) -> Page[Session]:
+) -> Page[SessionRow]:
     """Newest first; of every owner when none is named."""
     query = select(t).order_by(t.c.created_at.desc(), t.c.session_id.desc())
     if owner is not None:
         query = query.where(t.c.owner == owner)
-    return fetch_page(conn, Session, query, limit=limit, offset=offset)
+    return fetch_page(conn, SessionRow, query, limit=limit, offset=offset)
 
 
-def active_sessions(conn: Connection) -> list[Session]:
-    return fetch_all(conn, Session, select(t).where(t.c.status == SessionStatus.ACTIVE).order_by(t.c.created_at))
+def active_sessions(conn: Connection) -> list[SessionRow]:
+    return fetch_all(conn, SessionRow, select(t).where(t.c.status == SessionStatus.ACTIVE).order_by(t.c.created_at))
 
 
 def touch_sessions(conn: Connection, heartbeats: Mapping[str, float]) -> None:

@@ -22,6 +22,7 @@ from palestra.store.tables import episodes as e
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
 from palestra.store.tables import unanswered_turns as w
+from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
 
 
@@ -53,7 +54,7 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     weights: str
     """Exactly which: two turns with the same text here were sampled from the same weights."""
     version: int | None = None
-    """Of an episode's run, as its trainer counts them."""
+    """Version of the weights of an episode's run, as its trainer counts them."""
     temperature: float
     match: str
     """How its prompt was found: new, continued, branched, unmatched, given."""
@@ -64,23 +65,23 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     sample_s: float
     """From there until it was sampled, waiting included."""
     compute_s: float
-    """Of the engine's time."""
+    """Time that the engine computed."""
     begun: int = 0
-    """Of the prompt's tokens, how many are the beginning of the answer, which the request had continued."""
+    """How many of the prompt's tokens begin the answer, where the request continued its final message."""
     drift: bool = False
     """The chat template would have rewritten what was read and sampled before; the ids that were held stand."""
     cached_tokens: int = 0
-    params: dict[str, Any] = {}
-    """Of the sampling, as far as they differ from the defaults."""
+    params: JsonObject = {}
+    """Sampling parameters, as far as they differ from the defaults."""
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
     heard: str = ""
-    """Of a chat: the messages that its parent does not have, as JSON."""
+    """The messages of a chat that its parent does not have, as JSON."""
     told: str = ""
-    """Of a chat: the answers as messages, one for each sample, as JSON."""
+    """The answers of a chat as messages, one for each sample, as JSON."""
 
 
-class Turn(Struct, frozen=True, kw_only=True):
+class TraceTurn(Struct, frozen=True, kw_only=True):
     prompt: list[int]
     """All of it."""
     samples: list[TurnSample]
@@ -95,7 +96,7 @@ class KeptAnswer(Struct, frozen=True, kw_only=True):
     """What a sample is found again by."""
 
     name: bytes
-    """Of the conversation up to and with it; whose it is goes into the name."""
+    """A hash of the conversation up to and with it, and of its owner."""
     thoughts: dict[int, str]
     """What was thought in it, by the place of the message, as far as the parent does not know."""
 
@@ -122,7 +123,7 @@ class Purge(Struct, frozen=True, kw_only=True):
     before: float
     """Those nothing was added to since then go."""
     max_turns: int
-    """Of each owner; the traces that were used longest ago go first."""
+    """Turns that each owner may have; the traces that were used longest ago go first."""
 
 
 class TurnKey(Struct, frozen=True):
@@ -141,7 +142,7 @@ _GROW = update(t).where(t.c.trace_id == bindparam("trace")).values(turns=bindpar
 def append_turn(
     conn: Connection,
     trace: Trace,
-    turn: Turn,
+    turn: TraceTurn,
     read: Sequence[int],
     answers: Sequence[KeptAnswer] = (),
     *,
@@ -213,9 +214,9 @@ def traces_of(conn: Connection, origin: str, owner: str) -> list[Trace]:
     return fetch_all(conn, Trace, query)
 
 
-def turns_of(conn: Connection, trace_id: str) -> list[Turn]:
+def turns_of(conn: Connection, trace_id: str) -> list[TraceTurn]:
     """In the order they were kept: a parent comes before its children."""
-    turns: list[Turn] = []
+    turns: list[TraceTurn] = []
     for row in conn.execute(select(u).where(u.c.trace_id == trace_id).order_by(u.c.number)):
         before: list[int] = []
         if row.parent is not None:
@@ -223,7 +224,7 @@ def turns_of(conn: Connection, trace_id: str) -> list[Turn]:
             before = [*parent.prompt, *parent.samples[row.parent_sample].tokens]
         packed = msgspec.msgpack.decode(row.samples, type=list[_PackedSample])
         turns.append(
-            Turn(
+            TraceTurn(
                 number=row.number,
                 parent=row.parent,
                 parent_sample=row.parent_sample,

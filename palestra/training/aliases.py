@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from palestra.episodes.client.exchange import CONNECT_S
+from palestra.episodes.client.http_exchange import CONNECT_S
+from palestra.types.json import JsonObject
 
 TIMEOUT_S = 10.0  # a step waits for it
 LOCAL_KEY = "tml-local"
@@ -56,24 +56,24 @@ class AliasClient:
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout) as http:
             yield cls(http, url)
 
-    async def list(self) -> list[dict[str, Any]]:
+    async def list(self) -> list[JsonObject]:
         return (await self._call("GET", ""))["data"]
 
-    async def put(self, name: str, model: str) -> dict[str, Any]:
+    async def put(self, name: str, model: str) -> JsonObject:
         return await self._call("PUT", f"/{quote(name, safe='')}", {"model": model})
 
     async def delete(self, name: str) -> None:
         await self._call("DELETE", f"/{quote(name, safe='')}")
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _call(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
         try:
             answer = await self._http.request(method, f"/v1/aliases{path}", json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise AliasesSilent(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
-        told = _content(answer)
-        if answer.is_success and told.get("object") in ("alias", "list"):
-            return told
-        refusal = told.get("error")
+        content = _content(answer)
+        if answer.is_success and content.get("object") in ("alias", "list"):
+            return content
+        refusal = content.get("error")
         refusal = refusal if isinstance(refusal, dict) else {}
         if answer.is_success or (answer.status_code in (404, 405) and refusal.get("code") not in OURS):
             raise NoAliases(f"{self.url} knows no aliases")
@@ -81,13 +81,13 @@ class AliasClient:
         raise kind(refusal.get("message") or f"{answer.status_code} {answer.reason_phrase}")
 
 
-def _content(answer: httpx.Response) -> dict[str, Any]:
+def _content(answer: httpx.Response) -> JsonObject:
     """Empty where it is not ours: what else listens there may say anything."""
     try:
-        told = answer.json()
+        content = answer.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 class RunAlias:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from palestra.episodes import EpisodeApiError, EpisodeClient, EpisodeClientError
 from palestra.episodes.client import api
-from palestra.episodes.client.calls import REACH_S
+from palestra.episodes.client.retries import REACH_S
 from palestra.training.policy import PolicyError, ServerUnreachable
 
 LOOK_EVERY_S = 5.0

@@ -15,14 +15,14 @@ import psutil
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.bundled import bundled_model
-from palestra.config.hub import find_in_cache, is_hub_id
+from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, TrainModel
 from palestra.runs.reader import RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.batches.conversations import DataError
+from palestra.training.batches.conversations import DatasetError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
-from palestra.training.listener import Listener
+from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
 from palestra.training.loops.grpo_run import open_environments, run_grpo
 from palestra.training.loops.imitation import (
@@ -34,23 +34,24 @@ from palestra.training.loops.imitation import (
 )
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.own_server import own_server
-from palestra.training.policy import PolicyError, SamplingError, ServerUnreachable, Start
+from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
 from palestra.training.rollouts.collecting import TrainingError
-from palestra.training.session import Session
-from palestra.training.state import Checkpoints, RunState, StateError
+from palestra.training.session import TrainingSession
+from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
+from palestra.types.json import JsonObject
 
 
 class SetupError(ValueError):
     """The run cannot begin: what is missing, and what to type."""
 
 
-RUN_ERRORS = (SetupError, ChatError, DataError, PolicyError, SamplingError, StateError, TrainingError, RunError)
+RUN_ERRORS = (SetupError, ChatError, DatasetError, PolicyError, SamplingError, StateError, TrainingError, RunError)
 """What a run may end with that is not a bug of ours."""
 
 
-async def train(config: RunConfig, run: RunFolder, listener: Listener) -> dict[str, Any]:
+async def train(config: RunConfig, run: RunFolder, listener: RunListener) -> JsonObject:
     """From the newest checkpoint in the run's folder, or from the beginning; returns the summary. What ends the run
     before its time is recorded, then raised."""
     try:
@@ -96,7 +97,7 @@ def check_model(folder: Path) -> None:
         )
 
 
-def loop_of(config: RunConfig, session: Session) -> Coroutine[Any, Any, RunStatus]:
+def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, RunStatus]:
     match config:
         case GrpoConfig():
             return run_grpo(config, session)
@@ -109,7 +110,7 @@ def loop_of(config: RunConfig, session: Session) -> Coroutine[Any, Any, RunStatu
 
 
 @asynccontextmanager
-async def open_session(config: RunConfig, run: RunFolder, listener: Listener) -> AsyncIterator[Session]:
+async def open_session(config: RunConfig, run: RunFolder, listener: RunListener) -> AsyncIterator[TrainingSession]:
     tokenizer = ChatTokenizer.load(tokenizer_folder(config))
     async with AsyncExitStack() as stack:
         url, name = config.server, config.model.name
@@ -120,23 +121,23 @@ async def open_session(config: RunConfig, run: RunFolder, listener: Listener) ->
         else:
             await wait_reachable(url, config.server_patience_s, listener.note)
             stack.enter_context(guarded(until_unreachable(url, config.server_patience_s), ServerUnreachable))
-        checkpoints = Checkpoints(run.path / "checkpoints", config.checkpoint.keep)
+        checkpoints = RunCheckpoints(run.path / "checkpoints", config.checkpoint.keep)
         state = checkpoints.newest()
-        wanted = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
+        adapter_settings = {"rank": config.model.rank, "seed": config.seed, "train_unembed": config.model.train_unembed}
         if state is None:
             address = await first_weights(config, run, listener, url)
-            start = Start(**wanted, address=address, with_optimizer=False)
+            start = PolicyStart(**adapter_settings, address=address, with_optimizer=False)
         else:
-            start = Start(**wanted, address=state.address)
+            start = PolicyStart(**adapter_settings, address=state.address)
             listener.note(f"going on after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
         policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias))
         run.change_config(config)  # only now: a resume that cannot begin must not spoil what is saved
-        trackers = stack.enter_context(told_the_end(open_trackers(config.trackers, run)))
-        yield Session(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
+        trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
+        yield TrainingSession(policy, tokenizer, run, checkpoints, state or RunState(), listener, trackers, url)
 
 
-async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, url: str) -> str | None:
+async def first_weights(config: RunConfig, run: RunFolder, listener: RunListener, url: str) -> str | None:
     """What the config names, or what has been learned by imitation: an SFT run in the run's folder, at the same server,
     which goes on where it was if it was interrupted."""
     if not isinstance(config, GrpoConfig) or config.imitation is None:
@@ -148,14 +149,14 @@ async def first_weights(config: RunConfig, run: RunFolder, listener: Listener, u
     is_begun = (path / "config.json").exists()
     with RunFolder.open(path) if is_begun else RunFolder.create(run.path, IMITATION, sft) as within:
         await train(sft, within, ImitationNotes(listener, sft.steps))
-    newest = Checkpoints(path / "checkpoints", keep=1).newest()
+    newest = RunCheckpoints(path / "checkpoints", keep=1).newest()
     assert newest is not None  # the last step is kept in any case
     run.event(EventKind.IMITATED, steps=newest.step, address=newest.address)
     return newest.address
 
 
 @contextmanager
-def told_the_end(trackers: Trackers) -> Iterator[Trackers]:
+def reporting_the_end(trackers: Trackers) -> Iterator[Trackers]:
     status = RunStatus.FAILED
     try:
         yield trackers

@@ -20,7 +20,7 @@ class Stage(StrEnum):
     EVAL = "eval"
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     def stage(self, stage: Stage, done: int, total: int) -> None:
         """Work within a step has got so far."""
         ...

@@ -26,7 +26,7 @@ class SamplingError(Exception):
     """One request could not be answered, and asking again at once will not help."""
 
 
-class Sampler(Protocol):
+class PolicySampler(Protocol):
     """Weights that do not change any more."""
 
     @property
@@ -46,7 +46,7 @@ class Sampler(Protocol):
         ...
 
 
-class Start(Struct, kw_only=True):
+class PolicyStart(Struct, kw_only=True):
     """What a policy begins with: a fresh adapter, or what was saved at an address."""
 
     rank: int
@@ -56,7 +56,7 @@ class Start(Struct, kw_only=True):
     with_optimizer: bool = True
 
 
-class Update(Struct, kw_only=True):
+class PolicyUpdate(Struct, kw_only=True):
     """What one pass over a batch found."""
 
     metrics: dict[str, float]
@@ -69,23 +69,23 @@ class Policy(Protocol):
 
     async def update(
         self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
-    ) -> Update:
+    ) -> PolicyUpdate:
         """One optimizer step. For cross_entropy the advantages are the weights."""
         ...
 
-    async def forward(self, batch: Sequence[TrainSequence]) -> Update:
+    async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
         """Cross entropy, changing nothing."""
         ...
 
-    async def publish(self, version: int) -> Sampler:
+    async def publish(self, version: int) -> PolicySampler:
         """Freeze the weights as they are now."""
         ...
 
-    async def base(self) -> Sampler:
+    async def base(self) -> PolicySampler:
         """The model without the adapter."""
         ...
 
-    async def frozen(self, address: str) -> Sampler:
+    async def frozen(self, address: str) -> PolicySampler:
         """Weights as they were saved, whatever has become of the policy since."""
         ...
 

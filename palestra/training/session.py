@@ -11,22 +11,22 @@ from msgspec import Struct
 
 from palestra.chat import ChatTokenizer
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.listener import Listener
+from palestra.training.listener import RunListener
 from palestra.training.policy import Policy
-from palestra.training.state import Checkpoints, RunState
+from palestra.training.state import RunCheckpoints, RunState
 from palestra.training.trackers import Trackers
 
 
-class Session(Struct):
+class TrainingSession(Struct):
     policy: Policy
     tokenizer: ChatTokenizer
     run: RunFolder
-    checkpoints: Checkpoints
+    checkpoints: RunCheckpoints
     state: RunState
-    listener: Listener
+    listener: RunListener
     trackers: Trackers
     url: str
-    """Of the server."""
+    """Address of the server."""
 
     async def track(self, step: int, metrics: dict[str, float]) -> None:
         """Trackers may talk to a network: not in the loop's own thread."""

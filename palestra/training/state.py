@@ -25,17 +25,17 @@ class RunState(msgspec.Struct, kw_only=True):
     pending: list[int] = []
     """Positions before it that were begun and not used (asynchronous runs)."""
     address: str = ""
-    """Of weights and optimizer on the server."""
+    """Address of weights and optimizer on the server."""
     evaluated: int = -1
     """The last step whose weights were evaluated."""
     best: float | None = None
-    """Of the metric that may end the run early."""
+    """Best value of the metric that may end the run early."""
     evaluations_since_best: int = 0
     cursor: int = 0
     """In the log of played groups, where rollouts are episodes: all up to it is in these weights, or set aside."""
 
 
-class Checkpoints:
+class RunCheckpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
 

@@ -15,7 +15,7 @@ import tinker
 from tinker import types
 
 from palestra.training.aliases import RunAlias, api_key
-from palestra.training.policy import PolicyError, SamplingError, Start, Update
+from palestra.training.policy import PolicyError, PolicyStart, PolicyUpdate, SamplingError
 from palestra.types import AdamParams, SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import TrainSequence
 
@@ -27,7 +27,7 @@ FINAL = "final"
 """The last weights, saved for sampling."""
 
 
-class Server(TypedDict):
+class TinkerServer(TypedDict):
     """What every client of the SDK is opened with."""
 
     base_url: str | None
@@ -51,7 +51,7 @@ class TinkerSampler:
         return self._client._sampling_session_id  # the SDK (0.36) tells its id nowhere else
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        wanted = types.SamplingParams(
+        params_out = types.SamplingParams(
             max_tokens=params.max_tokens,
             seed=params.seed,
             temperature=params.temperature,
@@ -60,7 +60,7 @@ class TinkerSampler:
             stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
         )
         with translated(SamplingError, "sampling failed"):
-            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, wanted)
+            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, params_out)
         return [
             SampledSequence(
                 tokens=list(one.tokens), logprobs=list(one.logprobs or []), stop_reason=StopReason(one.stop_reason)
@@ -82,7 +82,7 @@ class TinkerPolicy:
         service: tinker.ServiceClient,
         model: tinker.TrainingClient,
         base_model: str,
-        server: Server,
+        server: TinkerServer,
         alias: RunAlias | None,
     ):
         self._service, self._model, self._base_model, self._server = service, model, base_model, server
@@ -91,10 +91,10 @@ class TinkerPolicy:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, url: str | None, base_model: str, start: Start, alias: RunAlias | None = None
+        cls, url: str | None, base_model: str, start: PolicyStart, alias: RunAlias | None = None
     ) -> AsyncIterator[TinkerPolicy]:
         """`url`: None is hosted Tinker, or what TINKER_BASE_URL says. `alias` follows what is published."""
-        server = Server(base_url=url, api_key=api_key())
+        server = TinkerServer(base_url=url, api_key=api_key())
         with translated(PolicyError, f"{url or 'Tinker'} does not give us {base_model} to train"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
             model = await create_model(service, base_model, start)
@@ -112,20 +112,20 @@ class TinkerPolicy:
 
     async def update(
         self, batch: Sequence[TrainSequence], loss: str, loss_config: dict[str, float], adam: AdamParams
-    ) -> Update:
+    ) -> PolicyUpdate:
         data = [to_datum(sequence, loss) for sequence in batch]
         with translated(PolicyError, "the training step failed"):
             # Both are sent before either is awaited: the engine goes from one to the next without us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
             stepped = await self._model.optim_step_async(to_adam(adam))
             output, step = await asyncio.gather(passed.result_async(), stepped.result_async())
-        return Update(metrics={**output.metrics, **(step.metrics or {})}, logprobs=logprobs_of(output))
+        return PolicyUpdate(metrics={**output.metrics, **(step.metrics or {})}, logprobs=logprobs_of(output))
 
-    async def forward(self, batch: Sequence[TrainSequence]) -> Update:
+    async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
         data = [to_datum(sequence, "cross_entropy") for sequence in batch]
         with translated(PolicyError, "the forward pass failed"):
             output = await (await self._model.forward_async(data, "cross_entropy")).result_async()
-        return Update(metrics=dict(output.metrics), logprobs=logprobs_of(output))
+        return PolicyUpdate(metrics=dict(output.metrics), logprobs=logprobs_of(output))
 
     async def publish(self, version: int) -> TinkerSampler:
         with translated(PolicyError, "the new weights could not be published"):
@@ -165,7 +165,7 @@ class TinkerPolicy:
             await tinker.RestClient(**self._server).delete_checkpoint_from_tinker_path_async(address)
 
 
-async def create_model(service: tinker.ServiceClient, base_model: str, start: Start) -> tinker.TrainingClient:
+async def create_model(service: tinker.ServiceClient, base_model: str, start: PolicyStart) -> tinker.TrainingClient:
     if start.address is None:
         return await service.create_lora_training_client_async(
             base_model=base_model, rank=start.rank, seed=start.seed, train_unembed=start.train_unembed

@@ -20,6 +20,7 @@ from palestra.runs.facts import flatten
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import EventKind, RunFolder
+from palestra.types.json import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def warn(run: RunFolder, kind: str, error: Exception) -> None:
 class WandbTracker:
     """Options as of `wandb.init`. A resumed run goes on in the same one there."""
 
-    def __init__(self, run: RunFolder, options: dict[str, Any]) -> None:
+    def __init__(self, run: RunFolder, options: JsonObject) -> None:
         wandb: Any = import_module("wandb")
         known = {
             "project": "palestra",
@@ -109,7 +110,7 @@ class WandbTracker:
 class MlflowTracker:
     """Options: `tracking_uri` (default: MLFLOW_TRACKING_URI, or mlflow.db beside the runs), `experiment`, `tags`."""
 
-    def __init__(self, run: RunFolder, options: dict[str, Any]) -> None:
+    def __init__(self, run: RunFolder, options: JsonObject) -> None:
         mlflow: Any = import_module("mlflow")
         if unknown := options.keys() - {"tracking_uri", "experiment", "tags"}:
             raise RunError(f"tracker 'mlflow' has no option {min(unknown)!r}; it knows tracking_uri, experiment, tags")
@@ -144,7 +145,7 @@ class MlflowTracker:
         artifacts = (beside.path.parent / "mlflow").as_uri() if beside else None
         return self._client.create_experiment(name, artifact_location=artifacts)
 
-    def _write_params(self, config: dict[str, Any]) -> None:
+    def _write_params(self, config: JsonObject) -> None:
         params = [self._entities.Param(key, str(value)[:6000]) for key, value in flatten(config).items()]
         for first in range(0, len(params), MLFLOW_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MLFLOW_PARAMS])
@@ -153,7 +154,7 @@ class MlflowTracker:
 class TensorboardTracker:
     """Options as of tensorboardX's SummaryWriter. Files in the run's folder: `tensorboard --logdir runs`."""
 
-    def __init__(self, run: RunFolder, options: dict[str, Any]) -> None:
+    def __init__(self, run: RunFolder, options: JsonObject) -> None:
         self._open = import_module("tensorboardX").SummaryWriter
         self._options = {"logdir": str(run.path / "tensorboard"), **options}
         self._writer: Any = None
@@ -170,7 +171,7 @@ class TensorboardTracker:
             self._writer.close()
 
 
-TRACKERS: dict[str, Callable[[RunFolder, dict[str, Any]], Tracker]] = {
+TRACKERS: dict[str, Callable[[RunFolder, JsonObject], Tracker]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
     "tensorboard": TensorboardTracker,

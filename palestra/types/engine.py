@@ -151,7 +151,7 @@ class Blame(StrEnum):
     SERVER = "server"
 
 
-class Failure(Struct, frozen=True, kw_only=True, tag="failure"):
+class EngineFailure(Struct, frozen=True, kw_only=True, tag="failure"):
     message: str
     blame: Blame
 
@@ -179,7 +179,7 @@ class Saved(Struct, frozen=True, kw_only=True, tag="saved"):
     size_bytes: int
 
 
-class Kept(Struct, frozen=True, kw_only=True, tag="kept"):
+class SamplerKept(Struct, frozen=True, kw_only=True, tag="kept"):
     pass
 
 
@@ -187,7 +187,7 @@ class Loaded(Struct, frozen=True, kw_only=True, tag="loaded"):
     pass
 
 
-TrainOutcome = Created | PassResult | StepDone | Saved | Kept | Loaded | Failure
+TrainOutcome = Created | PassResult | StepDone | Saved | SamplerKept | Loaded | EngineFailure
 
 
 class Trained(Struct, frozen=True, kw_only=True, tag="trained"):
@@ -201,7 +201,7 @@ class Trained(Struct, frozen=True, kw_only=True, tag="trained"):
 
 class Sampled(Struct, frozen=True, kw_only=True, tag="sampled"):
     request_id: str
-    outcome: SampleResult | Failure
+    outcome: SampleResult | EngineFailure
     compute_s: float = 0.0
 
 
@@ -256,7 +256,7 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     """Results nobody has said `Stored` for."""
 
 
-class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
+class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
     """Every few seconds from a thread of the worker's, on a line of its own, whatever its compute loop does."""
 
     pid: int
@@ -302,7 +302,7 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     snapshots: int = 0
 
 
-FromWorker = Trained | Sampled | Streamed | Hello | Beat | Snapshotted | Stats
+FromWorker = Trained | Sampled | Streamed | Hello | WorkerHeartbeat | Snapshotted | Stats
 
 encode_message = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
@@ -328,7 +328,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """None: from the model's size, so that a quantum takes some tens of milliseconds."""
     checkpointing: bool = False
     sample_share: float = 0.5
-    """Of the time, while there is both training and sampling to do."""
+    """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: float = 0.03
     numerics: Literal["exact", "fast"] = "exact"
     max_sample_rows: int | None = None
@@ -337,6 +337,6 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sampler_memory_bytes: int = 1 << 30
     snapshot_every_s: float = 10.0
     snapshot_every_bytes: int = 64 << 20
-    """Of training requests."""
+    """A snapshot is made after so many bytes of training requests."""
     server_timeout_s: float = 30.0
     beat_every_s: float = 5.0

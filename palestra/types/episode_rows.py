@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from msgspec import Struct, field
 
-from palestra.types.episodes import EpisodeState, GroupState, Loss, RunSettings
+from palestra.types.episodes import AttemptLoss, EpisodeState, GroupState, RunSettings
 from palestra.types.readiness import make_ready
 
 Key = str | tuple[str, ...]
@@ -41,7 +41,7 @@ class GroupRow(Struct, frozen=True, kw_only=True, gc=False):
     state: GroupState
     reason: str
     number: int | None
-    """Of its delivery."""
+    """Number of its delivery."""
     serial: int
     """In its run, in the order of registration."""
     made: int
@@ -75,7 +75,7 @@ class EpisodeRow(Struct, frozen=True, kw_only=True, gc=False):
     oldest_version: int | None
     calls: int
     sampled: int
-    losses: list[Loss]
+    losses: list[AttemptLoss]
     result: str | None
     """The `EpisodeResult` as JSON, keys sorted."""
 
@@ -92,7 +92,7 @@ class Tombstone(Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
     """That ended; of a group its serial number, negated."""
     digest: bytes
-    """Of its result, or of how it was registered; empty where there is no result."""
+    """A hash of its result, or of how it was registered; empty where there is no result."""
     until: float
 
     key = property(attrgetter("name"))

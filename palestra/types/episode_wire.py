@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from palestra.types.episodes import (
-    Beat,
     ClaimRequest,
-    Ended,
+    EndAnswer,
     EndRequest,
     EpisodeInfo,
+    HeartbeatAnswer,
     Lease,
     LeaseRef,
     NewGroup,
@@ -67,23 +67,23 @@ class Claimed(Struct, frozen=True):
     """Where there are none, though something waits: paused, trainer_behind, engine_full, client_share; in words."""
 
 
-class Heartbeat(Struct, frozen=True, kw_only=True):
+class HeartbeatRequest(Struct, frozen=True, kw_only=True):
     leases: list[LeaseRef]
     client_id: str = ""
     """Not needed with an episode's own key."""
 
 
-class Beats(Struct, frozen=True):
-    beats: list[Beat]
+class HeartbeatAnswers(Struct, frozen=True):
+    beats: list[HeartbeatAnswer]
 
 
-class Ends(Struct, frozen=True, kw_only=True):
+class EndRequests(Struct, frozen=True, kw_only=True):
     ends: list[EndRequest]
     client_id: str = ""
 
 
 class EndedEpisodes(Struct, frozen=True):
-    ended: list[Ended]
+    ended: list[EndAnswer]
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class Cancelled(Struct, frozen=True):
     cancelled: int
 
 
-class Deleted(Struct, frozen=True):
+class RunDeleted(Struct, frozen=True):
     deleted: int
     """Episodes that were its."""
 
@@ -124,8 +124,20 @@ class EpisodePage(Struct, frozen=True):
 make_ready(__name__)
 
 
-BODIES = (PutRun, NewGroups, Commit, Weights, Empty, ClaimRequest, Heartbeat, Ends, Release, Cancel, Requeue)
+BODIES = (
+    PutRun,
+    NewGroups,
+    Commit,
+    Weights,
+    Empty,
+    ClaimRequest,
+    HeartbeatRequest,
+    EndRequests,
+    Release,
+    Cancel,
+    Requeue,
+)
 ANSWERS = (
-    *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, Beats, EndedEpisodes),
-    *(Cancelled, Deleted, Requeued, EpisodePage, EpisodeInfo, EpisodeTimeline),
+    *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, HeartbeatAnswers, EndedEpisodes),
+    *(Cancelled, RunDeleted, Requeued, EpisodePage, EpisodeInfo, EpisodeTimeline),
 )

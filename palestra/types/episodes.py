@@ -7,10 +7,10 @@ hold itself, so the garbage collector need not look at them (`gc=False`): up to 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
+from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
 from palestra.types.rollouts import Task
 
@@ -79,7 +79,7 @@ class OutOfBounds(StrEnum):
 
 
 class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
-    """Of each model call in a run. What a call leaves out is as by default, or the nearest that is allowed."""
+    """Bounds on each model call in a run. What a call leaves out is as by default, or the nearest that is allowed."""
 
     min_temperature: float = 0.0
     max_temperature: float | None = None
@@ -91,7 +91,7 @@ class SamplingBounds(Struct, frozen=True, kw_only=True, gc=False):
     max_n: int | None = None
     """Answers to one call. More are refused in any case."""
     outside: OutOfBounds = OutOfBounds.REFUSE
-    """Of temperature, top_p and filters."""
+    """What happens to temperature, top_p and filters that are out of bounds."""
 
 
 class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
@@ -100,10 +100,10 @@ class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     weight_policy: WeightPolicy = WeightPolicy.FINISH
     max_lag: int = 1
     share: float = 1.0
-    """Of the claims, beside other runs that have something queued."""
+    """Share of the claims, beside other runs that have something queued."""
     eval_first: bool = True
     lease_s: float = 60.0
-    """Of a claim that names none. The server bounds all of them."""
+    """Lease of a claim that names none. The server bounds all of them."""
     max_attempts: int = 3
     """Attempts that may expire before the episode is parked."""
     backoff_s: float = 1.0
@@ -112,20 +112,20 @@ class RunSettings(Struct, frozen=True, kw_only=True, gc=False):
     max_ready: int = 100_000
     """Groups that may wait to be committed; with more, nothing is claimed until the trainer has caught up."""
     max_calls: int | None = None
-    """Of the model, in one attempt. None: any number."""
+    """Calls of the model in one attempt. None: any number."""
     max_sampled_tokens: int | None = None
     """In one attempt; a call that begins below it is finished."""
     sampling: SamplingBounds = SamplingBounds()
     client_share: float = 1.0
-    """Of the run's episodes that are queued or leased, the most that one client may hold; one it always may."""
+    """The largest share of the run's queued and leased episodes that one client may hold; it may always hold one."""
     environment_weights: dict[str, float] = {}
-    """Of the claims, by the tasks' environments, where several of the same kind and priority wait. All that are not
-    named count as one, of weight 1. Empty: in the order of registration."""
+    """Weights of the claims, by the tasks' environments, where several of the same kind and priority wait. All that
+    are not named count as one, of weight 1. Empty: in the order of registration."""
     push_to: str = ""
     """A ZeroMQ address where the trainer listens: groups are sent there too, and committed as it acknowledges them."""
 
 
-class Held(StrEnum):
+class ClaimBlocker(StrEnum):
     """Why nothing is claimed, though something waits."""
 
     PAUSED = "paused"
@@ -153,7 +153,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     ended: int = 0
     parked: int = 0
     calls_running: int = 0
-    """Of the model. After a pause, none are left when it is 0."""
+    """Calls of the model under way. After a pause, none are left when it is 0."""
     held: str = ""
     """Why nothing is claimed of it just now: paused, trainer_behind, engine_full; and in words."""
 
@@ -218,7 +218,7 @@ class Lease(Struct, frozen=True, kw_only=True, gc=False):
     seed: int
     tags: dict[str, str]
     version: int
-    """Of the weights, when it was claimed."""
+    """Version of the weights when it was claimed."""
     expires_at: float
     lease_s: float
     """A beat at least this often keeps it."""
@@ -236,7 +236,7 @@ class LeaseRef(Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
 
 
-class Beat(Struct, frozen=True, kw_only=True, gc=False):
+class HeartbeatAnswer(Struct, frozen=True, kw_only=True, gc=False):
     """The answer to a heartbeat."""
 
     episode_id: str
@@ -263,7 +263,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True, gc=False):
     agent_rewards: dict[str, float] = {}
     is_success: bool | None = None
     metrics: dict[str, float] = {}
-    metadata: dict[str, Any] = {}
+    metadata: JsonObject = {}
     error: EpisodeError | None = None
 
     @property
@@ -296,7 +296,7 @@ class EndStatus(StrEnum):
     INVALID = "invalid"
 
 
-class Ended(Struct, frozen=True, kw_only=True, gc=False):
+class EndAnswer(Struct, frozen=True, kw_only=True, gc=False):
     episode_id: str
     attempt: int
     status: EndStatus
@@ -307,7 +307,7 @@ class Ended(Struct, frozen=True, kw_only=True, gc=False):
         return self.status in (EndStatus.ACCEPTED, EndStatus.REPEATED)
 
 
-class Loss(Struct, frozen=True, kw_only=True, gc=False):
+class AttemptLoss(Struct, frozen=True, kw_only=True, gc=False):
     """Why an attempt came to nothing."""
 
     attempt: int
@@ -334,17 +334,17 @@ class EpisodeInfo(Struct, frozen=True, kw_only=True, gc=False):
     expires_at: float | None = None
     """None where no lease ages: also while one of its model calls runs, or its run is paused."""
     lease_s: float = 0.0
-    """Of its last lease."""
+    """Length of its last lease."""
     ended_at: float | None = None
     deadline: float | None = None
     version: int = 0
     """At claim."""
     oldest_version: int | None = None
-    """Of its model calls."""
+    """Oldest version of the weights among its model calls."""
     calls: int = 0
     sampled_tokens: int = 0
     """By its model calls, in this attempt."""
-    losses: list[Loss] = []
+    losses: list[AttemptLoss] = []
     result: EpisodeResult | None = None
     tags: dict[str, str] = {}
 
@@ -354,7 +354,7 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True, gc=False):
     loss_mask: list[int]
     logprobs: list[float]
     temperatures: list[float]
-    """Of the call that each sampled token is from; 0 where read."""
+    """Temperature of the call that each sampled token is from; 0 where read."""
     versions: list[int]
     trace_id: str
     agent: str = ""
@@ -377,7 +377,7 @@ class PlayedGroup(Struct, frozen=True, kw_only=True, gc=False):
     kind: EpisodeKind
     state: GroupState
     reason: str
-    """Of a dropped one."""
+    """Why a dropped group was dropped."""
     episodes: list[PlayedEpisode]
     tags: dict[str, str] = {}
 

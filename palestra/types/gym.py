@@ -43,5 +43,5 @@ def overruled(agent: str | None, rows: Sequence[str]) -> str | None:
 
 
 def is_gym(name: str) -> bool:
-    """Of an environment: `gym`, or `gym:NAME` where a run has several."""
+    """Whether an environment's name is `gym`, or `gym:NAME` where a run has several."""
     return name == GYM or name.startswith(f"{GYM}:")

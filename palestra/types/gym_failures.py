@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL
+from palestra.types.json import JsonMapping, JsonObject
 
 REASON_CHARS = 2_000
 OTHER_REASONS = ("_ng_failure_judge_error", "error")
@@ -71,7 +72,7 @@ OLD_NAMES = {
 """In files of earlier versions."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class RowFailure(Struct, frozen=True, kw_only=True):
     kind: str
     """A FailureClass, or an agent's own word."""
     reason: str
@@ -80,11 +81,11 @@ class Failure(Struct, frozen=True, kw_only=True):
     is_final: bool = False
 
     @classmethod
-    def of(cls, kind: FailureClass, reason: str, status: int | None = None) -> Failure:
+    def of(cls, kind: FailureClass, reason: str, status: int | None = None) -> RowFailure:
         return cls(kind=kind, reason=reason[:REASON_CHARS], status=status, is_final=kind in FINAL)
 
     @classmethod
-    def told_in(cls, fields: Any) -> Failure | None:
+    def stated_in(cls, fields: Any) -> RowFailure | None:
         """Read back from parsed JSON; None where it tells of no failure."""
         kind = fields.get(FAILURE_CLASS) if isinstance(fields, Mapping) else None
         if not kind:
@@ -99,31 +100,33 @@ class Failure(Struct, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def answered(cls, who: str, status: int, body: bytes, otherwise: FailureClass) -> Failure:
+    def answered(cls, who: str, status: int, body: bytes, otherwise: FailureClass) -> RowFailure:
         """From an answer with an error status. What it tells of itself is passed on as it is, so that a reason is said
         once however many servers it came through."""
-        return cls.told_in(_parsed(body)) or cls.of(otherwise, f"{who} answered {status}: {plain_words(body)}", status)
+        return cls.stated_in(_parsed(body)) or cls.of(
+            otherwise, f"{who} answered {status}: {plain_words(body)}", status
+        )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """As it is told in JSON."""
-        told: dict[str, Any] = {FAILURE_CLASS: str(self.kind), FAILURE_REASON: self.reason}
+        fields_out: JsonObject = {FAILURE_CLASS: str(self.kind), FAILURE_REASON: self.reason}
         if self.status is not None:
-            told["status"] = self.status
-        return told | {FAILURE_TERMINAL: True} if self.is_final else told
+            fields_out["status"] = self.status
+        return fields_out | {FAILURE_TERMINAL: True} if self.is_final else fields_out
 
 
-def run_failure(agent: str, status: int, body: bytes) -> Failure:
+def run_failure(agent: str, status: int, body: bytes) -> RowFailure:
     """What an error of an agent's `/run` means."""
     otherwise = FailureClass.ROW_REFUSED if is_refusal(status) else FailureClass.AGENT_ERROR
-    return Failure.answered(agent, status, body, otherwise)
+    return RowFailure.answered(agent, status, body, otherwise)
 
 
 def is_refusal(status: int) -> bool:
-    """Of a request that will be wrong the next time, too."""
+    """Whether a status means that the request will be wrong the next time, too."""
     return 400 <= status < 500 and status not in PASSING
 
 
-def class_in(line: Mapping[str, Any]) -> str:
+def class_in(line: JsonMapping) -> str:
     """What a line of a failures file says, in today's words."""
     kind = str(line.get(FAILURE_CLASS) or FailureClass.AGENT_ERROR)
     return str(OLD_NAMES.get(kind, kind))
@@ -135,16 +138,16 @@ def plain_words(body: bytes) -> str:
     return (words or body.decode(errors="replace"))[:REASON_CHARS]
 
 
-def _words(told: Any) -> str:
-    if isinstance(told, str):
-        return told
-    if isinstance(told, list):
-        return "; ".join(one for one in map(_words, told) if one)
-    if not isinstance(told, Mapping):
+def _words(detail: Any) -> str:
+    if isinstance(detail, str):
+        return detail
+    if isinstance(detail, list):
+        return "; ".join(one for one in map(_words, detail) if one)
+    if not isinstance(detail, Mapping):
         return ""
-    if isinstance(told.get("loc"), list):
-        return f"{'.'.join(map(str, told['loc']))}: {told.get('msg')}"
-    inner = next((told[name] for name in (FAILURE_REASON, "detail", "error", "message") if told.get(name)), None)
+    if isinstance(detail.get("loc"), list):
+        return f"{'.'.join(map(str, detail['loc']))}: {detail.get('msg')}"
+    inner = next((detail[name] for name in (FAILURE_REASON, "detail", "error", "message") if detail.get(name)), None)
     return _words(inner)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct, field
 
+from palestra.types.json import JsonObject
 from palestra.types.sampling import StopReason
 
-Message = dict[str, Any]
+Message = JsonObject
 """`role` and `content`, as chat templates take them."""
 
 
@@ -59,7 +59,7 @@ class Task(Struct, frozen=True, kw_only=True):
     """Unique in its environment; part of every seed."""
     environment: str
     prompt: list[Message]
-    extras: dict[str, Any] = {}
+    extras: JsonObject = {}
     """What the environment needs besides: the answer, a key, a difficulty."""
 
 
@@ -69,10 +69,10 @@ class Turn(Struct, kw_only=True):
     tokens: list[int]
     """As sampled, the end-of-turn token included where it was drawn."""
     logprobs: list[float]
-    """Of `tokens`, under the policy that drew them."""
+    """Log-probabilities of `tokens`, under the policy that drew them."""
     stop: StopReason
     version: int
-    """Of the weights that drew them."""
+    """Version of the weights that drew them."""
     reward: float = 0.0
     text: str = ""
     """`tokens` without special ones: what the environment got."""

@@ -43,7 +43,7 @@ class Grammar(Struct, frozen=True, kw_only=True):
     around: str = ""
     """Lark, too: what may be drawn where `text` is only a part of it, `@answer`. Empty: it is all."""
     is_wide: bool = False
-    """Of Lark: it is put together from schemas, and may branch as widely as they do."""
+    """A Lark grammar that is put together from schemas, and may branch as widely as they do."""
     asked_by: str = ""
     """The field of a request that it comes from: what is wrong with it is said of that."""
 

@@ -22,7 +22,7 @@ class CallSpan(Struct, frozen=True, kw_only=True):
     """Its number in the trace."""
     route: str
     version: int | None
-    """Of the run's weights."""
+    """Version of the run's weights."""
     prompt_tokens: int
     sampled_tokens: int
     agent: str = ""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from palestra.types.episodes import EpisodeKind
+from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
 
 
@@ -39,8 +39,8 @@ class WorkflowOutput(Struct, kw_only=True):
     reward: float | list[float] | None = None
     """A list: one for each step. None: 1 or 0, as `is_success` says."""
     is_success: bool | None = None
-    metadata: dict[str, Any] = {}
-    log_metrics: dict[str, Any] = {}
+    metadata: JsonObject = {}
+    log_metrics: JsonObject = {}
     """Numbers, lists of numbers, or more of them by name."""
 
 
@@ -48,7 +48,7 @@ class ClaimEpisode(Struct, frozen=True, kw_only=True):
     client_uuid: str
     episode_type: EpisodeKind
     allow_discard_timeout: float
-    """Of the lease, in seconds; the server bounds it."""
+    """Length of the lease in seconds; the server bounds it."""
     claim_id: str | None = None
     """Made for each claim: sent again, it gets the same lease. None: a new one each time."""
     wait_s: float | None = None
@@ -59,13 +59,13 @@ class ClaimedEpisode(Struct, frozen=True, kw_only=True):
     success: bool
     client_uuid: str = ""
     episode_uuid: str = ""
-    """Of this attempt alone: when it is lost, the next one has another."""
+    """Name of this attempt alone: when it is lost, the next one has another."""
     openai_base_url: str = ""
     openai_api_key: str = ""
     fail_cause: str = ""
     lease_id: str | None = None
     attempt: int | None = None
-    task: dict[str, Any] | None = None
+    task: JsonObject | None = None
     group_id: str | None = None
     index_in_group: int | None = None
     weight_version: int | None = None
@@ -89,7 +89,7 @@ class EpisodeEnded(Struct, frozen=True, kw_only=True):
 
 
 class AbortEpisode(Struct, frozen=True, kw_only=True):
-    """Of later versions of AgentJet."""
+    """Gives an episode back; sent by later versions of AgentJet."""
 
     client_uuid: str
     episode_uuid: str
@@ -144,7 +144,7 @@ class BufferQuery(Struct, frozen=True, kw_only=True):
 class EpisodeBuffer(Struct, frozen=True, kw_only=True):
     buffer: list[EpisodeStatus]
     total: int = 0
-    """Of which `buffer` may be the first."""
+    """How many there are in all; `buffer` may have only the first."""
 
 
 class Health(Struct, frozen=True):
@@ -182,7 +182,7 @@ class SyncTrainConfig(Struct, frozen=True, kw_only=True):
 class TrainConfigSynced(Struct, frozen=True, kw_only=True):
     success: bool
     error: str | UnsetType = UNSET
-    mapped: dict[str, Any] = {}
+    mapped: JsonObject = {}
     """What the training run is told, by its own keys."""
     unknown: list[str] = []
     """Keys that change nothing here."""

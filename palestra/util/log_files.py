@@ -39,6 +39,6 @@ def last_error(file: Path, since: int = 0) -> str | None:
     return "\n".join(lines[places[-1] :]).removeprefix(ERROR).strip() if places else None
 
 
-def last_words(file: Path) -> str:
+def last_output(file: Path) -> str:
     lines = last_lines(file)
     return lines[-1] if lines else f"it said nothing; see {file}"

@@ -17,9 +17,9 @@ from palestra.environments.sets import EnvironmentSet
 from palestra.training.listener import Silence
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.own_server import own_server
-from palestra.training.policy import Start
+from palestra.training.policy import PolicyStart
 from palestra.training.rollouts.local import LocalRollouts
-from palestra.training.rollouts.player import RolloutSettings, Table
+from palestra.training.rollouts.player import PlayerContext, RolloutSettings
 from palestra.training.tinker_policy import TinkerPolicy
 
 TASKS = 256
@@ -33,7 +33,7 @@ async def main() -> None:
         state, log = Path(scratch, "state"), Path(scratch, "log")
         async with (
             own_server(str(folder), EPHEBE, state, log, print, device="cpu") as url,
-            TinkerPolicy.open(url, EPHEBE, Start(rank=1, seed=0)) as policy,
+            TinkerPolicy.open(url, EPHEBE, PolicyStart(rank=1, seed=0)) as policy,
         ):
             for name in ("stockroom", "arithmetic"):
                 shares = [await success(folder, policy, name, temperature) for temperature in (1.0, 0.0)]
@@ -44,7 +44,7 @@ async def success(folder: Path, policy: TinkerPolicy, name: str, temperature: fl
     config = RolloutConfig(max_tokens=64, max_context=1024)
     with EnvironmentSet([EnvironmentEntry(name=name)], env_threads=4, env_timeout_s=10) as environments:
         settings = RolloutSettings.of(config, temperature)
-        source = LocalRollouts(Table(ChatTokenizer.load(folder), environments, settings))
+        source = LocalRollouts(PlayerContext(ChatTokenizer.load(folder), environments, settings))
         ((_, tasks),) = environments.tasks("eval")
         evaluator = Evaluator(EvalConfig(), tasks[:TASKS], source, 0, Silence())
         _, metrics = await evaluator.evaluate(0, await policy.base())

@@ -18,7 +18,7 @@ PACKAGES = {
     "palestra.model": "The compute core: load a model, train and sample LoRA adapters on it",
     "palestra.types": "Records of training and sampling requests",
     "palestra.chat": "Chat templates as tokens, tool-call parsing",
-    "palestra.chat.tool_formats": "Ways in which models write tool calls",
+    "palestra.chat.tool_parsers": "Ways in which models write tool calls",
     "palestra.config": "The config system",
     "palestra.environments": "Text environments",
     "palestra.environments.fleet": "Fleet tasks",

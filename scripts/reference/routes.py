@@ -16,11 +16,11 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from palestra.config.serve import ServeConfig
-from palestra.environments.platform.faces.app import PlatformApp
-from palestra.environments.platform.faces.door import Door
-from palestra.environments.platform.pool import Pool
-from palestra.gym.front import HEALTH
+from palestra.environments.platform.api.app import PlatformApp
+from palestra.environments.platform.api.auth import PlatformAuth
+from palestra.environments.platform.pool import InstancePool
 from palestra.gym.head import head_app
+from palestra.gym.http_app import HEALTH
 from palestra.gym.models.base import ModelServer
 from palestra.gym.records import GymConfig
 from palestra.gym.servers.agents import AgentServer
@@ -102,8 +102,8 @@ def _listed(routes: Sequence[str], sentences: dict[str, str], what: str, referen
 
 
 def _platform() -> list[str]:
-    with Pool() as pool:
-        return list(_walk(PlatformApp(pool, Door(secret=b"-")).routes, ""))
+    with InstancePool() as pool:
+        return list(_walk(PlatformApp(pool, PlatformAuth(secret=b"-")).routes, ""))
 
 
 def _head() -> list[str]:

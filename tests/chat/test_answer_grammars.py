@@ -12,11 +12,11 @@ import pytest
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
-from palestra.chat.speech import Speech, SpeechParser, put_together
-from palestra.chat.tool_formats import TOOL_FORMATS, ToolFormat
+from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.tool_parsers import TOOL_FORMATS, ToolParser
 from palestra.model import load_tokenizer
-from palestra.model.grammars import Grammars
-from palestra.model.random_tokenizer import write_tokenizer
+from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.model.sampling.grammars import Grammars
 from palestra.types import Grammar, GrammarKind
 
 SCHEMA = {
@@ -85,18 +85,18 @@ def follower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(params=sorted(TOOL_FORMATS))
-def tools(request: pytest.FixtureRequest) -> ToolFormat:
+def tools(request: pytest.FixtureRequest) -> ToolParser:
     return TOOL_FORMATS[request.param]
 
 
-def free(follower: Follower, tools: ToolFormat, *, parallel: bool = True) -> str:
+def free(follower: Follower, tools: ToolParser, *, parallel: bool = True) -> str:
     tokenizer = follower.tokenizer
     calls = tools.grammar(TOOLS, parallel=parallel, special=tokenizer.special_texts)
     around = text_or_calls(tokenizer, tools) + thinking(tokenizer, is_open=False)
     return f"start: thinking text_or_calls\n{around}{calls}"
 
 
-def call(tools: ToolFormat, arguments: dict[str, Any], name: str = "f") -> str:
+def call(tools: ToolParser, arguments: dict[str, Any], name: str = "f") -> str:
     written = json.dumps(arguments)
     return {
         "hermes": f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>',
@@ -105,12 +105,12 @@ def call(tools: ToolFormat, arguments: dict[str, Any], name: str = "f") -> str:
     }[tools.name]
 
 
-def heard(text: str, tools: ToolFormat) -> Speech:
-    parser = SpeechParser(tools)
+def heard(text: str, tools: ToolParser) -> ParsedOutput:
+    parser = ReasoningParser(tools)
     return put_together([*parser.feed(text), *parser.finish()])
 
 
-def test_text_is_free_and_calls_are_not(follower: Follower, tools: ToolFormat) -> None:
+def test_text_is_free_and_calls_are_not(follower: Follower, tools: ToolParser) -> None:
     grammar = free(follower, tools)
     good, bad = call(tools, {"x": -1, "y": "z"}), call(tools, {"x": "1", "y": "z"})
     for text in ("", "Hello, 1 < 2 [a] <b>you</b>\n\n", good, f"<think>hm <b> {bad}</think>\n\n{good}", "<tool_calls"):
@@ -125,13 +125,13 @@ def test_text_is_free_and_calls_are_not(follower: Follower, tools: ToolFormat) -
         assert not follower.accepts(grammar, text), text
 
 
-def test_text_may_come_before_calls_that_have_a_marker(follower: Follower, tools: ToolFormat) -> None:
+def test_text_may_come_before_calls_that_have_a_marker(follower: Follower, tools: ToolParser) -> None:
     text = "Well.\n" + call(tools, {"x": 1, "y": "z"})
     assert follower.accepts(free(follower, tools), text)
     assert bool(heard(text, tools).calls) == (not tools.openings), "or it is text"
 
 
-def test_one_call_is_not_followed_by_another(follower: Follower, tools: ToolFormat) -> None:
+def test_one_call_is_not_followed_by_another(follower: Follower, tools: ToolParser) -> None:
     one = call(tools, {"x": 1, "y": "z"})
     between = {"hermes": "\n", "llama3_json": "; ", "mistral": ""}[tools.name]
     two = one + between + one if tools.name != "mistral" else one[:-1] + ", " + one.removeprefix("[TOOL_CALLS][")
@@ -149,7 +149,7 @@ def test_thoughts_that_the_prompt_has_opened_end_before_the_answer(follower: Fol
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_whatever_is_drawn_is_read_as_it_was_meant(follower: Follower, tools: ToolFormat, parallel: bool) -> None:
+def test_whatever_is_drawn_is_read_as_it_was_meant(follower: Follower, tools: ToolParser, parallel: bool) -> None:
     grammar = free(follower, tools, parallel=parallel)
     likely = (*tools.markers, *tools.openings, "<think>", "</think>", "<", "[", "<function_call>")
     drawn = [text for seed in range(60) if (text := follower.draw(grammar, seed, likely)) is not None]
@@ -162,7 +162,7 @@ def test_whatever_is_drawn_is_read_as_it_was_meant(follower: Follower, tools: To
         assert speech.calls or not any(marker in speech.content for marker in tools.markers)
 
 
-def _check(speech: Speech, parallel: bool) -> None:
+def _check(speech: ParsedOutput, parallel: bool) -> None:
     assert parallel or len(speech.calls) == 1
     for made in speech.calls:
         assert made.name in ("f", "fg")

@@ -14,9 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.conversations import Ask, Conversations, Match, Place, Prompt, Reply
-from palestra.chat.decoding import Decoding
-from palestra.chat.speech import SpeechParser, put_together
+from palestra.chat.conversation_cache import (
+    ConversationCache,
+    HistoryMatch,
+    Prompt,
+    PromptRequest,
+    SampledReply,
+    SampleLocation,
+)
+from palestra.chat.incremental_decoder import IncrementalDecoder
+from palestra.chat.reasoning_parser import ReasoningParser, put_together
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 FAMILIES = ["thinking", "headers", "brackets", "turns", "bars"]
@@ -47,7 +54,7 @@ class Agent:
 
     def __init__(self, style: str, tokenizer: ChatTokenizer, seed: int):
         self.style, self.tokenizer, self.rng = style, tokenizer, random.Random(seed)
-        self.held = Conversations(max_conversations=9, max_tokens=10**6, max_age_s=1e9)
+        self.held = ConversationCache(max_conversations=9, max_tokens=10**6, max_age_s=1e9)
         self.history: list[dict[str, Any]] = []
 
     def text(self, most: int = 6) -> str:
@@ -75,10 +82,10 @@ class Agent:
 
     def told(self, tokens: list[int], prompt: Prompt) -> dict[str, Any]:
         ending = tokens[-1] in self.tokenizer.stop_ids
-        decoding = Decoding(self.tokenizer)
+        decoding = IncrementalDecoder(self.tokenizer)
         text = decoding.feed(tokens[:-1] if ending else tokens) + decoding.finish()
         opened = self.tokenizer.decode(prompt.ids[-3:], skip_special=False).rstrip().endswith("<think>")
-        parser = SpeechParser(self.tokenizer.tool_format, in_thought=opened)
+        parser = ReasoningParser(self.tokenizer.tool_format, in_thought=opened)
         speech = put_together([*parser.feed(text), *parser.finish()])
         message: dict[str, Any] = {"role": "assistant", "content": speech.content}
         if speech.reasoning is not None:
@@ -111,11 +118,11 @@ class Agent:
     def play(self, turns: int) -> Iterator[Prompt]:
         self.history.append({"role": "user", "content": self.text()})
         for turn in range(turns):
-            prompt = self.held.prompt(self.tokenizer, Ask(("o",), self.history, TOOLS))
+            prompt = self.held.prompt(self.tokenizer, PromptRequest(("o",), self.history, TOOLS))
             yield prompt
             tokens = self.sampled()
             message = self.told(tokens, prompt)
-            self.held.keep(prompt, [Reply(message, tokens, Place("t", turn, 0))])
+            self.held.keep(prompt, [SampledReply(message, tokens, SampleLocation("t", turn, 0))])
             self.history += [self.echoed(message), *self.back(message)]
 
 
@@ -131,7 +138,7 @@ def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: s
             if turn == 0:
                 assert prompt.ids == tokenizer.encode_chat(agent.history, TOOLS)
                 continue
-            assert (prompt.match, prompt.candidates) == (Match.CONTINUED, 1)
+            assert (prompt.match, prompt.candidates) == (HistoryMatch.CONTINUED, 1)
             assert prompt.parent is not None
             held = prompt.parent.ids()
             last = max(i for i, message in enumerate(agent.history) if message["role"] == "assistant")
@@ -145,7 +152,7 @@ def test_ids_are_those_read_and_sampled_and_only_what_is_new_is_encoded(style: s
 
 def test_fifty_turns(tokenizer_of: TokenizerOf) -> None:
     prompts = list(Agent("thinking", tokenizer_of("thinking"), 7).play(turns=50))
-    assert all(prompt.match is Match.CONTINUED for prompt in prompts[1:])
+    assert all(prompt.match is HistoryMatch.CONTINUED for prompt in prompts[1:])
     assert all(after.ids[: len(before.ids)] == before.ids for before, after in pairwise(prompts))
 
 
@@ -180,20 +187,20 @@ def test_where_the_template_agrees_the_whole_is_what_it_writes_and_else_it_is_to
     @settings(max_examples=40, deadline=None)
     @given(st.lists(ANSWERS, min_size=1, max_size=4), st.booleans(), st.booleans())
     def check(drawn: list[dict[str, Any]], has_tools: bool, asks: bool) -> None:
-        held = Conversations(max_conversations=9, max_tokens=10**6, max_age_s=1e9)
+        held = ConversationCache(max_conversations=9, max_tokens=10**6, max_age_s=1e9)
         tools = TOOLS if has_tools else None
         history: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
         for turn, one in enumerate(drawn):
-            prompt = held.prompt(tokenizer, Ask(("o",), history, tools))
+            prompt = held.prompt(tokenizer, PromptRequest(("o",), history, tools))
             assert prompt.drift == (prompt.ids != tokenizer.encode_chat(history, tools))
             message, text = answer(style, one)
             tokens = [*encoded(tokenizer, text), tokenizer.turn_end]
-            held.keep(prompt, [Reply(message, tokens, Place("t", turn, 0))])
+            held.keep(prompt, [SampledReply(message, tokens, SampleLocation("t", turn, 0))])
             results = [{"role": "tool", "content": "r", "tool_call_id": "c"}] if one["call"] else []
             history += [message, *results]
             if not results or (asks and style not in ("brackets", "turns")):
                 history.append({"role": "user", "content": "And?"})
-        prompt = held.prompt(tokenizer, Ask(("o",), history, tools))
+        prompt = held.prompt(tokenizer, PromptRequest(("o",), history, tools))
         assert prompt.drift == (prompt.ids != tokenizer.encode_chat(history, tools))
 
     check()

@@ -12,7 +12,13 @@ import pytest
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.canonical import chain, reasoning_of
-from palestra.chat.conversations import Ask, Conversations, Match, Place, Reply
+from palestra.chat.conversation_cache import (
+    ConversationCache,
+    HistoryMatch,
+    PromptRequest,
+    SampledReply,
+    SampleLocation,
+)
 from palestra.chat.errors import TooLongError
 from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json, without_thinking
 
@@ -67,21 +73,23 @@ class _Message(UserDict[str, Any]):
 
 def test_others_are_kept_while_a_history_is_read(tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of("chatml")
-    held = Conversations(max_conversations=100, max_tokens=10**6, max_age_s=1e9)
+    held = ConversationCache(max_conversations=100, max_tokens=10**6, max_age_s=1e9)
     said = {"role": "assistant", "content": "yes"}
-    first = held.prompt(tokenizer, Ask(("me",), [USER]))
-    other = held.prompt(tokenizer, Ask(("other",), [USER]))
+    first = held.prompt(tokenizer, PromptRequest(("me",), [USER]))
+    other = held.prompt(tokenizer, PromptRequest(("other",), [USER]))
     kept: list[int] = []
 
     def keep_another() -> None:
         kept.append(len(kept))
-        held.keep(other, [Reply(said, [65], Place(f"other{len(kept)}", 0, 0))])
+        held.keep(other, [SampledReply(said, [65], SampleLocation(f"other{len(kept)}", 0, 0))])
 
-    held.keep(first, [Reply(_Message(keep_another, "yes"), [65], Place("mine", 0, 0))])  # its name takes time, too
-    prompt = held.prompt(tokenizer, Ask(("me",), [USER, _Message(keep_another, "<think>a</think>yes"), USER]))
-    assert prompt.match is Match.UNMATCHED  # it never thought so
-    prompt = held.prompt(tokenizer, Ask(("me",), [USER, _Message(keep_another, "yes"), USER]))
-    assert prompt.match is Match.CONTINUED
+    held.keep(
+        first, [SampledReply(_Message(keep_another, "yes"), [65], SampleLocation("mine", 0, 0))]
+    )  # its name takes time, too
+    prompt = held.prompt(tokenizer, PromptRequest(("me",), [USER, _Message(keep_another, "<think>a</think>yes"), USER]))
+    assert prompt.match is HistoryMatch.UNMATCHED  # it never thought so
+    prompt = held.prompt(tokenizer, PromptRequest(("me",), [USER, _Message(keep_another, "yes"), USER]))
+    assert prompt.match is HistoryMatch.CONTINUED
     assert len(kept) > 3
 
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ParsedCall, parse_tool_call
-from palestra.chat.speech import Speech, SpeechParser, put_together
-from palestra.chat.tool_formats import tool_format
+from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.tool_parsers import tool_format
 
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'
 
 
-def hear(text: str) -> Speech:
-    parser = SpeechParser(tool_format("hermes"))
+def hear(text: str) -> ParsedOutput:
+    parser = ReasoningParser(tool_format("hermes"))
     return put_together([*parser.feed(text), *parser.finish()])
 
 
@@ -45,10 +45,10 @@ arguments = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.bo
 
 @given(st.lists(st.tuples(st.text(min_size=1), arguments), min_size=1, max_size=4))
 def test_calls_survive_whatever_their_arguments_hold(calls: list[tuple[str, dict[str, Any]]]) -> None:
-    wanted = [ParsedCall(name=name, arguments=given) for name, given in calls]
+    expected = [ParsedCall(name=name, arguments=given) for name, given in calls]
     bodies = [json.dumps({"name": name, "arguments": given}) for name, given in calls]
     found = hear("".join(f"<tool_call>{body}</tool_call>" for body in bodies))
-    assert found.calls == wanted
+    assert found.calls == expected
     assert found.content == ""
 
 

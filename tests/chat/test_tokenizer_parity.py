@@ -59,18 +59,18 @@ def test_encodes_as_transformers(
 ) -> None:
     theirs = _transformers(style_folder(style))
     ours = tokenizer_of(style)
-    wanted = theirs.apply_chat_template(
+    expected = theirs.apply_chat_template(
         messages, tools=tools, tokenize=True, return_dict=False, **({"add_generation_prompt": True} | options)
     )
     kwargs = {name: value for name, value in options.items() if name != "add_generation_prompt"}
     prompted = options.get("add_generation_prompt", True)
-    assert ours.encode_chat(messages, tools, prompted, template_kwargs=kwargs) == wanted
+    assert ours.encode_chat(messages, tools, prompted, template_kwargs=kwargs) == expected
     rendered = theirs.apply_chat_template(
         messages, tools=tools, tokenize=False, **({"add_generation_prompt": True} | options)
     )
     assert ours.render(messages, tools, prompted, kwargs) == rendered
-    assert ours.decode(wanted, skip_special=False) == theirs.decode(wanted)
-    assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+    assert ours.decode(expected, skip_special=False) == theirs.decode(expected)
+    assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -79,10 +79,10 @@ def test_an_answer_is_continued_as_transformers_does(
     style: str, content: str, style_folder: Callable[[str], Path], tokenizer_of: Callable[[str], ChatTokenizer]
 ) -> None:
     messages = [*PLAIN, {"role": "assistant", "content": content}]
-    wanted = _transformers(style_folder(style)).apply_chat_template(
+    expected = _transformers(style_folder(style)).apply_chat_template(
         messages, tokenize=True, return_dict=False, continue_final_message=True
     )
-    assert tokenizer_of(style).encode_chat(messages, continue_final_message=True) == wanted
+    assert tokenizer_of(style).encode_chat(messages, continue_final_message=True) == expected
 
 
 def test_a_list_of_templates_has_one_for_tools(style_folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from palestra.chat import ChatError, ChatTokenizer, ParsedCall
-from palestra.chat.speech import Speech, SpeechParser, put_together
-from palestra.chat.tool_formats import TOOL_FORMATS, Block, ToolFormat, detect, register, tool_format
-from palestra.chat.tool_formats.hermes import Hermes
+from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.tool_parsers import TOOL_FORMATS, ToolCallBlock, ToolParser, detect, register, tool_format
+from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.config.bundled import bundled_model
 
 EPHEBE = bundled_model("ephebe") or Path()
@@ -26,8 +26,8 @@ F = ParsedCall(name="f", arguments={"x": 1})
 G = ParsedCall(name="g", arguments={})
 
 
-def read(name: str, text: str) -> Speech:
-    parser = SpeechParser(tool_format(name))
+def read(name: str, text: str) -> ParsedOutput:
+    parser = ReasoningParser(tool_format(name))
     return put_together([*parser.feed(text), *parser.finish()])
 
 
@@ -105,35 +105,35 @@ class Shout:
     def block(self, marker: str) -> Shout:
         return Shout()
 
-    def feed(self, text: str) -> Block | None:
+    def feed(self, text: str) -> ToolCallBlock | None:
         self._text += text
         name, found, rest = self._text.partition("!")
-        return Block(calls=[ParsedCall(name=name, arguments={})], rest=rest) if found else None
+        return ToolCallBlock(calls=[ParsedCall(name=name, arguments={})], rest=rest) if found else None
 
-    def finish(self) -> Block:
-        return Block(text=self._text)
+    def finish(self) -> ToolCallBlock:
+        return ToolCallBlock(text=self._text)
 
     def grammar(self, tools: Any, *, parallel: bool, special: Any) -> str:
         return 'calls: "CALL " /[a-z]+/ "!"\n'
 
 
 @pytest.fixture
-def names() -> Iterator[dict[str, ToolFormat]]:
+def names() -> Iterator[dict[str, ToolParser]]:
     before = dict(TOOL_FORMATS)
     yield TOOL_FORMATS
     TOOL_FORMATS.clear()
     TOOL_FORMATS.update(before)
 
 
-def test_one_of_your_own_can_be_registered(names: dict[str, ToolFormat]) -> None:
+def test_one_of_your_own_can_be_registered(names: dict[str, ToolParser]) -> None:
     register(Shout())
-    assert read("shout", "I will CALL home! now CALL nobody") == Speech(
+    assert read("shout", "I will CALL home! now CALL nobody") == ParsedOutput(
         None, "I will  now CALL nobody", [ParsedCall(name="home", arguments={})]
     )
 
 
 def test_one_of_your_own_can_be_named_by_its_module(
-    names: dict[str, ToolFormat], monkeypatch: pytest.MonkeyPatch
+    names: dict[str, ToolParser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "shouting", sys.modules[__name__])
     assert tool_format("shouting:Shout").name == "shout"
@@ -222,7 +222,7 @@ class Machine:
         self._library = Tokenizer.from_str(json.dumps(library))
         self._tokenizer = LLTokenizer(json.dumps(library), eos_token=self.special["<|im_end|>"])
 
-    def matcher(self, tools: ToolFormat, parallel: bool = False, given: Any = TOOLS) -> LLMatcher:
+    def matcher(self, tools: ToolParser, parallel: bool = False, given: Any = TOOLS) -> LLMatcher:
         matcher = LLMatcher(
             self._tokenizer, "start: calls\n" + tools.grammar(given, parallel=parallel, special=self.special)
         )
@@ -260,11 +260,11 @@ WRITTEN = [
 def test_a_grammar_lets_calls_through_as_they_are_read(name: str, machine: Machine, call: str, between: str) -> None:
     tools = tool_format(name)
     assert machine.lets_through(call, machine.matcher(tools))
-    assert read(name, call) == Speech(None, "", [F])
+    assert read(name, call) == ParsedOutput(None, "", [F])
     two = between.join([call, call.replace('"f"', '"g"').replace("]f[", "]g[").replace('"x": 1', "")])
     assert machine.lets_through(two, machine.matcher(tools, parallel=True))
     assert not machine.lets_through(two, machine.matcher(tools))
-    assert read(name, two) == Speech(None, "", [F, G])
+    assert read(name, two) == ParsedOutput(None, "", [F, G])
 
 
 @pytest.mark.parametrize(("name", "machine", "call", "between"), WRITTEN)
@@ -290,7 +290,7 @@ def test_mistrals_older_way_is_written_where_the_tokenizer_is_older() -> None:
     machine, tools = Machine("[TOOL_CALLS]"), tool_format("mistral")
     assert machine.lets_through(text, machine.matcher(tools, parallel=True))
     assert not machine.lets_through(text, machine.matcher(tools))
-    assert read("mistral", text) == Speech(None, "", [F, G])
+    assert read("mistral", text) == ParsedOutput(None, "", [F, G])
 
 
 @pytest.mark.parametrize(("name", "machine"), [(name, machine) for name, machine, *_ in WRITTEN])
@@ -310,7 +310,7 @@ def test_whatever_a_grammar_lets_through_is_a_call(name: str, machine: Machine) 
 def test_names_are_quoted(name: str) -> None:
     given = [{"type": "function", "function": {"name": name, "parameters": {}}}]
     text = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {{"any": [1]}}}}\n</tool_call>'
-    assert PLAIN.lets_through(text, PLAIN.matcher(Hermes(), given=given))
+    assert PLAIN.lets_through(text, PLAIN.matcher(HermesToolParser(), given=given))
     assert read("hermes", text).calls == [ParsedCall(name=name, arguments={"any": [1]})]
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from palestra.cli import board
-from palestra.cli.board import Board, open_display, sparkline
+from palestra.cli.board import LiveBoard, open_display, sparkline
 from palestra.config.train import GrpoConfig
 from palestra.training.listener import Stage
 
@@ -24,14 +24,14 @@ STEP = {
 }
 
 
-def shown(board: Board) -> str:
+def shown(board: LiveBoard) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(board)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
-    board = Board("mine [bold]", CONFIG)
+    board = LiveBoard("mine [bold]", CONFIG)
     board.stage(Stage.COLLECT, 8, 16)
     board.step(4, STEP)
     board.evaluated(4, {"eval/success": 0.75})
@@ -45,7 +45,7 @@ def test_the_board_shows_reward_with_spread_phases_speed_and_what_is_left():
 
 
 def test_a_resumed_run_counts_only_its_own_steps_for_what_is_left():
-    board = Board("mine", CONFIG)
+    board = LiveBoard("mine", CONFIG)
     board.step(9, STEP)
     assert "about 0:02 left" in shown(board)
 

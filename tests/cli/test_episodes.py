@@ -96,15 +96,15 @@ def test_the_timeline_of_an_episode_is_shown_and_exported_without_secrets(episod
     run.register([group("g0"), group("g1")])
     with client.episode(run.name) as episode:
         policy, messages = episode.openai(), question()
-        asked = {"model": episode.model, "tools": TOOLS, "temperature": 0, "max_tokens": 64}
-        said = policy.chat.completions.create(messages=messages, **asked).choices[0].message
+        request = {"model": episode.model, "tools": TOOLS, "temperature": 0, "max_tokens": 64}
+        said = policy.chat.completions.create(messages=messages, **request).choices[0].message
         (call,) = said.tool_calls
-        told = {
+        response = {
             "role": "tool",
             "tool_call_id": call.id,
             "content": f"12\x1b[2J cups, ask bob@example.org {'x ' * 60} {4111 * 10**12}",
         }
-        policy.chat.completions.create(messages=[*messages, said, told], **asked)
+        policy.chat.completions.create(messages=[*messages, said, response], **request)
         episode.end(0.5, metadata={"api_key": "sesame"}, metrics={"found_secret": 1.0})
     shown = episodes("show", episode.id, "--mask", r"\w+@\w+\.org").output
     assert f"attempt 1: ended; trace {episode.traceparent.split('-')[1]}" in shown
@@ -164,8 +164,8 @@ def test_episodes_groups_or_all_are_cancelled(episodes, client, run):
 def test_a_run_is_deleted_when_it_is_meant(episodes, client, run):
     run.register([group("g0", 2), group("g1", 1)])
     client.claim(1, run=run.name)
-    asked = episodes("delete", run.name, input="n\n")
-    assert (asked.exit_code, "3 episodes that wait or are played, and 0 groups" in asked.stderr) == (1, True)
+    request = episodes("delete", run.name, input="n\n")
+    assert (request.exit_code, "3 episodes that wait or are played, and 0 groups" in request.stderr) == (1, True)
     assert run.refresh().queued == 2
     assert f"run {run.name} deleted, with 3 episodes" in episodes("delete", run.name, input="y\n").output
     missing = episodes("delete", run.name, "--yes")

@@ -65,10 +65,10 @@ def test_tasks_are_chosen_by_app_difficulty_and_split():
 
 def test_a_task_is_shown_with_its_solution():
     shown = told("task", "show", LARGEST, "--solution")
-    wanted = make_task(LARGEST).params["wanted"]
-    assert shown["solution"] == ["list {}", f"done {wanted}"]
+    expected = make_task(LARGEST).params["wanted"]
+    assert shown["solution"] == ["list {}", f"done {expected}"]
     assert "solution" not in told("task", "show", LARGEST)
-    assert f"done {wanted}" in said("task", "show", LARGEST, "--solution").output
+    assert f"done {expected}" in said("task", "show", LARGEST, "--solution").output
     assert "is no task key" in said("task", "show", "nothing").stderr
 
 
@@ -125,8 +125,8 @@ def test_the_end_of_the_input_is_the_end_of_the_task():
 
 
 def test_an_answer_is_said_with_done():
-    wanted = make_task(LARGEST).params["wanted"]
-    assert told("play", LARGEST, typed=f"list\ndone {wanted}\n")["verdict"]["score"] == 1.0
+    expected = make_task(LARGEST).params["wanted"]
+    assert told("play", LARGEST, typed=f"list\ndone {expected}\n")["verdict"]["score"] == 1.0
     assert told("play", LARGEST, typed="list\ndone zzz\n")["verdict"]["score"] == 0.0
 
 
@@ -173,9 +173,9 @@ def test_a_line_that_cannot_be_read_is_told_so(line: str):
 
 
 def test_two_servers_do_not_share_a_folder_or_a_port(tmp_path: Path):
-    from palestra.environments.platform.pool import Pool
+    from palestra.environments.platform.pool import InstancePool
 
-    with Pool(folder=tmp_path):
+    with InstancePool(folder=tmp_path):
         result = said("serve", "--port", "0", "--state", str(tmp_path))
     assert result.exit_code == 1
     assert "another platform works in" in result.stderr

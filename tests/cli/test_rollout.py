@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from palestra.cli.run.rollout import rollout
-from palestra.cli.run.token_view import Color, Origin, TokenCell, colored, load_tokenizer, token_cells, token_texts
+from palestra.cli.run.token_view import Color, TokenCell, TokenOrigin, colored, load_tokenizer, token_cells, token_texts
 from palestra.cli.run.where import WhereError, parse_where
 from palestra.runs.writer import RunFolder
 from palestra.training.batches.rows import build_batch
@@ -175,8 +175,8 @@ def test_tokens_without_colours_are_a_table():
     place, token, origin, logprob, advantage, *_ = lines[head + 5]
     assert (place, token, origin, logprob) == ("4", "10", "sampled", "-0.5")
     assert float(advantage) < 0
-    told = answer("show", "g1-1", "--tokens")
-    assert told["tokens_of"]["turns"][0]["observation"] == [900, 901]
+    response = answer("show", "g1-1", "--tokens")
+    assert response["tokens_of"]["turns"][0]["observation"] == [900, 901]
 
 
 @pytest.mark.parametrize("color", ["mask", "logprob", "advantage"])
@@ -196,10 +196,10 @@ def test_without_a_tokenizer_ids_are_shown():
 
 def test_colours_tell_what_was_asked():
     cells = [
-        TokenCell(1, "p", Origin.PROMPT),
-        TokenCell(2, "[red]\n", Origin.SAMPLED, -0.0, 1.0),
-        TokenCell(3, "y", Origin.SAMPLED, -9.0, -0.5),
-        TokenCell(4, "z", Origin.SAMPLED, -3.0, None),
+        TokenCell(1, "p", TokenOrigin.PROMPT),
+        TokenCell(2, "[red]\n", TokenOrigin.SAMPLED, -0.0, 1.0),
+        TokenCell(3, "y", TokenOrigin.SAMPLED, -9.0, -0.5),
+        TokenCell(4, "z", TokenOrigin.SAMPLED, -3.0, None),
     ]
 
     def styles(color: Color) -> list[str]:

@@ -120,9 +120,9 @@ def test_a_run_is_shown_with_its_course_and_its_warnings():
     ):
         assert text in shown.stdout
     assert "\x1b" not in shown.stdout
-    told = answer("show", "runs/fast")
-    assert told["summary"]["best"]["reward/mean"]["step"] == 4
-    assert (told["summary"]["status"], told["config"]["optimizer"]["lr"]) == ("done", 1e-4)
+    response = answer("show", "runs/fast")
+    assert response["summary"]["best"]["reward/mean"]["step"] == 4
+    assert (response["summary"]["status"], response["config"]["optimizer"]["lr"]) == ("done", 1e-4)
 
 
 def test_a_run_that_has_just_begun_can_be_shown():
@@ -147,8 +147,8 @@ def test_metrics_and_rollouts_are_exported():
     table = list(csv.DictReader(io.StringIO(call("export", "fast", "--to", "csv").stdout)))
     assert table[3]["eval/success"] == "0.5"
     assert table[0]["eval/success"] == ""
-    told = answer("export", "fast", "--what", "rollouts", "--to", "csv", "--out", "r.csv")
-    assert told == {"file": "r.csv", "rows": 8}
+    response = answer("export", "fast", "--what", "rollouts", "--to", "csv", "--out", "r.csv")
+    assert response == {"file": "r.csv", "rows": 8}
     exported = list(csv.DictReader(io.StringIO(Path("r.csv").read_text(encoding="utf-8"))))
     assert exported[0]["metrics.parse_error"] == "0.0"
     assert json.loads(exported[0]["messages"]) == []
@@ -187,8 +187,8 @@ def test_a_core_install_says_what_to_install(monkeypatch, package, command):
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_run_is_drawn(suffix):
-    told = answer("plot", "fast", "--out", f"x.{suffix}")
-    assert told["panels"] == ["reward", "evaluation", "seconds of a step"]
+    response = answer("plot", "fast", "--out", f"x.{suffix}")
+    assert response["panels"] == ["reward", "evaluation", "seconds of a step"]
     begin = Path(f"x.{suffix}").read_bytes()[:20]
     assert begin.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
     RunFolder.create("runs", "new", make_config()).close()

@@ -90,8 +90,8 @@ def test_flags_reach_the_server(serve, tmp_path):
 
 def test_tinkerscript_is_a_flag_for_its_usual_port(serve):
     assert not serve().tinkerscript.enabled
-    asked = serve("--tinkerscript").tinkerscript
-    assert (asked.enabled, asked.host, asked.port) == (True, None, 10086)
+    request = serve("--tinkerscript").tinkerscript
+    assert (request.enabled, request.host, request.port) == (True, None, 10086)
 
 
 def test_each_name_belongs_to_the_model_before_it(serve):

@@ -65,8 +65,8 @@ def test_names_and_states_of_a_record_stay():
 
 def test_what_a_pattern_matches_is_blacked_out_everywhere():
     mask = Mask([r"\d{3}-\d{4}", "(?i)alice"])
-    told = mask.of({"said": "ALICE: call 555-0123 or 555-0124", "to": ["alice"], "n": 5550123})
-    assert told == {"said": f"{REDACTED}: call {REDACTED} or {REDACTED}", "to": [REDACTED], "n": 5550123}
+    response = mask.of({"said": "ALICE: call 555-0123 or 555-0124", "to": ["alice"], "n": 5550123})
+    assert response == {"said": f"{REDACTED}: call {REDACTED} or {REDACTED}", "to": [REDACTED], "n": 5550123}
 
 
 @given(VALUES)

@@ -20,19 +20,18 @@ import zmq
 from safetensors.numpy import load_file
 
 from palestra.engine.files import FileThread
-from palestra.engine.queues import ModelTable, TrainedModel
-from palestra.engine.samplers import SamplerShelf
-from palestra.engine.sampling import Samples
+from palestra.engine.queues import ModelTable, QueuedModel
+from palestra.engine.sampler_cache import SamplerCache
+from palestra.engine.sampling import SamplingExecutor
 from palestra.engine.snapshots import Snapshots
 from palestra.engine.stats import Counters
 from palestra.engine.torch_backend import TorchBackend, TorchConfig
-from palestra.engine.training import Training
+from palestra.engine.training import TrainingExecutor
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams, TensorData
 from palestra.types.engine import (
     BaseModel,
-    Beat,
     CreateModel,
-    Failure,
+    EngineFailure,
     Hello,
     KeepSampler,
     KeptSampler,
@@ -51,6 +50,7 @@ from palestra.types.engine import (
     TrainOutcome,
     Welcome,
     WorkerConfig,
+    WorkerHeartbeat,
     decode_from_worker,
     encode_message,
 )
@@ -110,7 +110,7 @@ class Driver(Data):
         self.process: subprocess.Popen | None = None
         self.log = folder / "worker.log"
         self.hellos: list[Hello] = []
-        self.beats: list[Beat] = []
+        self.beats: list[WorkerHeartbeat] = []
         self.results: dict[str, Trained] = {}
         self.sampled: dict[str, Sampled] = {}
         self.sampled_at: dict[str, float] = {}
@@ -206,7 +206,7 @@ class Driver(Data):
             message = decode_from_worker(frame)
             if isinstance(message, Hello):
                 self.hellos.append(message)
-            elif isinstance(message, Beat):
+            elif isinstance(message, WorkerHeartbeat):
                 self.beats.append(message)
             elif peer == self.peer and epoch == self.epoch:
                 self._hear(message)
@@ -260,7 +260,7 @@ class Driver(Data):
     def save(self, model_id: str, name: str, *, optimizer: bool = True) -> Path:
         folder = self.folder / name
         outcome = self.run(model_id, SaveWeights(folder=str(folder), optimizer=optimizer))
-        assert not isinstance(outcome, Failure), outcome
+        assert not isinstance(outcome, EngineFailure), outcome
         return folder
 
     def keep(self, model_id: str, sampler_id: str) -> KeptSampler:
@@ -278,7 +278,7 @@ class Driver(Data):
 
     def logprobs(self, weights: SampleWeights | None = None) -> list[float]:
         outcome = self.answer(self.sample(weights))
-        assert not isinstance(outcome, Failure), outcome
+        assert not isinstance(outcome, EngineFailure), outcome
         return outcome.sequences[0].logprobs
 
 
@@ -314,9 +314,9 @@ class Desk(Data):
         self.backend, self.sent = backend, []
         self.counters, self.table = Counters(), ModelTable(self.sent.append)
         self.files = FileThread(lambda: None)
-        self.shelf = SamplerShelf(backend, self.files, folder / "samplers", memory_bytes=memory_bytes)
+        self.shelf = SamplerCache(backend, self.files, folder / "samplers", memory_bytes=memory_bytes)
         common = (backend, self.table, self.shelf)
-        self.samples = Samples(*common, self.counters, self.sent.append, max_rows=64)
+        self.samples = SamplingExecutor(*common, self.counters, self.sent.append, max_rows=64)
         self.snapshots = Snapshots(
             *common,
             self.files,
@@ -326,9 +326,9 @@ class Desk(Data):
             every_s=every_s,
             every_bytes=1 << 40,
         )
-        self.training = Training(*common, self.files, self.counters, max_models=64, on_applied=self._applied)
+        self.training = TrainingExecutor(*common, self.files, self.counters, max_models=64, on_applied=self._applied)
 
-    def _applied(self, model: TrainedModel) -> None:
+    def _applied(self, model: QueuedModel) -> None:
         self.samples.recheck(model.model_id)
         self.snapshots.on_applied(model)
 
@@ -373,7 +373,7 @@ class Desk(Data):
         name = self.sample(weights)
         self.run()
         outcome = self.outcome(name)
-        assert not isinstance(outcome, Failure), outcome
+        assert not isinstance(outcome, EngineFailure), outcome
         return outcome.sequences[0].logprobs
 
     def drop(self, model_id: str) -> None:

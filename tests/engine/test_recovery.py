@@ -16,7 +16,7 @@ from palestra.types.engine import (
     Blame,
     CreateModel,
     DropModel,
-    Failure,
+    EngineFailure,
     KeepSampler,
     KeptSampler,
     SaveWeights,
@@ -47,7 +47,7 @@ def kill_and_compare(drivers: Callable[..., Any], moments: list[float], rounds: 
     start = time.monotonic()
     driver.result(ids[-1])
     whole = time.monotonic() - start
-    wanted = [driver.results[i].outcome for i in ids]
+    expected = [driver.results[i].outcome for i in ids]
     driver.send(DropModel(model_id="calm"))
     del driver.requests["calm"]
     ids = work(driver, "wild", rounds)
@@ -60,7 +60,7 @@ def kill_and_compare(drivers: Callable[..., Any], moments: list[float], rounds: 
     driver.result(ids[-1])
     driver.until(lambda: all(i in driver.results for i in ids))
     found = [driver.results[i].outcome for i in ids]
-    for a, b in zip(wanted[:-1], found[:-1], strict=True):
+    for a, b in zip(expected[:-1], found[:-1], strict=True):
         assert a == b
     assert driver.same_files(driver.folder / "calm-saved", driver.folder / "wild-saved")
     assert not list(driver.folder.glob(".*.partial"))
@@ -134,11 +134,11 @@ def test_a_full_disk_fails_the_save_and_nothing_else(drivers: Callable[..., Any]
     limits = resource.prlimit(driver.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     driver.step("a")
     outcome = driver.run("a", SaveWeights(folder=str(driver.folder / "c" / "x"), optimizer=True))
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, EngineFailure)
     assert (outcome.blame, "could not be written" in outcome.message) == (Blame.SERVER, True)
     assert not list((driver.folder / "c").iterdir())
     for request in driver.step("b"):
-        assert not isinstance(driver.result(request), Failure)
+        assert not isinstance(driver.result(request), EngineFailure)
     assert driver.snapshots.get("a", -1) < 3
     resource.prlimit(driver.process.pid, resource.RLIMIT_FSIZE, limits)
     driver.until(lambda: driver.snapshots.get("a") == 3)

@@ -17,7 +17,7 @@ from palestra.types.engine import (
     Blame,
     Created,
     CreateModel,
-    Failure,
+    EngineFailure,
     KeepSampler,
     Loaded,
     LoadWeights,
@@ -137,7 +137,7 @@ def test_a_breakdown_fails_the_guilty_alone_and_its_gradient_is_as_before(
     second = {n: faulty.train(n, faulty.a_pass(6, seed=10 + len(n))) for n in ("a", "bb", "ccc")}
     faulty.run()
     failure = faulty.outcome(second["bb"])
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, EngineFailure)
     assert (failure.blame, "cable" in failure.message) == (Blame.SERVER, True)
     assert faulty.backend.image(guilty).tensors["grads"].tobytes() == before.tobytes()
     faulty.backend.fails_at = None
@@ -145,10 +145,10 @@ def test_a_breakdown_fails_the_guilty_alone_and_its_gradient_is_as_before(
         faulty.train(n, faulty.optim)
     faulty.run()
     for n in ("a", "ccc"):
-        wanted = alone(micro_model, [first[n], faulty.a_pass(6, seed=10 + len(n)), faulty.optim], 64, seed=len(n))
-        np.testing.assert_allclose(faulty.weights(n), wanted, atol=1e-5)
-    wanted = alone(micro_model, [first["bb"], faulty.optim], 64, seed=2)
-    np.testing.assert_allclose(faulty.weights("bb"), wanted, atol=1e-5)
+        expected = alone(micro_model, [first[n], faulty.a_pass(6, seed=10 + len(n)), faulty.optim], 64, seed=len(n))
+        np.testing.assert_allclose(faulty.weights(n), expected, atol=1e-5)
+    expected = alone(micro_model, [first["bb"], faulty.optim], 64, seed=2)
+    np.testing.assert_allclose(faulty.weights("bb"), expected, atol=1e-5)
 
 
 def test_a_dead_device_answers_nobody(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +182,10 @@ def test_bad_requests_fail_alone_and_say_why(desk: Any) -> None:
     desk.run()
     for request_id, words in bad.items():
         outcome = desk.outcome(request_id)
-        assert isinstance(outcome, Failure), request_id
+        assert isinstance(outcome, EngineFailure), request_id
         assert outcome.blame is Blame.USER
         assert words in outcome.message
-    assert not any(isinstance(desk.outcome(r), Failure) for r in good)
+    assert not any(isinstance(desk.outcome(r), EngineFailure) for r in good)
 
 
 def test_a_model_that_is_not_here_is_the_callers_mistake(desk: Any) -> None:
@@ -239,8 +239,8 @@ def test_a_model_dropped_in_the_middle_of_a_joined_pass_disturbs_nobody(desk: An
     desk.run()
     assert all(m.request_id != gone for m in desk.sent)
     assert len(desk.outcome(stays).outputs) == 2
-    wanted = alone(micro_model, [operation, desk.optim], 64, seed=2)
-    np.testing.assert_allclose(desk.weights("bb"), wanted, atol=1e-5)
+    expected = alone(micro_model, [operation, desk.optim], 64, seed=2)
+    np.testing.assert_allclose(desk.weights("bb"), expected, atol=1e-5)
     assert (desk.table.queued, len(desk.table.ready)) == (0, 0)
 
 

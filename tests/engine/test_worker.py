@@ -15,8 +15,8 @@ import msgspec
 import psutil
 import pytest
 
-from palestra.engine.sharing import TimeShare, Work
 from palestra.engine.stats import StatsClock
+from palestra.engine.time_share import TimeShare, Work
 from palestra.types.engine import Ping, WorkerConfig
 
 

@@ -68,11 +68,11 @@ def test_tasks_are_the_same_each_time_and_their_ids_unique(module):
 
 @pytest.mark.parametrize("module", [arithmetic, stockroom_tasks])
 def test_no_question_of_the_evaluation_is_trained_on(module):
-    asked = {split: {task.prompt[-1]["content"] for task in module.tasks(split)} for split in ("train", "eval")}
-    assert not asked["train"] & asked["eval"]
+    request = {split: {task.prompt[-1]["content"] for task in module.tasks(split)} for split in ("train", "eval")}
+    assert not request["train"] & request["eval"]
     # ... nor with its two parts changed round
-    turned = {" ".join(sorted(text.split())) for text in asked["train"]} & {
-        " ".join(sorted(text.split())) for text in asked["eval"] if " - " not in text
+    turned = {" ".join(sorted(text.split())) for text in request["train"]} & {
+        " ".join(sorted(text.split())) for text in request["eval"] if " - " not in text
     }
     assert not turned
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from palestra.episodes.board import Board
-from palestra.episodes.limits import Limits
+from palestra.episodes.board import EpisodeBoard
+from palestra.episodes.limits import EpisodeLimits
 from palestra.types.episode_rows import EpisodeRow, Gone, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
 from palestra.types.episodes import (
-    Beat,
     ClaimRequest,
-    Ended,
+    EndAnswer,
     EndRequest,
     EpisodeInfo,
     EpisodeResult,
+    HeartbeatAnswer,
     Lease,
     LeaseRef,
     NewGroup,
@@ -42,7 +42,7 @@ class Disk:
     def __init__(self) -> None:
         self.rows: dict[tuple[type[Row], Key], Row] = {}
 
-    def save(self, board: Board) -> None:
+    def save(self, board: EpisodeBoard) -> None:
         for change in board.take_changes():
             if isinstance(change, Gone):
                 self.rows.pop((change.kind, change.key), None)
@@ -62,14 +62,14 @@ class Disk:
 class Play:
     """Everything in one run of one owner, unless a test says otherwise."""
 
-    def __init__(self, limits: Limits | None = None, **settings: Any) -> None:
+    def __init__(self, limits: EpisodeLimits | None = None, **settings: Any) -> None:
         self.limits, self.now, self.disk = limits, 1000.0, Disk()
-        self._board = Board(limits)
+        self._board = EpisodeBoard(limits)
         self._claims = count()
         self.put_run(**settings)
 
     @property
-    def board(self) -> Board:
+    def board(self) -> EpisodeBoard:
         """With everything saved that was done so far."""
         self.disk.save(self._board)
         return self._board
@@ -84,7 +84,7 @@ class Play:
     def restart(self, *, keep_calls: bool = False) -> None:
         old = self.board
         calls = old.open_calls() if keep_calls else {}
-        self._board = Board.restore(self.disk.load(), self.now, limits=self.limits, open_calls=calls)
+        self._board = EpisodeBoard.restore(self.disk.load(), self.now, limits=self.limits, open_calls=calls)
         assert self._board.take_changes() == []
 
     def register(self, group_id: str = "g", size: int = 1, run: str = RUN, **options: Any) -> list[str]:
@@ -101,19 +101,19 @@ class Play:
         (lease,) = self.claim(**options)
         return lease
 
-    def end(self, lease: Lease, reward: float = 1.0, *, client: str | None = "c") -> Ended:
+    def end(self, lease: Lease, reward: float = 1.0, *, client: str | None = "c") -> EndAnswer:
         return self.end_with(lease, EpisodeResult(reward=reward), client=client)
 
-    def end_with(self, lease: Lease, result: EpisodeResult, *, client: str | None = "c") -> Ended:
+    def end_with(self, lease: Lease, result: EpisodeResult, *, client: str | None = "c") -> EndAnswer:
         ask = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=result)
         (ended,) = self.board.end(OWNER, client, [ask], self.now)
         return ended
 
-    def beat(self, lease: Lease, *, client: str | None = "c") -> Beat:
+    def beat(self, lease: Lease, *, client: str | None = "c") -> HeartbeatAnswer:
         (beat,) = self.board.heartbeat(OWNER, client, [ref(lease)], self.now)
         return beat
 
-    def release(self, lease: Lease, reason: str = "", *, client: str = "c") -> Beat:
+    def release(self, lease: Lease, reason: str = "", *, client: str = "c") -> HeartbeatAnswer:
         (beat,) = self.board.release(OWNER, client, [ref(lease)], reason, self.now)
         return beat
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import Limits
+from palestra.episodes.limits import EpisodeLimits
 from palestra.types.episodes import EndStatus, EpisodeError, EpisodeResult, EpisodeState, RunSettings, WeightPolicy
 from tests.episodes.play import OWNER, RUN, TASK, Play, ref
 
@@ -73,7 +73,7 @@ def test_a_delayed_claim_whose_leases_are_over_takes_nothing() -> None:
 
 
 def test_a_client_holds_only_so_many_leases() -> None:
-    play = Play(Limits(max_open_leases=3))
+    play = Play(EpisodeLimits(max_open_leases=3))
     play.register("g", 9)
     held = play.claim(5)
     assert len(held) == 3
@@ -87,9 +87,9 @@ def test_a_client_holds_only_so_many_leases() -> None:
 
 
 def test_lease_lengths_are_bounded_by_the_server() -> None:
-    play = Play(Limits(min_lease_s=5.0, max_lease_s=100.0), lease_s=20.0)
+    play = Play(EpisodeLimits(min_lease_s=5.0, max_lease_s=100.0), lease_s=20.0)
     play.register("g", 3)
-    assert [play.claim_one(lease_s=wanted).lease_s for wanted in (0.1, 1e9, None)] == [5.0, 100.0, 20.0]
+    assert [play.claim_one(lease_s=expected).lease_s for expected in (0.1, 1e9, None)] == [5.0, 100.0, 20.0]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_beat_keeps_the_lease_and_silence_loses_it() -> None:
 
 
 def test_a_lost_episode_comes_back_after_its_backoff_which_doubles() -> None:
-    play = Play(Limits(max_backoff_s=7.0), lease_s=1.0, backoff_s=2.0, max_attempts=10)
+    play = Play(EpisodeLimits(max_backoff_s=7.0), lease_s=1.0, backoff_s=2.0, max_attempts=10)
     play.register("g")
     for attempt, backoff in enumerate((2.0, 4.0, 7.0, 7.0), start=1):
         assert play.claim_one().attempt == attempt
@@ -199,7 +199,7 @@ def test_an_episode_that_is_lost_too_often_is_parked_with_its_reasons() -> None:
 
 
 def test_what_is_given_back_is_queued_again_after_a_while_and_not_for_ever() -> None:
-    play = Play(Limits(max_losses=4), backoff_s=2.0, max_attempts=1)
+    play = Play(EpisodeLimits(max_losses=4), backoff_s=2.0, max_attempts=1)
     (episode_id,) = play.register("g", on_loss="drop")
     for number in range(1, 4):
         play.release(play.claim_one(), "no such tool\0")
@@ -301,7 +301,7 @@ def test_an_attempt_that_was_never_given_cannot_end() -> None:
     ],
 )
 def test_a_result_is_checked_before_it_is_taken_and_the_lease_stays(result: EpisodeResult, message: str) -> None:
-    play = Play(Limits(max_result_bytes=1000))
+    play = Play(EpisodeLimits(max_result_bytes=1000))
     play.register("g")
     lease = play.claim_one()
     ended = play.end_with(lease, result)
@@ -394,7 +394,7 @@ def test_an_episode_is_lost_when_its_oldest_call_is_too_old(settings: dict[str, 
 
 
 def test_going_stale_does_not_count_towards_parking_until_it_never_ends() -> None:
-    play = Play(Limits(max_losses=4), weight_policy=WeightPolicy.DROP, max_attempts=2)
+    play = Play(EpisodeLimits(max_losses=4), weight_policy=WeightPolicy.DROP, max_attempts=2)
     (episode_id,) = play.register("g", on_loss="drop")
     for version in range(1, 5):
         play.call(play.claim_one())
@@ -501,7 +501,7 @@ def test_a_clock_that_was_set_back_over_a_restart_holds_nothing_up() -> None:
     play.wait(10.0)
     play.now -= 100_000.0
     play.restart()
-    play.wait(Limits().max_backoff_s)
+    play.wait(EpisodeLimits().max_backoff_s)
     assert play.claim_one().attempt == 2
 
 

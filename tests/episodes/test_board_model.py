@@ -22,9 +22,9 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from palestra.episodes import staging
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import Limits
+from palestra.episodes.limits import EpisodeLimits
 from palestra.types.episodes import (
     ClaimRequest,
     EndRequest,
@@ -44,7 +44,7 @@ from tests.episodes.play import OWNER, TASK, Disk
 
 K = EpisodeKind
 S = EpisodeState
-LIMITS = Limits(max_losses=3, max_open_leases=10_000)
+LIMITS = EpisodeLimits(max_losses=3, max_open_leases=10_000)
 CLIENTS = st.sampled_from(["c1", "c2"])
 PICK = st.integers(0, 7)
 RUNS = st.sampled_from(["a", "a", "b"])
@@ -58,7 +58,7 @@ class BoardMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.board, self.disk, self.model = Board(LIMITS), Disk(), Model(LIMITS.max_losses)
+        self.board, self.disk, self.model = EpisodeBoard(LIMITS), Disk(), Model(LIMITS.max_losses)
         self.ids: dict[str, Place] = {}
         self.given: list[tuple[str, int, str]] = []
         """Leases ever: id, attempt, client."""
@@ -463,7 +463,7 @@ class BoardMachine(RuleBasedStateMachine):
     def restart(self, keep_calls: bool, is_dirty: bool = False) -> None:
         """`is_dirty`: there may be something on disk that was not finished."""
         calls = self.board.open_calls() if keep_calls else {}
-        self.board = Board.restore(self.disk.load(), self.now, limits=LIMITS, open_calls=calls)
+        self.board = EpisodeBoard.restore(self.disk.load(), self.now, limits=LIMITS, open_calls=calls)
         if is_dirty:
             self.disk.save(self.board)
         assert self.board.take_changes() == []

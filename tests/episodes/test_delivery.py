@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import DAY_S, Limits
+from palestra.episodes.limits import DAY_S, EpisodeLimits
 from palestra.types.episode_rows import EpisodeRow, GroupRow, Tombstone
 from palestra.types.episodes import (
     EndStatus,
@@ -112,7 +112,7 @@ def test_a_repeated_end_is_known_for_a_week_after_the_commit() -> None:
 
 
 def test_only_so_many_are_remembered() -> None:
-    play = Play(Limits(max_remembered=4))
+    play = Play(EpisodeLimits(max_remembered=4))
     leases = played(play, "a", "b", "c")
     for cursor in (1, 2, 3):
         play.commit(cursor)

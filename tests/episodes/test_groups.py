@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import Limits
+from palestra.episodes.limits import EpisodeLimits
 from palestra.types.episodes import EndStatus, EpisodeState, GroupState, OnLoss
 from tests.episodes.play import OWNER, RUN, TASK, Play, new_group
 
@@ -76,7 +76,7 @@ def test_ids_and_seeds_are_made_by_hash_and_ids_never_come_again() -> None:
     ],
 )
 def test_a_group_that_makes_no_sense_is_refused_with_its_whole_batch(options: dict[str, Any], message: str) -> None:
-    play = Play(Limits(max_members=50, max_task_bytes=1500))
+    play = Play(EpisodeLimits(max_members=50, max_task_bytes=1500))
     with pytest.raises(BoardError, match=message) as error:
         play.board.register(OWNER, RUN, [new_group("fine"), new_group(**options)], play.now)
     assert error.value.status in (400, 413)

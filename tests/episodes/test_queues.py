@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.types.episode_rows import SavedRows
 from palestra.types.episodes import (
     ClaimRequest,
@@ -23,20 +23,20 @@ TASK = Task(id="t", environment="e", prompt=[])
 STEPS = ("train", "eval", "claim", "end", "release", "cancel", "commit", "later")
 
 
-def check(board: Board) -> None:
+def check(board: EpisodeBoard) -> None:
     """Against the episodes themselves."""
     found: list[EpisodeInfo] = board.episodes("alice", limit=1000).episodes
-    for told in board.queues():
-        mine = [one for one in found if one.kind is told.kind]
+    for response in board.queues():
+        mine = [one for one in found if one.kind is response.kind]
         since = [one.created_at for one in mine if one.state is EpisodeState.QUEUED]
         leased = sum(one.state is EpisodeState.LEASED for one in mine)
-        assert (told.queued, told.oldest_at, told.leased) == (len(since), min(since, default=None), leased)
+        assert (response.queued, response.oldest_at, response.leased) == (len(since), min(since, default=None), leased)
 
 
 @example(["train", "train", "cancel", "cancel"])
 @given(st.lists(st.sampled_from(STEPS), max_size=40))
 def test_queues_are_told_as_they_are(steps: list[str]) -> None:
-    board, now, leases = Board(), 0.0, list[LeaseRef]()
+    board, now, leases = EpisodeBoard(), 0.0, list[LeaseRef]()
     board.put_run("alice", "r", now)
     for number, step in enumerate(steps):
         now += 0.25
@@ -65,4 +65,4 @@ def test_queues_are_told_as_they_are(steps: list[str]) -> None:
 
 
 def test_nothing_is_told_of_an_empty_board() -> None:
-    assert Board.restore(SavedRows(), 0.0).queues() == []
+    assert EpisodeBoard.restore(SavedRows(), 0.0).queues() == []

@@ -8,7 +8,7 @@ import pytest
 
 from palestra.episodes import search as searching
 from palestra.episodes.errors import BoardError
-from palestra.episodes.search import Search
+from palestra.episodes.search import EpisodeSearch
 from palestra.types.episodes import EpisodeError, EpisodeResult, EpisodeState, NewGroup
 from palestra.types.rollouts import Task
 from tests.episodes.play import OWNER, RUN, Play
@@ -22,7 +22,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
 
 def found(play: Play, *, limit: int | None = 100, offset: int = 0, **wanted: Any) -> tuple[list[str], int]:
-    under_way = play.board.search(OWNER, Search(**wanted), limit=limit, offset=offset)
+    under_way = play.board.search(OWNER, EpisodeSearch(**wanted), limit=limit, offset=offset)
     while under_way.step():
         pass
     return [one.episode_id for one in under_way.found], under_way.total
@@ -72,7 +72,7 @@ def test_tasks_are_searched_by_all_that_is_said_in_them(play: Play) -> None:
 
 def test_others_go_on_between_two_parts(play: Play) -> None:
     ids = [one for number in range(4) for one in play.register(f"g{number}", size=2)]
-    under_way = play.board.search(OWNER, Search(task="hello"), limit=None)
+    under_way = play.board.search(OWNER, EpisodeSearch(task="hello"), limit=None)
     assert under_way.step()
     for lease in play.claim(8):
         play.end(lease)
@@ -80,9 +80,9 @@ def test_others_go_on_between_two_parts(play: Play) -> None:
     play.register("later")
     while under_way.step():
         pass
-    told = under_way.take()
-    assert [one.episode_id for one in told] == ids  # what there was when it began
-    assert [one.state for one in told] == ["queued"] * 3 + ["ended"] * 5
+    response = under_way.take()
+    assert [one.episode_id for one in response] == ids  # what there was when it began
+    assert [one.state for one in response] == ["queued"] * 3 + ["ended"] * 5
     assert under_way.take() == []
 
 
@@ -94,8 +94,8 @@ def test_large_tasks_and_results_are_looked_at_a_few_at_a_time(play: Play, monke
     play.board.register(OWNER, RUN, groups, play.now)
     for lease in play.claim(6):
         play.end_with(lease, EpisodeResult(reward=1.0, metadata={"text": "y" * 600}))
-    for wanted in (Search(task="other"), Search(reward_min=1.0), Search(error="")):
-        under_way = play.board.search(OWNER, wanted, limit=None)
+    for expected in (EpisodeSearch(task="other"), EpisodeSearch(reward_min=1.0), EpisodeSearch(error="")):
+        under_way = play.board.search(OWNER, expected, limit=None)
         parts = 0
         while under_way.step():
             parts += 1

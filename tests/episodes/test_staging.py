@@ -38,12 +38,12 @@ def rows(play: Play) -> list[Any]:
 
 def test_a_large_registration_is_as_a_small_one() -> None:
     large, small = Play(), Play()
-    told = staging.at_once(begin(large))
-    assert told == small.board.register(OWNER, RUN, GROUPS, small.now)
+    response = staging.at_once(begin(large))
+    assert response == small.board.register(OWNER, RUN, GROUPS, small.now)
     assert large.board.episodes(OWNER).episodes == small.board.episodes(OWNER).episodes
     assert [lease.episode_id for lease in large.claim(100)] == [lease.episode_id for lease in small.claim(100)]
     again = staging.at_once(begin(large))
-    assert [(one.is_new, one.episode_ids) for one in again] == [(False, one.episode_ids) for one in told]
+    assert [(one.is_new, one.episode_ids) for one in again] == [(False, one.episode_ids) for one in response]
     large.restart()
     assert large.run() == small.run()
 

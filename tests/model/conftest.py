@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainItem, encode, load_model, save_adapter
-from palestra.model.adapter_files import adapter_matrices
-from palestra.model.attention import PackedAttention
-from palestra.model.lora import LoraPlan
+from palestra.model.attention.packed import PackedAttention
+from palestra.model.lora.adapter_files import adapter_matrices
+from palestra.model.lora.linear import LoraPlan
 from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
 GetBench = Callable[..., "Bench"]
@@ -155,7 +155,7 @@ class Bench:
 
 
 def _unembed(model: Model, hidden: Tensor, plan: LoraPlan) -> Tensor:
-    from palestra.model.head import logits_of
+    from palestra.model.training.head import logits_of
 
     return logits_of(model.decoder, hidden, plan)
 

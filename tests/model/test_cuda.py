@@ -28,7 +28,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from palestra.model.random_model import make_random_model
+    from palestra.model.loading.random_model import make_random_model
 
     return make_random_model(tmp_path_factory.mktemp("cuda") / "tiny", shape="tiny", dtype="bfloat16")
 
@@ -111,9 +111,9 @@ def test_bfloat16_samples_have_the_trainers_bits(half_side: Side, cache_tokens: 
     """Adapters of two ranks and the base model in one batch, through graphs, chunked prefill and shared prompts."""
     side = half_side
     sampler = Sampler(side.trainer.decoder, side.trainer.pool, cache_tokens=cache_tokens, prefill_tokens=256)
-    asked = requests(20)
+    requested = requests(20)
     adapters = [[*side.adapters, None][i % 4] for i in range(20)]
-    for request, adapter, result in zip(asked, adapters, sampler.generate(asked, adapters), strict=True):
+    for request, adapter, result in zip(requested, adapters, sampler.generate(requested, adapters), strict=True):
         for sequence in result.sequences:
             tokens = [*request.prompt, *sequence.tokens]
             datum = Datum.of_tokens(tokens[:-1], target_tokens=encode(np.array(tokens[1:])))
@@ -124,9 +124,9 @@ def test_bfloat16_samples_have_the_trainers_bits(half_side: Side, cache_tokens: 
 
 def test_a_seeded_bfloat16_request_does_not_notice_its_batch(half_side: Side) -> None:
     decoder, pool = half_side.trainer.decoder, half_side.trainer.pool
-    asked = requests(20)
-    together = Sampler(decoder, pool, cache_tokens=65536).generate(asked, half_side.adapters[0])
-    for request, result in zip(asked[:4], together, strict=False):
+    requested = requests(20)
+    together = Sampler(decoder, pool, cache_tokens=65536).generate(requested, half_side.adapters[0])
+    for request, result in zip(requested[:4], together, strict=False):
         (alone,) = Sampler(decoder, pool, cache_tokens=65536).generate([request], half_side.adapters[0])
         assert alone.sequences == result.sequences
 

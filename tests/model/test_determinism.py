@@ -12,7 +12,7 @@ import numpy as np
 
 import palestra
 from palestra.model import AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
-from palestra.model.adapter_files import adapter_matrices
+from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from palestra.model import AdapterError, DataError, save_adapter
-from palestra.model.kv_cache import PagedAttention
+from palestra.model.attention.kv_cache import PagedAttention
 from palestra.types import AdamParams, LoraConfig
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.model.sampling import DrawRow, uniforms
+from palestra.model.sampling.token_draws import DrawRow, uniforms
 from palestra.types import SampleResult
 
 MODELS = {"qwen3": {}, "mistral": {"family": "mistral", "overrides": {"sliding_window": 9}}}
@@ -179,12 +179,12 @@ def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens, runs_ah
     owners = [None, bench.adapter(seed=1), bench.adapter(seed=7), bench.adapter(seed=2), bench.adapter(seed=3, rank=9)]
     bench.pool.free(owners.pop(2))  # a gap between the slots
     prefix = bench.tokens(23)
-    asked = [
+    request = [
         bench.request(prefix[: w.prefix] + bench.tokens(w.tail), n=w.n, seed=w.seed, max_tokens=w.new, **KINDS[w.kind])
         for w in wishes
     ]
-    alone = [bench.sampler().generate([r], [owners[w.owner]])[0] for r, w in zip(asked, wishes, strict=True)]
-    longest = max(len(r.prompt) + w.new for r, w in zip(asked, wishes, strict=True))
+    alone = [bench.sampler().generate([r], [owners[w.owner]])[0] for r, w in zip(request, wishes, strict=True)]
+    longest = max(len(r.prompt) + w.new for r, w in zip(request, wishes, strict=True))
     sampler = bench.sampler(
         page_size=page_size,
         cache_tokens=-(-longest // page_size) * page_size + spare,
@@ -198,7 +198,7 @@ def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens, runs_ah
     for step in range(1000):
         for i, wish in enumerate(wishes):
             if wish.at_step == step:
-                numbers[i] = sampler.submit(asked[i], owners[wish.owner])
+                numbers[i] = sampler.submit(request[i], owners[wish.owner])
             if wish.abort_at == step and i in numbers:
                 result = sampler.abort(numbers[i])
                 if result is not None:
@@ -212,7 +212,7 @@ def check_mix(bench, wishes, page_size, spare, max_rows, prefill_tokens, runs_ah
         assert (number in done) != (number in aborted)
         result = done.get(number) or aborted[number]
         for k, (one, other) in enumerate(zip(truth.sequences, result.sequences, strict=True)):
-            if is_cut_at_an_edge(bench, owners[wish.owner], asked[i], k, one.tokens, other.tokens):
+            if is_cut_at_an_edge(bench, owners[wish.owner], request[i], k, one.tokens, other.tokens):
                 continue
             if number in done:
                 assert other.tokens == one.tokens

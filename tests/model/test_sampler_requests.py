@@ -284,16 +284,16 @@ def test_samples_of_a_group_end_each_on_its_own(bench):
 def test_every_token_is_told_as_it_is_drawn(bench):
     sampler = bench.sampler()
     numbers = [sampler.submit(bench.request(bench.tokens(n), n=2, seed=n)) for n in (4, 40)]
-    told: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    response: dict[tuple[int, int], list[tuple[int, float]]] = {}
     done = {}
     while sampler.has_work:
         output = sampler.step()
         for event in output.tokens:
-            told.setdefault((event.request_id, event.sample), []).append((event.token, event.logprob))
+            response.setdefault((event.request_id, event.sample), []).append((event.token, event.logprob))
         done.update((f.request_id, f.result) for f in output.finished)
     for number in numbers:
         for i, sequence in enumerate(done[number].sequences):
-            assert told[number, i] == list(zip(sequence.tokens, sequence.logprobs, strict=True))
+            assert response[number, i] == list(zip(sequence.tokens, sequence.logprobs, strict=True))
 
 
 def test_step_with_nothing_to_do_does_nothing(bench):

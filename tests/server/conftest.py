@@ -273,10 +273,16 @@ class Server:
         """The `tinker` command line: `server.tinker("run", "list")`."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
-        told = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": key, "HOME": str(home)}
+        response = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": key, "HOME": str(home)}
         command = [str(Path(sys.executable).with_name("tinker")), *args]
         done = subprocess.run(
-            command, env=os.environ | told, cwd=self.folder, capture_output=True, text=True, timeout=100, check=False
+            command,
+            env=os.environ | response,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
         )
         if check:
             assert done.returncode == 0, f"tinker {' '.join(args)}: {done.stdout}{done.stderr}"

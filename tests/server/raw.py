@@ -53,8 +53,8 @@ class Raw:
         return ok(said)["sampling_session_id"]
 
     def sample(self, sampler_id: str, seq_id: int = 0, *, max_tokens: int = 2, **body: Any) -> httpx.Response:
-        told = {"prompt": text(5, 6, 7), "sampling_params": {"max_tokens": max_tokens}, **body}
-        return self.post("asample", sampling_session_id=sampler_id, seq_id=seq_id, **told)
+        response = {"prompt": text(5, 6, 7), "sampling_params": {"max_tokens": max_tokens}, **body}
+        return self.post("asample", sampling_session_id=sampler_id, seq_id=seq_id, **response)
 
     def retrieve(self, request_id: str) -> httpx.Response:
         return self.post("retrieve_future", request_id=request_id, allow_metadata_only=False)

@@ -504,10 +504,10 @@ def test_another_optimizer_is_400(model: Model) -> None:
     refused(model.send("optim_step", optimizer_params={"type": "dimuon", "learning_rate": 1e-3}), said="dimuon")
     refused(model.send("optim_step"))
     refused(model.send("optim_step", adam_params={}, optimizer_params={"type": "dimuon"}))
-    told = {"session_id": model.session_id, "optimizer_config": {"type": "dimuon", "version": 1}}
-    refused(api.post("create_model", model_seq_id=50, base_model=NAME, **told), said="dimuon")
+    response = {"session_id": model.session_id, "optimizer_config": {"type": "dimuon", "version": 1}}
+    refused(api.post("create_model", model_seq_id=50, base_model=NAME, **response), said="dimuon")
     path = model.save("for-dimuon")
-    refused(api.post("load_weights", model_seq_id=50, path=path, optimizer=False, **told), said="dimuon")
+    refused(api.post("load_weights", model_seq_id=50, path=path, optimizer=False, **response), said="dimuon")
     model.works()
 
 

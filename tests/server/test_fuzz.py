@@ -242,8 +242,8 @@ def fuzz_samples(server: Any, examples: int) -> None:
     @_settings(examples)
     @given(odd_samples())
     def check(body: dict[str, Any]) -> None:
-        told = json.dumps({"sampling_session_id": sampler, "seq_id": next(count), **body})
-        answer = api.http.post("/api/v1/asample", content=told.encode())
+        response = json.dumps({"sampling_session_id": sampler, "seq_id": next(count), **body})
+        answer = api.http.post("/api/v1/asample", content=response.encode())
         assert answer.status_code in {200, 400}, f"{answer.status_code} {answer.text}"
         if answer.status_code == 200:
             accepted.append(answer.json()["request_id"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.observer import EpisodeObserver
-from palestra.server.core.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, QueueState
+from palestra.server.core.metrics import WORKER_COUNTERS, WORKER_GAUGES, JournalState, Metrics, RequestQueueState
 from palestra.types.engine import Stats
 from palestra.types.episodes import ClaimRequest, EndRequest, EpisodeResult, LeaseRef, NewGroup
 from palestra.types.rollouts import Task
@@ -102,7 +102,7 @@ def test_overhead_is_the_time_that_was_not_computing():
 
 
 def test_queues_and_journal_are_read_when_somebody_asks():
-    metrics, queues = Metrics(), [QueueState("m", "train", 3, 1.5)]
+    metrics, queues = Metrics(), [RequestQueueState("m", "train", 3, 1.5)]
     metrics.watch_queues(lambda: queues)
     metrics.watch_journal(lambda: JournalState(size_bytes=4096, segments=2))
     assert value(metrics, "palestra_queue_depth", base_model="m", kind="train") == 3
@@ -126,7 +126,7 @@ def busy_metrics() -> Metrics:
     metrics.vllm_up("m", 0, is_up=True)
     metrics.vllm_retried("m")
     metrics.vllm_loaded("m")
-    metrics.watch_queues(lambda: [QueueState("m", "sample", 1, 0.1)])
+    metrics.watch_queues(lambda: [RequestQueueState("m", "sample", 1, 0.1)])
     metrics.watch_journal(lambda: JournalState(0, 0))
     busy_episodes(EpisodeObserver(metrics.registry))
     return metrics
@@ -134,7 +134,7 @@ def busy_metrics() -> Metrics:
 
 def busy_episodes(observer: EpisodeObserver) -> None:
     """One was lost and played again."""
-    board, clock = Board(), Clock(lambda: 0.0, lambda: 0.0)
+    board, clock = EpisodeBoard(), Clock(lambda: 0.0, lambda: 0.0)
     observer.watch(lambda: board, clock)
     board.put_run("o", "r", 0.0)
     task = Task(id="t", environment="e", prompt=[])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.store.journal import Position
 from palestra.types import LoraConfig
 
 
-def restarted(*in_journal: int, snapshot_seq: int = -1, settled: tuple[int, ...] = ()) -> TrainedModel:
+def restarted(*in_journal: int, snapshot_seq: int = -1, settled: tuple[int, ...] = ()) -> TrackedModel:
     nobody: Any = None
-    model = TrainedModel("m", "s", "o", "b", LoraConfig(), nobody, snapshot_seq, next_seq=snapshot_seq + 1)
+    model = TrackedModel("m", "s", "o", "b", LoraConfig(), nobody, snapshot_seq, next_seq=snapshot_seq + 1)
     for n in in_journal:
         at = Position(1, n, 1)
         kind = RequestKind.FORWARD

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from palestra.server.core.checkpoints import Checkpoints
+from palestra.server.core.checkpoints import CheckpointFiles
 from palestra.server.core.paths import TinkerPath
 from palestra.store import Store
 from palestra.store import checkpoints as rows
-from palestra.store.records import Save
+from palestra.store.records import PendingSave
 from palestra.types import LoraConfig
 
 PATH = TinkerPath.parse("tinker://0123456789abcdef0123456789abcdef:train:0/weights/kept")
@@ -26,9 +26,9 @@ def test_a_checkpoint_is_found_and_stays_in_a_state_folder_that_was_moved_or_cop
     move: Callable[[Path, Path], object], tmp_path: Path
 ) -> None:
     with Store.open(f"sqlite:///{tmp_path}/palestra.db") as store:
-        keep(store, Checkpoints(store, tmp_path / "before", keep_deleted_s=0).folder(PATH, "1"))
+        keep(store, CheckpointFiles(store, tmp_path / "before", keep_deleted_s=0).folder(PATH, "1"))
         move(tmp_path / "before", tmp_path / "after")
-        after = Checkpoints(store, tmp_path / "after", keep_deleted_s=0)
+        after = CheckpointFiles(store, tmp_path / "after", keep_deleted_s=0)
 
         async def found_after_sweeps() -> str:
             for _ in range(2):  # what nothing leads to is removed the second time
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_found_and_stays_in_a_state_folder_that_was_moved_or_cop
 def keep(store: Store, folder: Path) -> None:
     folder.mkdir(parents=True)
     fields = {"model_id": PATH.model_id, "kind": PATH.kind, "name": PATH.name, "folder": str(folder)}
-    save = Save(request_id="1", seq_id=1, created_at=time.time(), **fields)
+    save = PendingSave(request_id="1", seq_id=1, created_at=time.time(), **fields)
 
     def write(conn: Connection) -> None:
         rows.begin_checkpoint(conn, save, owner="o", base_model="m", lora=LoraConfig(), overwrite=False)

@@ -88,5 +88,5 @@ def test_a_browser_shows_it_and_asks_no_other_machine(server, tmp_path: Path, pa
     ).stdout
     assert ("Palestra" if path == "/" else "/api/v1/forward_backward") in shown
     events = [event.get("params") for event in json.loads(log.read_text())["events"]]
-    asked = {urlsplit(one["url"]).netloc for one in events if isinstance(one, dict) and "url" in one}
-    assert asked == {urlsplit(server.url).netloc}
+    request = {urlsplit(one["url"]).netloc for one in events if isinstance(one, dict) and "url" in one}
+    assert request == {urlsplit(server.url).netloc}

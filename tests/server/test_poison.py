@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tinker import types
 
 from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.lanes import GIVE_UP_DEATHS, SUSPECT_DEATHS, Lane
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
+from palestra.server.core.quarantine import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
 from palestra.store.journal import Position
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import OptimStep, Skip, Train, decode_to_worker, encode_message
@@ -160,11 +160,11 @@ class Bench:
 
     def __init__(self, *lengths: int):
         self.worker, self.wide = FakeWorker(), 0
-        self.models: dict[str, TrainedModel] = {}
-        self.lane = Lane(cast(Any, self.worker), cast(Any, self), self.models, self._on_wide)
+        self.models: dict[str, TrackedModel] = {}
+        self.lane = WorkerDispatcher(cast(Any, self.worker), cast(Any, self), self.models, self._on_wide)
         for name, length in zip("abcdef", lengths, strict=False):
             lora = LoraConfig(rank=4)
-            model = self.models[name] = TrainedModel(name, "s", "o", "m", lora, cast(Any, self.worker))
+            model = self.models[name] = TrackedModel(name, "s", "o", "m", lora, cast(Any, self.worker))
             for seq_id in range(length):
                 model.add(a_future(name, seq_id))
             model.take_ready()
@@ -181,7 +181,7 @@ class Bench:
         self.worker.sent.clear()
         for model in self.models.values():
             self.lane.meet(model, -1)
-        self.lane.flow()
+        self.lane.dispatch()
         while at_most > 0 and self.worker.sent:
             train = self.worker.sent.pop(0)
             if train.request_id in deadly and not isinstance(train.operation, Skip):
@@ -241,7 +241,7 @@ def test_only_deadly_requests_are_given_up_and_all_others_are_answered(lengths: 
             given_up.add(guilty.request_id)
     assert given_up == deadly
     assert not bench.undone
-    assert not bench.lane.is_narrow
+    assert not bench.lane.is_quarantined
 
 
 short_lives = st.lists(st.integers(0, 30), max_size=SUSPECT_DEATHS + GIVE_UP_DEATHS - 1)
@@ -261,16 +261,16 @@ def test_while_the_lane_is_narrow_one_request_is_in_flight():
     for _ in range(SUSPECT_DEATHS):
         bench.live(set(), at_most=0)
         assert len(bench.worker.sent) == 6
-    assert bench.lane.is_narrow
+    assert bench.lane.is_quarantined
     for model in bench.models.values():
         bench.lane.meet(model, -1)
     bench.worker.sent.clear()
-    bench.lane.flow()
+    bench.lane.dispatch()
     order = []
     while len(bench.worker.sent) == 1:
         train = bench.worker.sent.pop()
         order.append(train.request_id)
         bench.answer(train)
     assert sorted(order) == ["a0", "b0"]  # the two that were first in their lines
-    assert (bench.wide, bench.lane.is_narrow) == (1, False)
+    assert (bench.wide, bench.lane.is_quarantined) == (1, False)
     assert sorted(t.request_id for t in bench.worker.sent) == ["a1", "a2", "b1", "b2"]

@@ -46,8 +46,8 @@ def test_a_worker_that_says_nothing_is_told_by_its_exit(make_server, code, reaso
     server.sabotage(code)
     server.worker_log.parent.mkdir(parents=True)
     server.worker_log.write_text("error: of an earlier start\n")
-    told = f"error: {server.model} cannot be served: {reason}; its log is {server.worker_log}\n"
-    assert said_at_its_end(server) == told
+    response = f"error: {server.model} cannot be served: {reason}; its log is {server.worker_log}\n"
+    assert said_at_its_end(server) == response
 
 
 def said_at_its_end(server) -> str:

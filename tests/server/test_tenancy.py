@@ -86,10 +86,10 @@ def into_his(what: str, **body: Any) -> Call:
     """A call on Bob's own model or session that names something of Alice's."""
 
     def call(world: World, api: Raw, s: str) -> httpx.Response:
-        told: dict[str, Any] = {k: v.replace("{s}", s) if isinstance(v, str) else v for k, v in body.items()}
-        if what == "load_weights" and "model_seq_id" not in told:
-            return world.his.send(what, **told)
-        return api.post(what, session_id=world.his.session_id, **told)
+        response: dict[str, Any] = {k: v.replace("{s}", s) if isinstance(v, str) else v for k, v in body.items()}
+        if what == "load_weights" and "model_seq_id" not in response:
+            return world.his.send(what, **response)
+        return api.post(what, session_id=world.his.session_id, **response)
 
     return call
 
@@ -262,12 +262,12 @@ def test_every_call_needs_a_key_with_the_right(world: World) -> None:
         http = world.server.http(key=key)
         for method, where in tried:
             answer = http.request(method, where, json={} if method in ("POST", "PUT") else None)
-            wanted = status
+            requested = status
             if key == world.keys["a worker"]:
-                wanted = 400 if where in PLAYING else 200 if where in SEEN_BY_WORKERS else status
+                requested = 400 if where in PLAYING else 200 if where in SEEN_BY_WORKERS else status
             if key == world.keys["prometheus"] and where == "/metrics":
-                wanted = 200
-            assert answer.status_code == wanted, f"{key} {method} {where}: {answer.status_code} {answer.text}"
+                requested = 200
+            assert answer.status_code == requested, f"{key} {method} {where}: {answer.status_code} {answer.text}"
 
 
 def test_metrics_are_for_who_may_see_every_owner(world: World) -> None:

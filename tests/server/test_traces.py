@@ -13,13 +13,13 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs pale
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from palestra.server.core.otlp import Traces
+from palestra.server.core.otlp import OtlpExporter
 from palestra.server.core.spans import Span, SpanRef
 
 
 def test_a_call_is_a_span_with_its_stages_inside():
     kept = InMemorySpanExporter()
-    traces = Traces(SimpleSpanProcessor(kept))
+    traces = OtlpExporter(SimpleSpanProcessor(kept))
     traces.finished("sample", 1.0, 0.7, base_model="m", submit_s=0.1, request_id="r1")
     spans = {span.name: span for span in kept.get_finished_spans()}
     call = spans.pop("sample")
@@ -38,7 +38,7 @@ def test_a_call_is_a_span_with_its_stages_inside():
 
 def test_a_failure_is_marked_and_odd_times_do_not_turn_spans_round():
     kept = InMemorySpanExporter()
-    Traces(SimpleSpanProcessor(kept)).finished("optim_step", 0.1, 5.0, outcome="user_error", submit_s=3.0)
+    OtlpExporter(SimpleSpanProcessor(kept)).finished("optim_step", 0.1, 5.0, outcome="user_error", submit_s=3.0)
     for span in kept.get_finished_spans():
         assert span.start_time <= span.end_time
     assert kept.get_finished_spans()[-1].status.description == "user_error"
@@ -46,7 +46,7 @@ def test_a_failure_is_marked_and_odd_times_do_not_turn_spans_round():
 
 def test_spans_with_given_ids_are_where_they_belong():
     kept = InMemorySpanExporter()
-    traces, root, inner = Traces(SimpleSpanProcessor(kept)), SpanRef(7 << 64, 5), SpanRef(7 << 64, 6)
+    traces, root, inner = OtlpExporter(SimpleSpanProcessor(kept)), SpanRef(7 << 64, 5), SpanRef(7 << 64, 6)
     elsewhere = SpanRef(8 << 64, 9)
     times = {"began_at": 10.0, "ended_at": 12.5}
     traces.add(
@@ -88,7 +88,7 @@ def test_spans_reach_a_collector():
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            traces = Traces.to(f"http://127.0.0.1:{server.server_port}/")
+            traces = OtlpExporter.to(f"http://127.0.0.1:{server.server_port}/")
             traces.finished("sample", 0.1, 0.05)
             traces.close()
         finally:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from palestra.store.acknowledged import Acknowledged
+from palestra.store.acknowledged import AcknowledgedRequests
 
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from palestra.store.acknowledged import Acknowledged
+from palestra.store.acknowledged import AcknowledgedRequests
 
-known = Acknowledged(Path(sys.argv[1]))
+known = AcknowledgedRequests(Path(sys.argv[1]))
 for number in range(1000):
     for name in "abc":
         known.note(name, number)
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def last(file: Path, *names: str) -> list[int]:
-    known = Acknowledged(file)
+    known = AcknowledgedRequests(file)
     try:
         return [known.last(name) for name in names]
     finally:
@@ -44,7 +44,7 @@ def test_kill_9_forgets_nothing(file: Path) -> None:
 
 
 def test_it_never_goes_back_and_the_place_of_a_model_that_left_is_used_again(file: Path) -> None:
-    known = Acknowledged(file)
+    known = AcknowledgedRequests(file)
     for number in range(100):
         known.note(f"model {number}", 5)
         known.note(f"model {number}", 3)
@@ -58,7 +58,7 @@ def test_it_never_goes_back_and_the_place_of_a_model_that_left_is_used_again(fil
 
 
 def test_what_is_torn_is_not_believed(file: Path) -> None:
-    known = Acknowledged(file)
+    known = AcknowledgedRequests(file)
     for name in "abc":
         known.note(name, 1 << 40)
     known.close()
@@ -69,7 +69,7 @@ def test_what_is_torn_is_not_believed(file: Path) -> None:
 
 
 def test_a_disk_that_takes_nothing_is_no_error(file: Path) -> None:
-    known = Acknowledged(file)
+    known = AcknowledgedRequests(file)
     known.note("a", 1)
     os.close(known._fd)
     known._fd = os.open(file, os.O_RDONLY)

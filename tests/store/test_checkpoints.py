@@ -14,14 +14,14 @@ from palestra.store import CheckpointExists, Store
 from palestra.store import checkpoints as c
 from palestra.store.models import insert_model, is_public, list_models
 from palestra.store.records import (
-    Checkpoint,
     CheckpointKey,
     CheckpointKind,
+    CheckpointRow,
     CheckpointStatus,
-    Completion,
-    Model,
-    Save,
-    Session,
+    ModelRow,
+    PendingSave,
+    SaveCompletion,
+    SessionRow,
 )
 from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
@@ -30,8 +30,10 @@ LORA = LoraConfig(rank=4)
 KEY = CheckpointKey("m", CheckpointKind.WEIGHTS, "rolling")
 
 
-def begin(store: Store, request: int, *, key: CheckpointKey = KEY, overwrite: bool = False, **fields: object) -> Save:
-    save = Save(
+def begin(
+    store: Store, request: int, *, key: CheckpointKey = KEY, overwrite: bool = False, **fields: object
+) -> PendingSave:
+    save = PendingSave(
         request_id=f"r{request}",
         model_id=key.model_id,
         kind=key.kind,
@@ -46,15 +48,15 @@ def begin(store: Store, request: int, *, key: CheckpointKey = KEY, overwrite: bo
     )
 
 
-def complete(store: Store, request: int, now: float = 100.0) -> Completion | None:
+def complete(store: Store, request: int, now: float = 100.0) -> SaveCompletion | None:
     return store.write_now(lambda conn: c.complete_checkpoint(conn, f"r{request}", size_bytes=10, now=now))
 
 
-def fail(store: Store, request: int) -> Save | None:
+def fail(store: Store, request: int) -> PendingSave | None:
     return store.write_now(lambda conn: c.fail_checkpoint(conn, f"r{request}", error="disk full"))
 
 
-def get(store: Store, key: CheckpointKey = KEY) -> Checkpoint | None:
+def get(store: Store, key: CheckpointKey = KEY) -> CheckpointRow | None:
     return store.read_now(lambda conn: c.get_checkpoint(conn, key))
 
 
@@ -74,7 +76,7 @@ def test_a_checkpoint_is_there_when_it_is_complete(tables_store: Store) -> None:
     assert completion is not None
     assert completion.obsolete_folder is None
     assert completion.checkpoint == get(tables_store)
-    assert completion.checkpoint == Checkpoint(
+    assert completion.checkpoint == CheckpointRow(
         model_id="m",
         kind=CheckpointKind.WEIGHTS,
         name="rolling",
@@ -239,9 +241,9 @@ def test_lists_and_latest(tables_store: Store) -> None:
 
 def test_what_others_may_see(tables_store: Store) -> None:
     def fill(conn: Connection) -> None:
-        insert_session(conn, Session(session_id="s", owner="me", created_at=0.0, last_heartbeat_at=0.0))
+        insert_session(conn, SessionRow(session_id="s", owner="me", created_at=0.0, last_heartbeat_at=0.0))
         for model_id in ("m", "n"):
-            model = Model(
+            model = ModelRow(
                 model_id=model_id,
                 session_id="s",
                 owner="me",
@@ -279,7 +281,7 @@ def test_what_others_may_see(tables_store: Store) -> None:
 def test_copy_is_a_checkpoint_of_its_own(tables_store: Store) -> None:
     target = CheckpointKey("n", CheckpointKind.WEIGHTS, "rolling")
 
-    def copy(request_id: str) -> Checkpoint | None:
+    def copy(request_id: str) -> CheckpointRow | None:
         return tables_store.write_now(
             lambda conn: c.copy_checkpoint(
                 conn, KEY, target, owner="you", folder="/copy", request_id=request_id, ttl_s=5.0, now=200.0

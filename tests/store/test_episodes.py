@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.store import Store
 from palestra.store.episodes import load_all, save_changes
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, SavedRows
@@ -37,20 +37,20 @@ def load(store: Store) -> SavedRows:
     return store.read_now(load_all)
 
 
-def claim(board: Board, now: float) -> Lease:
+def claim(board: EpisodeBoard, now: float) -> Lease:
     request = ClaimRequest(client_id="c", claim_id=f"claim-{next(claim_ids)}")
     (lease,) = board.claim("alice", request, now)
     return lease
 
 
-def end(board: Board, lease: Lease, result: EpisodeResult, now: float) -> EndStatus:
+def end(board: EpisodeBoard, lease: Lease, result: EpisodeResult, now: float) -> EndStatus:
     ask = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=result)
     return board.end("alice", "c", [ask], now)[0].status
 
 
-def make_board() -> tuple[Board, Lease, Lease]:
+def make_board() -> tuple[EpisodeBoard, Lease, Lease]:
     """With something in every state and column."""
-    board = Board()
+    board = EpisodeBoard()
     settings = RunSettings(weight_policy=WeightPolicy.LAG, share=0.5, backoff_s=7.25, lease_s=10.0)
     board.put_run("alice", "r", 1.5, settings=settings, model="tinker://x")
     board.put_run("bob", "r", 2.0)
@@ -86,7 +86,7 @@ def test_every_row_comes_back_as_it_was(tables_store: Store) -> None:
 def test_a_board_goes_on_from_what_was_saved(tables_store: Store) -> None:
     board, ended, leased = make_board()
     save(tables_store, board.take_changes())
-    again = Board.restore(load(tables_store), 1000.0)
+    again = EpisodeBoard.restore(load(tables_store), 1000.0)
     result = EpisodeResult(reward=0.1 + 0.2, metrics={"m": 1.0}, metadata={"text": "\0 é", "deep": [{"x": None}]})
     assert end(again, ended, result, 1001.0) is EndStatus.REPEATED
     assert end(again, leased, result, 1001.0) is EndStatus.ACCEPTED
@@ -118,7 +118,7 @@ def test_what_is_committed_leaves_the_tables(tables_store: Store) -> None:
         (1, "alice"),
         (1, "alice"),
     ]
-    again = Board.restore(saved, 10.0)
+    again = EpisodeBoard.restore(saved, 10.0)
     assert again.run_info("alice", "r") == board.run_info("alice", "r")
     assert end(again, leased, EpisodeResult(reward=1.0), 11.0) is EndStatus.REPEATED
     again.tick(10.0 + 8 * 86_400)
@@ -138,7 +138,7 @@ def test_of_several_changes_of_a_row_the_last_one_counts(tables_store: Store) ->
 
 
 def test_thousands_of_changes_are_saved_at_once(tables_store: Store) -> None:
-    board = Board()
+    board = EpisodeBoard()
     board.put_run("alice", "r", 0.0)
     groups = [NewGroup(group_id=f"g{number}", task=TASK, size=4) for number in range(500)]
     board.register("alice", "r", groups, 1.0)

@@ -179,7 +179,7 @@ def test_segments_live_exactly_while_something_in_them_is_held(data: st.DataObje
             await journal.append(b"")  # a group's deletions come after its appends
             needed = {position.segment for position in held} | {info.segment for info in journal.segments()[-1:]}
             assert files(folder) == sorted(f"{n:012d}.journal" for n in needed)
-            assert {info.segment: info.held for info in journal.segments() if info.held}.keys() >= {last.segment}
+            assert {info.segment: info.pending for info in journal.segments() if info.pending}.keys() >= {last.segment}
             assert all(journal.read(position) == payload for position, payload in held.items())
 
         with_journal(folder, use, segment_bytes=100)
@@ -203,7 +203,7 @@ def test_recovered_segments_wait_for_recovery_and_go_when_released(tmp_path: Pat
         assert not set(before) & set(files(tmp_path))
         assert list(journal.recover()) == []
         (info,) = journal.segments()
-        assert (info.held, info.oldest_held) == (3, Position(info.segment, len(HEADER), 3))
+        assert (info.pending, info.oldest_held) == (3, Position(info.segment, len(HEADER), 3))
         with pytest.raises(JournalError, match="gone"):
             journal.read(Position(1, len(HEADER), 50))
 
@@ -217,7 +217,7 @@ def test_cancelled_append_is_held_by_nobody(tmp_path: Path) -> None:
         first.cancel()
         await journal.append(b"second")
         await asyncio.sleep(0)
-        assert sum(info.held for info in journal.segments()) == 1
+        assert sum(info.pending for info in journal.segments()) == 1
 
     with_journal(tmp_path, use)
 

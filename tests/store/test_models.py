@@ -8,13 +8,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from palestra.store import Store, models, samplers
-from palestra.store.records import Model, ModelStatus, Sampler, SamplerStatus, Session
+from palestra.store.records import ModelRow, ModelStatus, SamplerRow, SamplerStatus, SessionRow
 from palestra.store.sessions import insert_session
 from palestra.types import LoraConfig
 
 
-def model(model_id: str, at: float = 0.0, **fields: object) -> Model:
-    new = Model(
+def model(model_id: str, at: float = 0.0, **fields: object) -> ModelRow:
+    new = ModelRow(
         model_id=model_id,
         session_id="s",
         owner="me",
@@ -26,8 +26,8 @@ def model(model_id: str, at: float = 0.0, **fields: object) -> Model:
     return msgspec.structs.replace(new, **fields)
 
 
-def sampler(sampler_id: str, **fields: object) -> Sampler:
-    new = Sampler(sampler_id=sampler_id, session_id="s", owner="me", base_model="qwen", created_at=0.0)
+def sampler(sampler_id: str, **fields: object) -> SamplerRow:
+    new = SamplerRow(sampler_id=sampler_id, session_id="s", owner="me", base_model="qwen", created_at=0.0)
     return msgspec.structs.replace(new, **fields)
 
 
@@ -35,7 +35,7 @@ def sampler(sampler_id: str, **fields: object) -> Sampler:
 def store(tables_store: Store) -> Store:
     def fill(conn: Connection) -> None:
         for session_id, project in [("s", None), ("t", "p")]:
-            session = Session(
+            session = SessionRow(
                 session_id=session_id, owner="me", created_at=0.0, last_heartbeat_at=0.0, project_id=project
             )
             insert_session(conn, session)

@@ -6,7 +6,15 @@ from palestra.store import Store
 from palestra.store.checkpoints import begin_checkpoint, complete_checkpoint
 from palestra.store.models import get_model, insert_model
 from palestra.store.purge import purge
-from palestra.store.records import CheckpointKind, Model, ModelStatus, Sampler, SamplerStatus, Save, Session
+from palestra.store.records import (
+    CheckpointKind,
+    ModelRow,
+    ModelStatus,
+    PendingSave,
+    SamplerRow,
+    SamplerStatus,
+    SessionRow,
+)
 from palestra.store.records import SessionStatus as Status
 from palestra.store.samplers import get_sampler, insert_sampler
 from palestra.store.sessions import get_session, insert_session
@@ -16,12 +24,12 @@ OLD, NOW = 100.0, 1000.0
 
 
 def _fill(conn, name: str, *, status: Status, model: ModelStatus, at: float, saved: bool = False) -> None:
-    insert_session(conn, Session(session_id=name, owner="o", created_at=at, last_heartbeat_at=at, status=status))
+    insert_session(conn, SessionRow(session_id=name, owner="o", created_at=at, last_heartbeat_at=at, status=status))
     run = f"{name}:train:0"
     lora = LoraConfig(rank=4)
     insert_model(
         conn,
-        Model(
+        ModelRow(
             model_id=run,
             session_id=name,
             owner="o",
@@ -35,10 +43,12 @@ def _fill(conn, name: str, *, status: Status, model: ModelStatus, at: float, sav
     gone = SamplerStatus.GONE if status != Status.ACTIVE else SamplerStatus.LIVE
     insert_sampler(
         conn,
-        Sampler(sampler_id=f"{name}:sample:0", session_id=name, owner="o", base_model="b", created_at=at, status=gone),
+        SamplerRow(
+            sampler_id=f"{name}:sample:0", session_id=name, owner="o", base_model="b", created_at=at, status=gone
+        ),
     )
     if saved:
-        save = Save(
+        save = PendingSave(
             request_id=name,
             model_id=run,
             kind=CheckpointKind.WEIGHTS,

@@ -13,10 +13,10 @@ from palestra.store.checkpoints import begin_checkpoint, complete_checkpoint
 from palestra.store.models import insert_model
 from palestra.store.records import (
     CheckpointKind,
-    Model,
-    Save,
+    ModelRow,
+    PendingSave,
     SearchCursor,
-    Session,
+    SessionRow,
     SessionSearch,
     SessionStatus,
     StatusFilter,
@@ -25,13 +25,13 @@ from palestra.store.session_search import search_sessions
 from palestra.types import LoraConfig
 
 
-def session(session_id: str, at: float = 0.0, **fields: object) -> Session:
+def session(session_id: str, at: float = 0.0, **fields: object) -> SessionRow:
     return msgspec.structs.replace(
-        Session(session_id=session_id, owner="me", created_at=at, last_heartbeat_at=at), **fields
+        SessionRow(session_id=session_id, owner="me", created_at=at, last_heartbeat_at=at), **fields
     )
 
 
-def insert(store: Store, *new: Session) -> None:
+def insert(store: Store, *new: SessionRow) -> None:
     store.write_now(lambda conn: [sessions.insert_session(conn, s) for s in new])
 
 
@@ -163,7 +163,7 @@ def test_summaries_count_completed_checkpoints(tables_store: Store) -> None:
         for model_id in ("m1", "m2"):
             insert_model(
                 conn,
-                Model(
+                ModelRow(
                     model_id=model_id,
                     session_id="s1",
                     owner="me",
@@ -174,7 +174,7 @@ def test_summaries_count_completed_checkpoints(tables_store: Store) -> None:
                 ),
             )
             for seq_id in range(3):
-                save = Save(
+                save = PendingSave(
                     request_id=f"{model_id}-{seq_id}",
                     model_id=model_id,
                     kind=CheckpointKind.WEIGHTS,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.store import Store
 from palestra.store.episodes import save_changes
 from palestra.store.traces import (
     KeptAnswer,
     Purge,
     Trace,
-    Turn,
+    TraceTurn,
     TurnFacts,
     TurnKey,
     TurnSample,
@@ -50,9 +50,9 @@ def trace(name: str, *, owner: str = "o", at: float = 1.0) -> Trace:
     return Trace(trace_id=name, owner=owner, model="m", created_at=at, updated_at=at)
 
 
-def turn(prompt: list[int], *tokens: int, parent: int | None = None) -> Turn:
+def turn(prompt: list[int], *tokens: int, parent: int | None = None) -> TraceTurn:
     sample = TurnSample(tokens=list(tokens), logprobs=[-0.5] * len(tokens), stop_reason="stop")
-    return Turn(
+    return TraceTurn(
         prompt=prompt, samples=[sample], facts=FACTS, parent=parent, parent_sample=None if parent is None else 0
     )
 
@@ -168,7 +168,7 @@ def test_traces_of_an_attempt_are_found_and_stay_until_its_episode_is_committed(
     found = tables_store.read_now(lambda c: traces_of(c, "e-1#2", "o"))
     assert [(one.trace_id, one.origin) for one in found] == [("early", "e-1#2"), ("late", "e-1#2")]
     assert tables_store.read_now(lambda c: traces_of(c, "e-1#2", "p")) == []
-    board = Board()
+    board = EpisodeBoard()
     board.put_run("o", "r", 0.0)
     task = Task(id="t", environment="e", prompt=[])
     board.register("o", "r", [NewGroup(group_id="g", task=task, size=1)], 0.0)

@@ -14,7 +14,7 @@ import pytest
 
 from palestra.config.train import load_train_config
 from palestra.runs.writer import RunFolder
-from palestra.training.listener import Listener, Silence
+from palestra.training.listener import RunListener, Silence
 from tests.training.trainers import SMALL, merged
 
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -53,7 +53,7 @@ def ephebe_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run_training(ephebe_url: str, tmp_path: Path) -> Callable[..., RunFolder]:
     """`run_training("name", key={"sub": 1})`: a whole run, to its end; the folder to read it from."""
 
-    def run(name: str, listener: Listener | None = None, **settings: Any) -> RunFolder:
+    def run(name: str, listener: RunListener | None = None, **settings: Any) -> RunFolder:
         from palestra.training.launch import train
 
         saved = merged(SMALL, {"server": ephebe_url, "runs": str(tmp_path / "runs"), "name": name, **settings})

@@ -15,9 +15,9 @@ from msgspec import Struct
 from palestra.chat import ChatTokenizer
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import BaseTextEnv, EnvironmentSet
-from palestra.model.random_tokenizer import write_tokenizer
-from palestra.training.rollouts.play import RolloutSettings
-from palestra.training.rollouts.player import Table
+from palestra.model.loading.random_tokenizer import write_tokenizer
+from palestra.training.rollouts.player import PlayerContext
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import GroupRequest, Task
 
@@ -51,13 +51,13 @@ class ScriptedSampler:
         self.most_at_once = 0
 
     async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        asked = Asked(list(prompt), params)
-        self.asked.append(asked)
+        request = Asked(list(prompt), params)
+        self.asked.append(request)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
             await asyncio.sleep(0)
-            return [self._sequence(asked) for _ in range(count)]
+            return [self._sequence(request) for _ in range(count)]
         finally:
             self.at_once -= 1
 
@@ -135,14 +135,14 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def a_table(**settings: Any) -> Iterator[Table]:
+def a_table(**settings: Any) -> Iterator[PlayerContext]:
     """Afterwards every environment has been closed."""
     ScriptedEnv.alive.clear()
     ScriptedEnv.log.clear()
     given = {"max_tokens": 64, "max_context": 4000, "timeout_s": 20.0} | settings
     entries = [EnvironmentEntry(name=NAME)]
     with EnvironmentSet(entries, env_threads=2, env_timeout_s=10) as environments:
-        yield Table(chat_tokenizer(), environments, RolloutSettings(**given))
+        yield PlayerContext(chat_tokenizer(), environments, RolloutSettings(**given))
     assert not ScriptedEnv.alive
 
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind
-from palestra.training.batches.rows import Batch, Drop, build_batch, is_zero_variance, trainable_rows
+from palestra.training.batches.rows import DropReason, TrainingBatch, build_batch, is_zero_variance, trainable_rows
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
 PLAIN: dict[str, Any] = {"advantage": "mean_baseline", "normalize": "none"}
 
 
-def by_rollout(batch: Batch) -> dict[str, Any]:
+def by_rollout(batch: TrainingBatch) -> dict[str, Any]:
     return {sequence.rollout: sequence for sequence in batch.sequences}
 
 
@@ -38,14 +38,14 @@ def test_failed_and_ungraded_rollouts_are_in_no_baseline():
     group.rollouts.append(make_rollout("g-6", -100.0, stop=RolloutStop.TIMEOUT))
     batch = build_batch([group], make_config(algorithm=PLAIN))
     assert {name: row.advantages[-1] for name, row in by_rollout(batch).items()} == {"g-0": 0.5, "g-1": -0.5}
-    assert batch.dropped == {Drop.FAILED: 2, Drop.UNGRADED: 3}
+    assert batch.dropped == {DropReason.FAILED: 2, DropReason.UNGRADED: 3}
 
 
 def test_an_overlong_rollout_teaches_nothing_but_is_in_the_baseline():
     group = make_group("g", [1.0, 0.0])
     group.rollouts.append(make_rollout("g-2", -1.0, [make_turn(), make_turn(cut=True)]))
     masked = build_batch([group], make_config(algorithm=PLAIN))
-    assert masked.dropped == {Drop.OVERLONG: 1}
+    assert masked.dropped == {DropReason.OVERLONG: 1}
     assert {name: row.advantages[-1] for name, row in by_rollout(masked).items()} == {"g-0": 1.0, "g-1": 0.0}
     kept = build_batch([group], make_config(algorithm=PLAIN, data={"overlong": "keep"}))
     assert by_rollout(kept)["g-2"].advantages[-1] == -1.0
@@ -72,7 +72,7 @@ def test_truncation_keeps_the_prompt_and_cuts_everything_alike():
 def test_a_prompt_that_leaves_no_room_drops_its_rollout(length):
     group = group_of("g", [make_rollout("g-0", 1.0, prompt=list(range(length))), make_rollout("g-1", 0.0)])
     batch = build_batch([group], make_config(algorithm=PLAIN, data={"max_sequence_length": 6}))
-    assert batch.dropped == {Drop.PROMPT_TOO_LONG: 1}
+    assert batch.dropped == {DropReason.PROMPT_TOO_LONG: 1}
     assert list(by_rollout(batch)) == ["g-1"]
 
 
@@ -88,7 +88,7 @@ def test_empty_and_broken_rollouts_have_their_own_reasons():
         make_rollout("g-5", 0.0, prompt=[]),
     ]
     batch = build_batch([group_of("g", rollouts)], make_config(algorithm=PLAIN))
-    assert batch.dropped == {Drop.EMPTY: 2, Drop.BROKEN: 3}
+    assert batch.dropped == {DropReason.EMPTY: 2, DropReason.BROKEN: 3}
     assert by_rollout(batch)["g-0"].advantages[-1] == pytest.approx(5 / 6)
 
 
@@ -98,7 +98,7 @@ def test_groups_that_teach_nothing_are_counted_and_only_kept_when_asked(policy):
     batch = build_batch(groups, make_config(data={"zero_variance": policy}))
     assert batch.zero_variance_groups == 2
     assert len(batch.sequences) == (4 if policy == "keep" else 2)
-    assert batch.dropped == {Drop.FAILED: 2} | ({} if policy == "keep" else {Drop.ZERO_VARIANCE: 2})
+    assert batch.dropped == {DropReason.FAILED: 2} | ({} if policy == "keep" else {DropReason.ZERO_VARIANCE: 2})
 
 
 def test_zero_variance_is_judged_with_penalties():
@@ -162,8 +162,8 @@ def test_the_kl_penalty_asks_for_what_it_needs():
     groups = [make_group("a", [1.0, 0.0]), make_group("b", [1.0, 1.0])]
     with pytest.raises(ValueError, match="needs the base model's logprobs"):
         build_batch(groups, config)
-    wanted = trainable_rows(groups, config)
-    assert [rollout.id for rollout in wanted] == ["a-0", "a-1"]
+    expected = trainable_rows(groups, config)
+    assert [rollout.id for rollout in expected] == ["a-0", "a-1"]
     base = {"a-0": [-0.5] * 5, "a-1": [-1.5] * 5}  # d: 0 and 1
     rows = by_rollout(build_batch(groups, config, base))
     assert rows["a-0"].advantages[-1] == pytest.approx(0.5 + 0.1 * 0.5)
@@ -171,7 +171,7 @@ def test_the_kl_penalty_asks_for_what_it_needs():
 
 
 def test_nothing_in_nothing_out():
-    assert build_batch([], make_config()) == Batch(minibatches=[])
+    assert build_batch([], make_config()) == TrainingBatch(minibatches=[])
 
 
 TURNS = st.builds(make_turn, st.integers(0, 6), st.integers(0, 4), cut=st.booleans())

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.training.batches.conversations import Conversation, DataError, Rows, conversation_of, pair_of
+from palestra.training.batches.conversations import (
+    Conversation,
+    ConversationFile,
+    DatasetError,
+    conversation_of,
+    pair_of,
+)
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.turns import encode_example
 from tests.chat.conftest import bare_folder, style_folder, tokenizer_of  # noqa: F401 - fixtures
@@ -160,7 +166,7 @@ def test_a_template_that_writes_another_header_for_a_turn_to_come_is_refused(sty
 
 
 def test_every_form_of_a_row_is_understood(tmp_path):
-    rows = Rows(
+    rows = ConversationFile(
         write(
             tmp_path,
             {"messages": TALK, "tools": TOOLS},
@@ -179,7 +185,7 @@ def test_every_form_of_a_row_is_understood(tmp_path):
 
 def test_pairs_share_their_prompt(tmp_path):
     chosen = [*TALK[:2], {"role": "assistant", "content": "4"}]
-    rows = Rows(write(tmp_path, {"prompt": TALK[:2], "chosen": chosen, "rejected": "5"}), pair_of)
+    rows = ConversationFile(write(tmp_path, {"prompt": TALK[:2], "chosen": chosen, "rejected": "5"}), pair_of)
     assert rows[0].chosen.messages[:2] == rows[0].rejected.messages[:2] == TALK[:2]
     assert rows[0].chosen.messages[2:] == chosen[2:]
     assert rows[0].rejected.messages[2:] == [{"role": "assistant", "content": "5"}]
@@ -217,18 +223,18 @@ GOOD = {"messages": TALK}
     ],
 )
 def test_a_wrong_row_is_named_before_anything_is_trained(tmp_path, rows, parse, said):
-    with pytest.raises(DataError) as error:
-        Rows(write(tmp_path, *rows), parse)
+    with pytest.raises(DatasetError) as error:
+        ConversationFile(write(tmp_path, *rows), parse)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(tmp_path / "data.jsonl"))
 
 
 def test_a_missing_file_and_one_of_another_kind_say_so(tmp_path):
-    with pytest.raises(DataError, match=r"missing\.jsonl: cannot be read .*No such file"):
-        Rows(tmp_path / "missing.jsonl", conversation_of)
-    with pytest.raises(DataError, match=r"read from JSONL; to make that of it: pandas\.read_parquet"):
-        Rows(tmp_path / "data.parquet", conversation_of)
+    with pytest.raises(DatasetError, match=r"missing\.jsonl: cannot be read .*No such file"):
+        ConversationFile(tmp_path / "missing.jsonl", conversation_of)
+    with pytest.raises(DatasetError, match=r"read from JSONL; to make that of it: pandas\.read_parquet"):
+        ConversationFile(tmp_path / "data.parquet", conversation_of)
 
 
 # Order
@@ -259,5 +265,5 @@ def test_drawing_on_from_a_position_is_as_if_never_interrupted(count, size, seed
 
 
 def test_data_that_teaches_nothing_ends_the_run_instead_of_looking_for_ever():
-    with pytest.raises(DataError, match="none of 3 rows has anything to learn"):
+    with pytest.raises(DatasetError, match="none of 3 rows has anything to learn"):
         DataOrder(3, 0, lambda row: None).draw(2, 1)

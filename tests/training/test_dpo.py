@@ -16,9 +16,9 @@ from palestra.config.train import DpoConfig, RunConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversations import DataError, pair_of
+from palestra.training.batches.conversations import DatasetError, pair_of
 from palestra.training.batches.turns import encode_example
-from palestra.training.loops.dpo import PairExample, Preference, answer_logprobs, check_dpo, weigh
+from palestra.training.loops.dpo import PairExample, PairPreference, answer_logprobs, check_dpo, weigh
 from tests.training.scripted import chat_tokenizer
 from tests.training.test_sft import EXAMPLES, Told, load, run, start
 
@@ -31,8 +31,8 @@ def a_dpo_config(server: str, *overrides: str) -> RunConfig:
 
 
 def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
-    told = Told()
-    folder, summary = start(a_dpo_config(ephebe_url, "steps=6", "beta=0.3", "optimizer.lr=4e-3"), tmp_path, told)
+    response = Told()
+    folder, summary = start(a_dpo_config(ephebe_url, "steps=6", "beta=0.3", "optimizer.lr=4e-3"), tmp_path, response)
     rows = folder.read_metrics()
     assert summary["status"] == RunStatus.DONE
     assert rows[0]["loss/mean"] == pytest.approx(math.log(2), abs=1e-4)  # the policy still is the reference
@@ -42,7 +42,7 @@ def test_a_run_learns_to_prefer_what_was_chosen(ephebe_url, tmp_path):
     last = rows[-1]
     assert last["dpo/margin"] == pytest.approx(last["dpo/chosen_reward"] - last["dpo/rejected_reward"])
     assert last["batch/sequences"] == 16
-    assert told.stages == {"collect", "update"}
+    assert response.stages == {"collect", "update"}
     assert {"time/score_s", "time/update_s", "throughput/total_tokens_per_s", "optim/grad_norm"} <= last.keys()
 
 
@@ -92,7 +92,7 @@ def test_the_weights_are_the_gradient_of_the_dpo_loss():
     def opinion(pair: PairExample, table: torch.Tensor):
         return answer_logprobs(pair, *(logprobs(table, one).tolist() for one in pair.sequences))
 
-    preferences = [Preference.of(opinion(pair, policy), opinion(pair, reference), beta) for pair in pairs]
+    preferences = [PairPreference.of(opinion(pair, policy), opinion(pair, reference), beta) for pair in pairs]
     weigh(pairs, preferences, beta)
     cross_entropy = -sum(
         (logprobs(policy, one) * torch.tensor(one.advantages[1:], dtype=torch.float64)).sum()
@@ -107,7 +107,7 @@ def test_the_weights_are_the_gradient_of_the_dpo_loss():
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_no_margin_is_too_large(chosen, rejected):
-    found = Preference(chosen, rejected)
+    found = PairPreference(chosen, rejected)
     assert math.isfinite(found.loss)
     assert found.loss >= 0 <= found.pull <= 1
     expected = torch.nn.functional.softplus(torch.tensor(-found.margin, dtype=torch.float64)).item()
@@ -127,10 +127,10 @@ def test_bad_pairs_are_found_before_a_run_begins(tmp_path):
     bad.write_text(DATA.read_text() + '{"prompt": "Hi", "chosen": "Hello", "reject": "Go"}\n')
     config = load("dpo.yaml", data=bad)
     assert isinstance(config, DpoConfig)
-    with pytest.raises(DataError, match=r"bad\.jsonl, line 65: no 'rejected' \(it has 'prompt, chosen, reject'\)"):
+    with pytest.raises(DatasetError, match=r"bad\.jsonl, line 65: no 'rejected' \(it has 'prompt, chosen, reject'\)"):
         check_dpo(config, ChatTokenizer.load(BUNDLED / "ephebe"))
 
 
 def test_pairs_too_long_to_compare_end_the_run_with_a_reason(ephebe_url, tmp_path):
-    with pytest.raises(DataError, match="none of 64 rows has anything to learn within max_sequence_length"):
+    with pytest.raises(DatasetError, match="none of 64 rows has anything to learn within max_sequence_length"):
         start(a_dpo_config(ephebe_url, "max_sequence_length=8", "steps=1"), tmp_path)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from palestra.training.batches.rows import Drop, build_batch, is_zero_variance
+from palestra.training.batches.rows import DropReason, build_batch, is_zero_variance
 from palestra.training.loops.health import batch_metrics, rollout_metrics
-from palestra.training.rollouts.episode_rollouts import Reader
+from palestra.training.rollouts.episode_rollouts import EpisodeReader
 from palestra.types import StopReason
 from palestra.types.episodes import (
     EpisodeError,
@@ -64,13 +64,13 @@ def played(*episodes: tuple[EpisodeResult, list[EpisodeTrajectory]], **group: An
         )
         for i, (result, found) in enumerate(episodes)
     ]
-    told = {"number": 1, "group_id": "n/g000000", "task": a_request().task, "kind": EpisodeKind.TRAIN, "reason": ""}
-    return PlayedGroup(**told | {"state": GroupState.READY} | group, episodes=members)
+    response = {"number": 1, "group_id": "n/g000000", "task": a_request().task, "kind": EpisodeKind.TRAIN, "reason": ""}
+    return PlayedGroup(**response | {"state": GroupState.READY} | group, episodes=members)
 
 
 def read(group: PlayedGroup, newest: int = 3) -> Group:
     """Version 7 is step 2."""
-    return Reader(chat_tokenizer(), lambda version: version - 5).group(group, a_request(count=2), newest)
+    return EpisodeReader(chat_tokenizer(), lambda version: version - 5).group(group, a_request(count=2), newest)
 
 
 def test_turns_are_the_sampled_stretches():
@@ -126,7 +126,7 @@ def test_an_episode_without_a_call_counts_but_is_not_trained():
     group = read(played((EpisodeResult(reward=1.0), []), (EpisodeResult(reward=0.0), [trajectory("rs")])))
     batch = build_batch([group], make_config())
     assert len(batch.sequences) == 1
-    assert batch.dropped == {Drop.EMPTY: 1}
+    assert batch.dropped == {DropReason.EMPTY: 1}
     assert batch.sequences[0].advantages[1] < 0
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, NewGroup
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog
-from palestra.training.rollouts.episode_names import GroupNames, Identity
-from palestra.training.rollouts.episode_rollouts import Reader
-from palestra.training.rollouts.episode_source import Desk, EpisodeSource
+from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
+from palestra.training.rollouts.episode_rollouts import EpisodeReader
+from palestra.training.rollouts.episode_source import EpisodeContext, EpisodeSource
 from palestra.training.state import RunState, StateError
 from palestra.types.episodes import EpisodeKind
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop, Task
@@ -53,12 +53,12 @@ class Trainer:
     published: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        reader = Reader(chat_tokenizer(), lambda version: version)
-        self.desk = Desk(self.run, self.log, reader, self, lambda task: task, self.config, set())
+        reader = EpisodeReader(chat_tokenizer(), lambda version: version)
+        self.desk = EpisodeContext(self.run, self.log, reader, self, lambda task: task, self.config, set())
         self.source = EpisodeSource(self.desk, EpisodeKind.TRAIN, self.names.train, {"max_tokens": "8"})
         self.evals = EpisodeSource(self.desk, EpisodeKind.EVAL, self.names.eval, {})
 
-    async def publish(self, sampler: Sampler) -> None:
+    async def publish(self, sampler: PolicySampler) -> None:
         self.published.append(sampler.version)
 
     async def collect(self, *requests: GroupRequest, kind: str = "train") -> list[Group]:
@@ -114,9 +114,9 @@ def name() -> str:
 def test_groups_come_whole_to_whoever_waits_for_them(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
-            asked = [trainer.begin(request(position)) for position in range(3)]
+            requested = [trainer.begin(request(position)) for position in range(3)]
             await trainer.play(6, reward=0.5)
-            groups = [group for (group,) in await asyncio.gather(*asked)]
+            groups = [group for (group,) in await asyncio.gather(*requested)]
             assert [group.id for group in groups] == ["g000000", "g000001", "g000002"]
             assert [one.reward for group in groups for one in group.rollouts] == [0.5] * 6
             assert [one.id for one in groups[1].rollouts] == ["g000001-0", "g000001-1"]
@@ -129,9 +129,9 @@ def test_the_cursor_stays_behind_groups_that_are_not_used(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
             await trainer.run.register([NewGroup(group_id="somebody-elses", task=request(0).task, size=1)])
-            asked = trainer.begin(*map(request, range(4)))
+            requested = trainer.begin(*map(request, range(4)))
             await trainer.play(9)
-            await asked
+            await requested
             trainer.state.position, trainer.state.pending = 4, [2]
             await trainer.delivered(5)
             assert trainer.log.settled(trainer.state) == 3  # another's, 0 and 1
@@ -146,9 +146,9 @@ def test_the_cursor_stays_behind_groups_that_are_not_used(ephebe_url, name):
 def test_after_a_kill_what_was_delivered_is_used_and_not_played_again(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
-            asked = trainer.begin(*map(request, range(3)))
+            requested = trainer.begin(*map(request, range(3)))
             await trainer.play(6, reward=0.25)
-            await asked
+            await requested
         state = RunState(step=1, position=1, cursor=0)  # a checkpoint that holds position 0
         async with a_trainer(ephebe_url, name, state, attempt=2) as again:
             groups = await again.collect(request(1), request(2))
@@ -163,15 +163,15 @@ def test_after_a_kill_what_was_delivered_is_used_and_not_played_again(ephebe_url
 def test_an_older_checkpoint_asks_anew_for_what_is_committed(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
-            asked = trainer.begin(request(0))
+            requested = trainer.begin(request(0))
             await trainer.play(2)
-            await asked
+            await requested
             await trainer.log.commit(1)
         for attempt in GENERATIONS:
             async with a_trainer(ephebe_url, name, attempt=attempt) as again:
-                asked = again.begin(request(0), request(1))
+                requested = again.begin(request(0), request(1))
                 assert sorted(set(await again.play(4, reward=0.5))) == GENERATIONS[attempt]
-                assert [one.reward for group in await asked for one in group.rollouts] == [0.5] * 4
+                assert [one.reward for group in await requested for one in group.rollouts] == [0.5] * 4
                 await again.log.commit(again.run.info.committed + 2)
 
     asyncio.run(play())
@@ -180,14 +180,14 @@ def test_an_older_checkpoint_asks_anew_for_what_is_committed(ephebe_url, name):
 def test_settings_that_were_changed_ask_anew_and_the_old_group_is_cancelled(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
-            asked = trainer.begin(request(0))
+            requested = trainer.begin(request(0))
             await trainer.queued(2)
-            asked.cancel()
+            requested.cancel()
         async with a_trainer(ephebe_url, name, attempt=2) as again:
-            asked = again.begin(request(0, level=2), request(1))
+            requested = again.begin(request(0, level=2), request(1))
             await again.delivered(1)  # the old one, dropped
             assert sorted(await again.play(4)) == ["ab12/g000000.2"] * 2 + ["ab12/g000001"] * 2
-            assert sorted(group.id for group in await asked) == ["g000000", "g000001"]
+            assert sorted(group.id for group in await requested) == ["g000000", "g000001"]
 
     asyncio.run(play())
 
@@ -200,10 +200,10 @@ def test_a_group_that_is_given_up_is_cancelled_with_the_next_registration(ephebe
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
             assert (await trainer.run.refresh()).queued == 2  # a run that ends here may be resumed
-            asked = trainer.begin(request(1))
+            requested = trainer.begin(request(1))
             await trainer.delivered(1)  # dropped
             assert await trainer.play(2) == ["ab12/g000001"] * 2
-            await asked
+            await requested
             again = trainer.begin(request(0))  # as after a resume from before it was given up
             assert await trainer.play(2) == ["ab12/g000000.2"] * 2
             assert [group.id for group in await again] == ["g000000"]
@@ -214,10 +214,10 @@ def test_a_group_that_is_given_up_is_cancelled_with_the_next_registration(ephebe
 def test_a_dropped_group_is_a_group_with_a_reason(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name, on_loss="drop") as trainer:
-            asked = trainer.begin(request(0))
+            requested = trainer.begin(request(0))
             (episode,) = await trainer.client.claim(1, run=name, wait_s=10)
             await trainer.run.cancel(episode_ids=[episode.id], reason="broken")
-            ((group,),) = await asyncio.gather(asked)
+            ((group,),) = await asyncio.gather(requested)
             assert [one.stop for one in group.rollouts] == [RolloutStop.LOST] * 2
             assert "1 of 2 are left" in (group.rollouts[0].error or "")
             assert trainer.log.take_metrics()["episodes/dropped_groups"] == 1
@@ -228,16 +228,16 @@ def test_a_dropped_group_is_a_group_with_a_reason(ephebe_url, name):
 def test_evaluations_belong_to_the_start_that_asked_for_them(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name) as trainer:
-            asked = asyncio.create_task(trainer.collect(request(0), kind="eval"))
+            requested = asyncio.create_task(trainer.collect(request(0), kind="eval"))
             claimed = await trainer.play(2)
-            await asked
+            await requested
             assert trainer.log.settled(trainer.state) == 0
             trainer.state.evaluated = 0
             assert trainer.log.settled(trainer.state) == 1
         async with a_trainer(ephebe_url, name, attempt=2) as again:
-            asked = asyncio.create_task(again.collect(request(0), kind="eval"))
+            requested = asyncio.create_task(again.collect(request(0), kind="eval"))
             assert not set(await again.play(2)) & set(claimed)
-            await asked
+            await requested
             assert again.log.settled(again.state) == 1  # the first one's, which nobody will ask for
 
     asyncio.run(play())
@@ -246,9 +246,9 @@ def test_evaluations_belong_to_the_start_that_asked_for_them(ephebe_url, name):
 def test_oversampled_groups_are_whole_with_the_first(ephebe_url, name):
     async def play() -> None:
         async with a_trainer(ephebe_url, name, oversample=2) as trainer:
-            asked = trainer.begin(request(0))
+            requested = trainer.begin(request(0))
             await trainer.play(2)
-            ((group,),) = await asyncio.gather(asked)
+            ((group,),) = await asyncio.gather(requested)
             assert len(group.rollouts) == 2
             assert (await trainer.run.refresh()).queued == 0
 
@@ -279,10 +279,10 @@ def test_a_task_that_is_no_json_is_named(ephebe_url, name):
 
 
 def test_versions_are_steps_of_the_lineage_they_were_published_in(tmp_path):
-    first = Identity.load(tmp_path)
+    first = GroupIdentity.load(tmp_path)
     first.begin(tmp_path, 0, 0)
     assert [first.version_of(step) for step in (0, 4)] == [0, 4]
-    again = Identity.load(tmp_path)
+    again = GroupIdentity.load(tmp_path)
     assert again.nonce == first.nonce
     again.begin(tmp_path, 5, 2)  # killed at step 4, resumed after 2
     again.begin(tmp_path, 5, 2)  # and once more, before it had published anything
@@ -291,4 +291,4 @@ def test_versions_are_steps_of_the_lineage_they_were_published_in(tmp_path):
     assert [again.step_of(version) for version in (0, 3, 4, 5, 7)] == [0, 3, 4, 2, 4]
     (tmp_path / "episodes.json").write_text("{")
     with pytest.raises(StateError, match=r"episodes\.json cannot be read"):
-        Identity.load(tmp_path)
+        GroupIdentity.load(tmp_path)

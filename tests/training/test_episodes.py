@@ -25,7 +25,7 @@ from palestra.episodes import EpisodeClient, NewGroup, RunSettings, Task, play
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_player import EnvironmentPlayer
-from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from tests.training.test_resume import servers_of
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 
@@ -185,9 +185,9 @@ def test_weights_that_are_gone_are_waited_for(ephebe_url):
         body = {"model": episode.model, "messages": task.prompt, "max_tokens": 4}
         http = httpx.Client(headers={"Authorization": f"Bearer {episode.api_key}"}, timeout=60)
         with http:
-            told = http.post(f"{episode.base_url}/chat/completions", json=body)
-            assert (told.status_code, told.json()["error"]["code"]) == (503, "weights_gone")
-            assert float(told.headers["retry-after"]) > 0
+            response = http.post(f"{episode.base_url}/chat/completions", json=body)
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "weights_gone")
+            assert float(response.headers["retry-after"]) > 0
             run.publish(1, "ephebe")
             assert http.post(f"{episode.base_url}/chat/completions", json=body).status_code == 200
         episode.end(1.0)

@@ -74,10 +74,10 @@ def test_an_entry_whose_agent_is_overruled_by_the_rows_says_so_once(
         assert len(gym_tasks(entry, "train")) == len(gym_tasks(entry, "eval")) == 8
         return [one.getMessage() for one in caplog.records if one.name.startswith("palestra")]  # not of SDKs
 
-    told = notes()
+    response = notes()
     words = f"agent '{MATH}' plays rows that name none, and 4 of 8 name their own ({GAME})"
-    assert [words in note for note in told] == [True, True], "of both splits"
-    assert f"extras: {{agent_ref: {{name: {MATH}}}}}" in told[0]
+    assert [words in note for note in response] == [True, True], "of both splits"
+    assert f"extras: {{agent_ref: {{name: {MATH}}}}}" in response[0]
     assert notes() == [], "what was said is not said again"
     assert notes(extras={"agent_ref": {"name": MATH}}) == [], "it plays them all"
     assert notes(agent=GAME) == [], "nobody is overruled"

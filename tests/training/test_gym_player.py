@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 
 from palestra.config.environment_entries import GymEntry
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.playing import RowCalls
 from palestra.net.http_client import HttpClient
 from palestra.training.rollouts.gym_player import GymPlayer
 from palestra.training.rollouts.gym_servers import PolicyAddress
-from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task
 from tests.gym.collect.scripted import ScriptedGym
 from tests.training.scripted import ScriptedSampler, chat_tokenizer
@@ -54,7 +54,7 @@ def play(
 
     async def main() -> Rollout:
         async with gym.serving(), HttpClient() as client:
-            calls = RowCalls(client, await Directory.of_head(client, gym.url))
+            calls = RowCalls(client, await ServerDirectory.of_head(client, gym.url))
             policy = PolicyAddress("http://here:1", "policy", "ephebe")
             given = GymEntry(head=gym.url, **entry)
             player = GymPlayer(calls, given, {"added": 1}, policy, chat_tokenizer())

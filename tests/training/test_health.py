@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.training.batches.rows import Batch, Drop, build_batch
+from palestra.training.batches.rows import DropReason, TrainingBatch, build_batch
 from palestra.training.loops.eval_metrics import eval_metrics, pass_at_k
 from palestra.training.loops.health import environment_metrics, quantile, step_metrics
-from palestra.training.policy import Update
+from palestra.training.policy import PolicyUpdate
 from palestra.types.rollouts import Group, RolloutStop, Task
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 
@@ -28,7 +28,7 @@ def measure(groups: list[Group], gap: float = 0.0, metrics: dict[str, float] | N
     config = make_config(**sections)
     batch = build_batch(groups, config)
     updates = [
-        Update(metrics=metrics or {}, logprobs=[[q + gap for q in row.logprobs[1:]] for row in minibatch])
+        PolicyUpdate(metrics=metrics or {}, logprobs=[[q + gap for q in row.logprobs[1:]] for row in minibatch])
         for minibatch in batch.minibatches
     ]
     return step_metrics(groups, batch, updates, config=config, version=3, seconds=SECONDS, base_logprobs=base)
@@ -173,7 +173,7 @@ def test_a_step_in_which_nothing_worked_has_metrics_too(groups):
 def test_rollouts_without_turns_or_tokens_do_no_harm():
     rollouts = [make_rollout("g-0", 1.0, []), make_rollout("g-1", 0.0, [make_turn(0)])]
     assert measure([group_of("g", rollouts)])["length/mean"] == 0
-    assert step_metrics([], Batch(minibatches=[]), [], config=make_config(), version=0, seconds={})
+    assert step_metrics([], TrainingBatch(minibatches=[]), [], config=make_config(), version=0, seconds={})
 
 
 def test_failures_of_a_gyms_servers_are_counted_by_their_class():
@@ -201,7 +201,7 @@ def test_every_metric_is_explained_in_the_docs():
         general = re.sub(r"^failure/\w+$", "failure/<class>", general)
         general = re.sub(r"pass_at_\d+$", "pass_at_<k>", general)
         assert general in explained, name
-    for reason in [*RolloutStop, *Drop]:
+    for reason in [*RolloutStop, *DropReason]:
         assert f"`{reason}`" in text, reason
 
 

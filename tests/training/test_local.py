@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
-from palestra.training.policy import Sampler, SamplingError
+from palestra.training.policy import PolicySampler, SamplingError
 from palestra.training.rollouts.batched import BatchedRollouts, split_batches
 from palestra.training.rollouts.local import LocalRollouts, open_source
-from palestra.training.rollouts.play import RolloutSettings
-from palestra.training.rollouts.player import Table
+from palestra.training.rollouts.player import PlayerContext
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.training.records import make_config
 from tests.training.scripted import Asked, HangingSampler, ScriptedEnv, ScriptedSampler, a_request, a_table, until
 from tests.training.scripted import chat_tokenizer as tokenizer
 
-Style = Callable[[Table], LocalRollouts | BatchedRollouts]
+Style = Callable[[PlayerContext], LocalRollouts | BatchedRollouts]
 STYLES = [LocalRollouts, BatchedRollouts]
 DONE = {"done": True, "reward": 1.0}
 
 
-async def collect(source: Any, requests: Sequence[GroupRequest], sampler: Sampler) -> list[Group]:
+async def collect(source: Any, requests: Sequence[GroupRequest], sampler: PolicySampler) -> list[Group]:
     return [group async for group in source.play(requests, sampler)]
 
 
-def play_all(style: Style, requests: Sequence[GroupRequest], sampler: Sampler, **table: Any) -> list[Group]:
+def play_all(style: Style, requests: Sequence[GroupRequest], sampler: PolicySampler, **table: Any) -> list[Group]:
     async def run() -> list[Group]:
         with a_table(**table) as made:
             return await collect(style(made), requests, sampler)
@@ -153,8 +153,8 @@ def test_batched_rollouts_sample_together_and_step_together() -> None:
             log.extend(event for event in ScriptedEnv.log if event in ("init", "sample", "step"))
 
     asyncio.run(run())
-    wanted = ["init"] * 4 + ["sample"] * 4 + ["step"] * 4 + (["sample"] * 2 + ["step"] * 2) * 2
-    assert log == wanted
+    expected = ["init"] * 4 + ["sample"] * 4 + ["step"] * 4 + (["sample"] * 2 + ["step"] * 2) * 2
+    assert log == expected
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -276,7 +276,7 @@ def test_a_bundled_environment_without_async_methods_is_played_in_threads(style:
 
             right = {derive_seed(seed, 0) for seed in (0, 2)}
             requests = [GroupRequest(id=task.id, task=task, step=0, seeds=(0, 1, 2)) for task in tasks]
-            table = Table(tokenizer(), environments, RolloutSettings(max_tokens=64, max_context=256))
+            table = PlayerContext(tokenizer(), environments, RolloutSettings(max_tokens=64, max_context=256))
             return await collect(style(table), requests, ScriptedSampler(says))
 
     groups = asyncio.run(run())

@@ -264,9 +264,9 @@ def test_lines_tell_from_the_beginning_what_a_run_is_at(folder, ephebe_url):
     config = write(server=ephebe_url, eval={"every": 1, "tasks": 2}, early_stop={"at_least": 0}, steps=1)
     code, said = train(config, "--name", "told")
     assert code == 0, said
-    told = [line.split("  ")[0] for line in said.splitlines()]
+    response = [line.split("  ")[0] for line in said.splitlines()]
     places = [
-        told.index(line)
+        response.index(line)
         for line in ("reading run.json", f"looking for {ephebe_url}", "eval: 0 of 2", "eval after step 0")
     ]
     assert places == sorted(places)

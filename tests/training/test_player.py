@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.training.policy import SamplingError
-from palestra.training.rollouts.player import Table, play_rollout
+from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.training.seeds import derive_seed
 from palestra.types import SampledSequence, StopReason
 from palestra.types.rollouts import Rollout, RolloutStop
@@ -74,10 +74,12 @@ def test_the_tokens_are_those_of_the_whole_conversation(rounds: list[tuple[str, 
 def test_each_prompt_is_everything_before_it() -> None:
     sampler = ScriptedSampler("on")
     rollout = play(sampler, {}, {}, DONE)
-    assert [len(asked.prompt) for asked in sampler.asked] == sorted({len(asked.prompt) for asked in sampler.asked})
-    for number, asked in enumerate(sampler.asked):
+    assert [len(request.prompt) for request in sampler.asked] == sorted(
+        {len(request.prompt) for request in sampler.asked}
+    )
+    for number, request in enumerate(sampler.asked):
         before = [t for turn in rollout.turns[:number] for t in [*turn.observation, *turn.tokens]]
-        assert asked.prompt == rollout.prompt + before + rollout.turns[number].observation
+        assert request.prompt == rollout.prompt + before + rollout.turns[number].observation
 
 
 def test_a_turn_that_a_stop_string_ended_gets_its_end_in_the_observation() -> None:
@@ -98,7 +100,7 @@ def test_the_last_observation_is_for_readers_only() -> None:
 def test_seeds_differ_by_turn_and_depend_on_the_rollout_alone() -> None:
     sampler = ScriptedSampler("x", version=7)
     rollout = play(sampler, {}, DONE, table={"temperature": 0.5, "top_p": 0.9, "top_k": 4})
-    assert [asked.params.seed for asked in sampler.asked] == [derive_seed(100, 0), derive_seed(100, 1)]
+    assert [request.params.seed for request in sampler.asked] == [derive_seed(100, 0), derive_seed(100, 1)]
     params = sampler.asked[0].params
     assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 4)
     assert params.stop_token_ids == tokenizer().stop_ids
@@ -286,7 +288,7 @@ def test_a_fault_of_the_sampler_is_raised_and_the_environment_closed() -> None:
 
 @pytest.mark.parametrize("where", ["init", "step", "sample"])
 def test_cancelled_anywhere_it_closes_the_environment(where: str) -> None:
-    async def cancel_while_it_hangs(table: Table) -> None:
+    async def cancel_while_it_hangs(table: PlayerContext) -> None:
         hangs = {"hang": True}
         request = a_request(steps=[hangs], init=hangs if where == "init" else {})
         sampler = HangingSampler("x") if where == "sample" else ScriptedSampler("x")

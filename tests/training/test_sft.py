@@ -15,7 +15,7 @@ from palestra.config.train import RunConfig, SftConfig, load_train_config
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversations import DataError
+from palestra.training.batches.conversations import DatasetError
 from palestra.training.launch import train
 from palestra.training.listener import Silence
 from palestra.training.loops.sft import check_sft, loss_per_token, weigh
@@ -65,8 +65,8 @@ def an_sft_config(server: str, *overrides: str) -> RunConfig:
 
 
 def test_a_run_learns_and_says_so(ephebe_url, tmp_path):
-    config, told = an_sft_config(ephebe_url, "steps=8", "eval_every=4", "optimizer.lr=4e-3"), Told()
-    folder, summary = start(config, tmp_path, told)
+    config, response = an_sft_config(ephebe_url, "steps=8", "eval_every=4", "optimizer.lr=4e-3"), Told()
+    folder, summary = start(config, tmp_path, response)
     rows = folder.read_metrics()
     assert summary["status"] == RunStatus.DONE
     assert [row["step"] for row in rows] == list(range(9))
@@ -74,8 +74,8 @@ def test_a_run_learns_and_says_so(ephebe_url, tmp_path):
     assert rows[8]["eval/loss"] < rows[0]["eval/loss"] / 2
     assert {row["step"] for row in rows if "eval/loss" in row} == {0, 4, 8}
     assert rows[1]["loss/mean"] == pytest.approx(rows[0]["eval/loss"], rel=0.7)  # per token, both
-    assert (told.steps, told.evals) == (list(range(1, 9)), [0, 4, 8])
-    assert told.stages == {"collect", "update", "eval"}
+    assert (response.steps, response.evals) == (list(range(1, 9)), [0, 4, 8])
+    assert response.stages == {"collect", "update", "eval"}
     first = rows[1]
     assert (first["batch/sequences"], first["batch/skipped"], first["batch/truncated"]) == (8, 0, 0)
     assert 0 < first["batch/trained_tokens"] < first["batch/tokens"]
@@ -88,12 +88,12 @@ def test_a_resumed_run_repeats_the_steps_it_lost(ephebe_url, tmp_path):
     config = an_sft_config(ephebe_url, "steps=4", "checkpoint.every=2", "eval_every=0")
     folder, _ = start(config, tmp_path)
     (folder.path / "checkpoints" / "step_000004.json").unlink()  # as if killed before it was written
-    told = Told()
-    run(config, RunFolder.open(folder.path), told)
+    response = Told()
+    run(config, RunFolder.open(folder.path), response)
     losses = {1: {}, 2: {}}
     for row in read_lines(folder.metrics_file):
         losses[row["attempt"]][row["step"]] = row["loss/mean"], row["data/epoch"], row["optim/lr"]
-    assert told.steps == [3, 4]
+    assert response.steps == [3, 4]
     assert losses[2] == {step: pytest.approx(losses[1][step], rel=1e-6) for step in (3, 4)}
 
 
@@ -127,7 +127,7 @@ def test_bad_data_is_found_before_a_run_begins(tmp_path, key):
     bad.write_text(good.read_text() + '{"messages": [{"role": "robot", "content": "Hi"}]}\n')
     config = load("sft.yaml", **{"data": good, "eval_data": good, key: bad})
     assert isinstance(config, SftConfig)
-    with pytest.raises(DataError, match=r"bad\.jsonl, line 65: messages\[0\]: unknown role 'robot'"):
+    with pytest.raises(DatasetError, match=r"bad\.jsonl, line 65: messages\[0\]: unknown role 'robot'"):
         check_sft(config, tokenizer)
 
 
@@ -136,7 +136,7 @@ def test_what_a_template_refuses_is_named_by_its_line(tmp_path):
     bad.write_text('{"messages": [{"role": "assistant", "content": null, "tool_calls": [3]}]}\n')
     config = load("sft.yaml", "eval_data=null", data=bad)
     assert isinstance(config, SftConfig)
-    with pytest.raises(DataError, match=r"bad\.jsonl, line 1: the chat template of .* refuses a conversation"):
+    with pytest.raises(DatasetError, match=r"bad\.jsonl, line 1: the chat template of .* refuses a conversation"):
         check_sft(config, ChatTokenizer.load(BUNDLED / "ephebe"))
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from palestra.training.policy import PolicyError
-from palestra.training.state import Checkpoints, RunState, StateError
+from palestra.training.state import RunCheckpoints, RunState, StateError
 
 
 class Shelf:
@@ -26,13 +26,13 @@ class Shelf:
         self.kept.remove(address)
 
 
-def save(checkpoints: Checkpoints, shelf: Shelf, *steps: int) -> None:
+def save(checkpoints: RunCheckpoints, shelf: Shelf, *steps: int) -> None:
     for step in steps:
         asyncio.run(checkpoints.save(RunState(step=step, position=step * 10), shelf))  # type: ignore[arg-type]
 
 
 def test_the_newest_few_are_kept_on_both_sides(tmp_path):
-    checkpoints, shelf = Checkpoints(tmp_path, keep=2), Shelf()
+    checkpoints, shelf = RunCheckpoints(tmp_path, keep=2), Shelf()
     assert checkpoints.newest() is None
     save(checkpoints, shelf, 5, 10, 15)
     assert shelf.kept == ["tinker://x/weights/step_000010", "tinker://x/weights/step_000015"]
@@ -42,7 +42,7 @@ def test_the_newest_few_are_kept_on_both_sides(tmp_path):
 
 
 def test_a_server_that_forgot_an_old_one_is_no_reason_to_stop(tmp_path):
-    checkpoints, shelf = Checkpoints(tmp_path, keep=1), Shelf()
+    checkpoints, shelf = RunCheckpoints(tmp_path, keep=1), Shelf()
     save(checkpoints, shelf, 5)
     shelf.kept.clear()
     save(checkpoints, shelf, 10)
@@ -54,4 +54,4 @@ def test_a_server_that_forgot_an_old_one_is_no_reason_to_stop(tmp_path):
 def test_a_damaged_pointer_says_what_to_do(tmp_path):
     (tmp_path / "step_000005.json").write_text('{"step": ')
     with pytest.raises(StateError, match=r"step_000005\.json cannot be read.*remove it to resume from an older one"):
-        Checkpoints(tmp_path, keep=1).newest()
+        RunCheckpoints(tmp_path, keep=1).newest()

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from nemo_gym.server_utils import ServerClient, get_response_json, raise_for_status
 
 JUDGE_FAILED = "judge_failed"
-TOLD_BYTES = 2_000
+SHOWN_BYTES = 2_000
 
 Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
@@ -33,8 +33,8 @@ async def reraise_judge_errors(coro: Awaitable[Result]) -> Result:
     except JudgeError:
         raise
     except Exception as error:  # whatever keeps a judge from answering is its failure
-        told = getattr(error, "response_content", b"")[:TOLD_BYTES].decode(errors="replace")
-        raise JudgeError(f"{type(error).__name__}: {error}{told and f'; it said: {told}'}") from error
+        text = getattr(error, "response_content", b"")[:SHOWN_BYTES].decode(errors="replace")
+        raise JudgeError(f"{type(error).__name__}: {error}{text and f'; it said: {text}'}") from error
 
 
 async def call_judge(

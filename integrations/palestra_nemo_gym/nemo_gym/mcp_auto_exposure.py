@@ -26,10 +26,10 @@ from nemo_gym.base_resources_server import (
     RESERVED_MCP_TOOL_NAMES,
     MCPServerMetadata,
 )
+from nemo_gym.in_process import InProcessResponse, body_of, post_within, session_in
 from nemo_gym.json_types import JsonMapping, JsonObject
 from nemo_gym.middleware import LIFE, cookie_key
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
-from nemo_gym.within import Answer, body_of, post_within, session_in
 
 MCP_URL_PATH = "/mcp"
 VERSION = "2025-06-18"
@@ -44,7 +44,7 @@ class MCPTool:
     input_schema: JsonObject
     description: str | None
 
-    def told(self) -> JsonObject:
+    def described(self) -> JsonObject:
         described = {} if self.description is None else {"description": self.description}
         return {"name": self.name, "inputSchema": self.input_schema, **described}
 
@@ -62,7 +62,7 @@ def maybe_auto_expose(server: Any, app: FastAPI) -> dict[str, MCPTool] | None:
         return None
     tools = _tools(server, app)
     is_prefix_taken_off = bool(app.user_middleware) and app.user_middleware[0].cls is RolloutContextMiddleware
-    app.user_middleware.insert(int(is_prefix_taken_off), Middleware(_McpFace, server=server, tools=tools))
+    app.user_middleware.insert(int(is_prefix_taken_off), Middleware(_McpEndpoint, server=server, tools=tools))
     return tools
 
 
@@ -92,7 +92,7 @@ def _tool_of(route: APIRoute) -> MCPTool:
     return MCPTool(route.path.lstrip("/"), schema, (route.description or "").strip() or None)
 
 
-class _McpFace:
+class _McpEndpoint:
     """In front of the server: it answers `/mcp`, and changes what goes to and comes from two other routes."""
 
     def __init__(self, app: ASGIApp, server: Any, tools: dict[str, MCPTool]) -> None:
@@ -123,15 +123,15 @@ class _McpFace:
         """Its answer says how to reach the tools of this session."""
         session_id, is_new = session_in(scope, self._cookie, self._cookies)
         answer = await post_within(self._app, scope, body, self._signed(session_id) if is_new else None)
-        told = answer.value()
-        if answer.is_ok and isinstance(told, dict) and NEMO_GYM_MCP_METADATA_KEY not in told:
+        answered = answer.value()
+        if answer.is_ok and isinstance(answered, dict) and NEMO_GYM_MCP_METADATA_KEY not in answered:
             row = _object(body)
             token = {"sid": session_id, "life": LIFE, "tools": self._server.mcp_allowed_tools_for_session(row)}
             metadata = MCPServerMetadata(
                 server_name=self._server.config.name,
                 headers={NEMO_GYM_MCP_SESSION_TOKEN_HEADER: str(self._tokens.dumps(token))},
             )
-            return answer.with_value({**told, NEMO_GYM_MCP_METADATA_KEY: metadata.model_dump()})
+            return answer.with_value({**answered, NEMO_GYM_MCP_METADATA_KEY: metadata.model_dump()})
         return answer.response()
 
     async def _verified(self, scope: Scope, body: bytes) -> Response:
@@ -141,12 +141,12 @@ class _McpFace:
         for one in _calls(row):
             one["name"] = self._server.normalize_tool_name(one["name"])
         answer = await post_within(self._app, scope, json.dumps(row).encode() if called else body)
-        told = answer.value()
-        if not called or not isinstance(told, dict):
+        answered = answer.value()
+        if not called or not isinstance(answered, dict):
             return answer.response()
-        for one in _calls(told):
+        for one in _calls(answered):
             one["name"] = called.get(one.get("call_id"), one["name"])
-        return answer.with_value(told)
+        return answer.with_value(answered)
 
     # MCP, without sessions of its own and without streams
 
@@ -169,15 +169,17 @@ class _McpFace:
 
     async def _result(self, method: str, params: JsonObject, scope: Scope) -> JsonObject | None:
         if method == "initialize":
-            told = {"name": self._server.config.name, "version": "1"}
+            answered = {"name": self._server.config.name, "version": "1"}
             version = params.get("protocolVersion") or VERSION
-            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": told}
+            return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": answered}
         if method == "ping":
             return {}
         claims = self._claims(scope)
         allowed = claims.get("tools") if claims else None
         if method == "tools/list":
-            return {"tools": [one.told() for one in self._tools.values() if allowed is None or one.name in allowed]}
+            return {
+                "tools": [one.described() for one in self._tools.values() if allowed is None or one.name in allowed]
+            }
         if method != "tools/call":
             return None
         name = str(params.get("name"))
@@ -191,7 +193,9 @@ class _McpFace:
 
     async def _called(self, name: str, arguments: object, session_id: str, scope: Scope) -> JsonObject:
         inner = {**scope, "path": f"/{name}", "raw_path": f"/{name}".encode()}
-        answer: Answer = await post_within(self._app, inner, json.dumps(arguments).encode(), self._signed(session_id))
+        answer: InProcessResponse = await post_within(
+            self._app, inner, json.dumps(arguments).encode(), self._signed(session_id)
+        )
         value, text = answer.value(), answer.body.decode(errors="replace")
         if not answer.is_ok:
             return _failed(f"HTTP {answer.status} from POST /{name}: {text}")
@@ -200,8 +204,8 @@ class _McpFace:
         return {"content": content, "isError": False, **structured}
 
     def _claims(self, scope: Scope) -> JsonObject | None:
-        wanted = NEMO_GYM_MCP_SESSION_TOKEN_HEADER.lower().encode()
-        token = next((value for name, value in scope["headers"] if name == wanted), b"")
+        header = NEMO_GYM_MCP_SESSION_TOKEN_HEADER.lower().encode()
+        token = next((value for name, value in scope["headers"] if name == header), b"")
         try:
             return self._tokens.loads(token)
         except BadSignature:

@@ -96,7 +96,7 @@ def _passed_on(error: ClientResponseError) -> JsonObject:
     if isinstance(found, dict) and found.get(CLASS):
         return found
     path, status = error.request_info.url.path, error.status
-    told = {REASON: f"{path} answered {status}: {_words(found, text)[:WORDS]}", "status": status}
+    body = {REASON: f"{path} answered {status}: {_words(found, text)[:WORDS]}", "status": status}
     is_model = "/v1/" in path
     is_refused = status in (400, 413, 422) if is_model else 400 <= status < 500 and status not in (408, 409, 425, 429)
     if path.endswith("/verify"):
@@ -105,7 +105,7 @@ def _passed_on(error: ClientResponseError) -> JsonObject:
         kind = "row_refused"
     else:
         kind = "model_error" if is_model else "world_error"
-    return {CLASS: kind, **told, **({TERMINAL: True} if is_refused else {})}
+    return {CLASS: kind, **body, **({TERMINAL: True} if is_refused else {})}
 
 
 def _words(found: object, text: str) -> str:

@@ -29,6 +29,6 @@ class Profiler(BaseModel):
 
     def dump(self) -> None:
         self.base_profile_dir.mkdir(parents=True, exist_ok=True)
-        told = io.StringIO()
-        pstats.Stats(self._profile, stream=told).sort_stats("cumulative").print_stats(self.required_str or "")
-        (self.base_profile_dir / f"{self.name}.log").write_text(told.getvalue(), encoding="utf-8")
+        output = io.StringIO()
+        pstats.Stats(self._profile, stream=output).sort_stats("cumulative").print_stats(self.required_str or "")
+        (self.base_profile_dir / f"{self.name}.log").write_text(output.getvalue(), encoding="utf-8")

@@ -63,7 +63,7 @@ def serve(server_class: type[SimpleServer]) -> FastAPI | None:
     server.setup_liveness(app)
     server.setup_exception_middleware(app)
     _close_client_at_end(app)
-    app.add_exception_handler(RequestValidationError, _told_invalid)
+    app.add_exception_handler(RequestValidationError, _report_invalid)
     if is_nemo_gym_fastapi_worker():
         return app
     _raise_file_limit()
@@ -83,7 +83,7 @@ def _close_client_at_end(app: FastAPI) -> None:
     app.router.lifespan_context = lifespan
 
 
-async def _told_invalid(request: Request, error: Any) -> Response:
+async def _report_invalid(request: Request, error: Any) -> Response:
     """To whoever reads the log, too: agents pass such an answer on without a word."""
     log.warning("%s got a body that does not fit: %s", request.url.path, error.errors())
     return await request_validation_exception_handler(request, error)
@@ -205,6 +205,6 @@ def _raise_file_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

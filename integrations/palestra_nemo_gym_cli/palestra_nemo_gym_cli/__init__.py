@@ -1,1 +1,1 @@
-"""NeMo Gym's commands as faces of Palestra's: `gym`, `ng` and the `ng_*` names."""
+"""NeMo Gym's commands as names for Palestra's: `gym`, `ng` and the `ng_*` names."""

@@ -16,8 +16,8 @@ from palestra.cli import main
 from palestra.cli.output import fail, one_line_errors
 from palestra.gym.errors import GymConfigError
 from palestra.util.json_types import JsonObject
-from palestra_nemo_gym_cli.faces import ABSENT, FACES, OLD_NAMES, Face
-from palestra_nemo_gym_cli.options import Option
+from palestra_nemo_gym_cli.command_map import ABSENT, COMMANDS, OLD_NAMES, CommandMapping
+from palestra_nemo_gym_cli.options import MappedOption
 from palestra_nemo_gym_cli.translating import arguments_of, collection_of, parameter_name
 
 GROUPS = {
@@ -43,13 +43,13 @@ def by_old_name() -> None:
 
 def root() -> click.Group:
     made = click.RichGroup(
-        "gym", help="NeMo Gym's commands, for Palestra's gym. Each is a face of a `palestra gym` command."
+        "gym", help="NeMo Gym's commands, for Palestra's gym. Each is a name for a `palestra gym` command."
     )
     click.version_option(palestra.__version__, prog_name="palestra, with NeMo Gym's commands")(made)
     for name, about in GROUPS.items():
         made.add_command(click.RichGroup(name, help=about))
-    for name, face in FACES.items():
-        _add(made, name, _face_command(name, face))
+    for name, mapping in COMMANDS.items():
+        _add(made, name, _mapped_command(name, mapping))
     for name, nearest in ABSENT.items():
         _add(made, name, _absent_command(name, nearest))
     return made
@@ -61,36 +61,38 @@ def _add(made: click.Group, name: str, command: click.Command) -> None:
     group.add_command(command)
 
 
-def _face_command(name: str, face: Face) -> click.Command:
-    options = [_parameter(option) for option in face.options]
+def _mapped_command(name: str, mapping: CommandMapping) -> click.Command:
+    options = [_parameter(option) for option in mapping.options]
     options.append(click.Option(["--verbose", "-v"], is_flag=True, expose_value=False, help="Nothing more is said."))
-    run: Callable[..., None] = _run_evaluation if name == "eval run" else _run_face
+    run: Callable[..., None] = _run_evaluation if name == "eval run" else _run_mapped
     if name == "eval run":
         options.append(click.Option(["--no-serve"], is_flag=True, help="Of a gym that runs."))
         options.append(click.Option(["--split"], help="Play this dataset of the configs, instead of --input."))
 
     def called(rest: tuple[str, ...], **typed: object) -> None:
-        run(face, typed, rest)
+        run(mapping, typed, rest)
 
-    arguments = click.Argument(["rest"], nargs=-1, metavar="[NAME] [KEY=VALUE]..." if face.names else "[KEY=VALUE]...")
-    about = f"{face.about}\n\nIt is `palestra {' '.join(face.ours)}`."
+    arguments = click.Argument(
+        ["rest"], nargs=-1, metavar="[NAME] [KEY=VALUE]..." if mapping.names else "[KEY=VALUE]..."
+    )
+    about = f"{mapping.about}\n\nIt is `palestra {' '.join(mapping.ours)}`."
     return click.RichCommand(name.split()[-1], params=[*options, arguments], callback=called, help=about)
 
 
-def _parameter(option: Option) -> click.Option:
+def _parameter(option: MappedOption) -> click.Option:
     names = [parameter_name(option), *option.names]
     return click.Option(names, is_flag=option.is_flag, multiple=option.is_multiple, help=option.about)
 
 
-def _run_face(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
+def _run_mapped(mapping: CommandMapping, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
-        arguments = arguments_of(face, typed, rest)
-    main([*face.ours, *arguments], prog_name="palestra")
+        arguments = arguments_of(mapping, typed, rest)
+    main([*mapping.ours, *arguments], prog_name="palestra")
 
 
-def _run_evaluation(face: Face, typed: JsonObject, rest: tuple[str, ...]) -> None:
+def _run_evaluation(mapping: CommandMapping, typed: JsonObject, rest: tuple[str, ...]) -> None:
     with one_line_errors(GymConfigError):
-        datasets, collect = collection_of(face, typed, rest)
+        datasets, collect = collection_of(mapping, typed, rest)
     if datasets:
         main(["gym", "datasets", *datasets], prog_name="palestra", standalone_mode=False)
     main(["gym", "collect", *collect], prog_name="palestra")

@@ -20,7 +20,7 @@ Arguments = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class MappedOption:
     names: tuple[str, ...]
     ours: Arguments
     about: str = ""
@@ -45,13 +45,13 @@ def nothing(_: str) -> list[str]:
     return []
 
 
-def absent(name: str, nearest: str, *, is_flag: bool = False) -> Option:
+def absent(name: str, nearest: str, *, is_flag: bool = False) -> MappedOption:
     """An option that has no counterpart; to use it is a mistake that names the nearest."""
 
     def refuse(_: str) -> list[str]:
         raise click.UsageError(f"{name} has no counterpart in Palestra; the nearest: {nearest}")
 
-    return Option((name,), refuse, f"Not here: {nearest}.", is_flag=is_flag)
+    return MappedOption((name,), refuse, f"Not here: {nearest}.", is_flag=is_flag)
 
 
 def server_name(value: str) -> list[str]:
@@ -71,16 +71,16 @@ def split_of_mode(value: str) -> list[str]:
     return ["--split=example"] if value == "example_validation" else []
 
 
-def selector(name: str, kind: CatalogKind) -> Option:
+def selector(name: str, kind: CatalogKind) -> MappedOption:
     about = "Take the config of that name; NAME/FLAVOUR for another of the same folder."
-    return Option((name,), same("--config"), about, is_multiple=True, selects=kind)
+    return MappedOption((name,), same("--config"), about, is_multiple=True, selects=kind)
 
 
-CONFIG = Option(("--config",), same("--config"), "Config file; may repeat.", is_multiple=True)
-SEARCH_DIR = Option(("--search-dir",), same("--search-dir"), "Look here first; may repeat.", is_multiple=True)
+CONFIG = MappedOption(("--config",), same("--config"), "Config file; may repeat.", is_multiple=True)
+SEARCH_DIR = MappedOption(("--search-dir",), same("--search-dir"), "Look here first; may repeat.", is_multiple=True)
 RESOURCES_SERVER = selector("--resources-server", CatalogKind.RESOURCES_SERVERS)
 MODEL_TYPE = selector("--model-type", CatalogKind.MODELS)
-ALLOW_PAIRING = Option(("--allow-unsupported-pairing",), nothing, "Nothing is refused here.", is_flag=True)
+ALLOW_PAIRING = MappedOption(("--allow-unsupported-pairing",), nothing, "Nothing is refused here.", is_flag=True)
 SOURCES = (
     CONFIG,
     selector("--benchmark", CatalogKind.BENCHMARKS),
@@ -90,20 +90,22 @@ SOURCES = (
     selector("--agent-type", CatalogKind.AGENTS),
     ALLOW_PAIRING,
     SEARCH_DIR,
-    Option(("--model", "-m"), same("--model"), "The policy's name."),
-    Option(("--model-url",), same("--model-url"), "Where it is served."),
-    Option(("--model-api-key",), same("--model-api-key"), "Its key."),
+    MappedOption(("--model", "-m"), same("--model"), "The policy's name."),
+    MappedOption(("--model-url",), same("--model-url"), "Where it is served."),
+    MappedOption(("--model-api-key",), same("--model-api-key"), "Its key."),
 )
-HEAD = Option(("--head",), same(RUNNING), "Of a gym that runs; ++head_server.port=N says the same.")
-JSON = Option(("--json",), flag("--json"), "Print JSON.", key="json", is_flag=True)
-OUTPUT = Option(("--output", "-o"), same("--output"), "Output file.", key="output_jsonl_fpath")
-CONCURRENCY = Option(("--concurrency",), same("--concurrency"), "Rollouts at a time.", key="num_samples_in_parallel")
-LIMIT = Option(("--limit",), same("--limit"), "Only the first rows.", key="limit")
-RESUME = Option(("--resume",), flag("--resume"), "Go on with an output.", key="resume_from_cache", is_flag=True)
-INPUTS = Option(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
-ROLLOUTS = Option(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")
+HEAD = MappedOption(("--head",), same(RUNNING), "Of a gym that runs; ++head_server.port=N says the same.")
+JSON = MappedOption(("--json",), flag("--json"), "Print JSON.", key="json", is_flag=True)
+OUTPUT = MappedOption(("--output", "-o"), same("--output"), "Output file.", key="output_jsonl_fpath")
+CONCURRENCY = MappedOption(
+    ("--concurrency",), same("--concurrency"), "Rollouts at a time.", key="num_samples_in_parallel"
+)
+LIMIT = MappedOption(("--limit",), same("--limit"), "Only the first rows.", key="limit")
+RESUME = MappedOption(("--resume",), flag("--resume"), "Go on with an output.", key="resume_from_cache", is_flag=True)
+INPUTS = MappedOption(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
+ROLLOUTS = MappedOption(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")
 NO_HEALTH_CHECK = (
-    Option(("--no-health-check",), nothing, "There is none here.", key="disable_health_check", is_flag=True),
-    Option(("--health-check-workers",), nothing, "There is no health check.", key="health_check_workers"),
-    Option(("--health-check-ignore",), nothing, "There is no health check.", key="health_check_ignored_checks"),
+    MappedOption(("--no-health-check",), nothing, "There is none here.", key="disable_health_check", is_flag=True),
+    MappedOption(("--health-check-workers",), nothing, "There is no health check.", key="health_check_workers"),
+    MappedOption(("--health-check-ignore",), nothing, "There is no health check.", key="health_check_ignored_checks"),
 )

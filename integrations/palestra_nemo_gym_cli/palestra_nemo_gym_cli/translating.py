@@ -15,8 +15,8 @@ from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
 from palestra.gym.roots import search_roots
 from palestra.util.json_types import JsonMapping, JsonObject
-from palestra_nemo_gym_cli.faces import Face
-from palestra_nemo_gym_cli.options import CONFIG, HEAD, Option
+from palestra_nemo_gym_cli.command_map import CommandMapping
+from palestra_nemo_gym_cli.options import CONFIG, HEAD, MappedOption
 
 Typed = JsonMapping
 """By the name of the option, with underscores."""
@@ -24,20 +24,20 @@ Settings = Mapping[str, GymOverride]
 """By their text. Their own `text` is for messages: it has no secrets."""
 
 
-def arguments_of(face: Face, typed: Typed, rest: Sequence[str]) -> list[str]:
+def arguments_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) -> list[str]:
     """`rest` is what was no option. Raises UsageError, and GymConfigError for a name that stands for no config."""
     names = [text for text in rest if "=" not in text and not text.startswith("~")]
-    if names and face.names is None:
+    if names and mapping.names is None:
         raise click.UsageError(f"{names[0]!r}: settings are KEY=VALUE")
-    made = [*face.more, *_options(face.options, typed), *(face.names(names) if face.names else [])]
+    made = [*mapping.more, *_options(mapping.options, typed), *(mapping.names(names) if mapping.names else [])]
     settings = {text: GymOverride.parse(text) for text in rest if text not in names}
-    return [*made, *_settings(face, settings, made)]
+    return [*made, *_settings(mapping, settings, made)]
 
 
-def collection_of(face: Face, typed: Typed, rest: Sequence[str]) -> tuple[list[str], list[str]]:
+def collection_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) -> tuple[list[str], list[str]]:
     """For `eval run`: the arguments of `gym datasets`, or none, and those of `gym collect`."""
     given = {text: GymOverride.parse(text) for text in rest}
-    made = [*_options(face.options, typed), *_configs(given)]
+    made = [*_options(mapping.options, typed), *_configs(given)]
     settings = [text for text, one in given.items() if one.key not in ("config_paths", "split")]
     has_config = any(one.startswith("--config=") for one in made)
     if typed["no_serve"]:
@@ -60,7 +60,7 @@ def collection_of(face: Face, typed: Typed, rest: Sequence[str]) -> tuple[list[s
     return datasets, [*collect, f"--input={folder / split}.jsonl"]
 
 
-def _options(options: Sequence[Option], typed: Typed) -> Iterator[str]:
+def _options(options: Sequence[MappedOption], typed: Typed) -> Iterator[str]:
     roots = search_roots(Path(one) for one in typed.get("search_dir") or ())
     for option in options:
         given = typed[parameter_name(option)]
@@ -70,11 +70,11 @@ def _options(options: Sequence[Option], typed: Typed) -> Iterator[str]:
                 yield from option.ours(config_named(option.selects, text, roots) if option.selects else text)
 
 
-def _settings(face: Face, settings: Settings, made: list[str]) -> Iterator[str]:
-    by_key = {one.key: one for one in face.options if one.key is not None}
+def _settings(mapping: CommandMapping, settings: Settings, made: list[str]) -> Iterator[str]:
+    by_key = {one.key: one for one in mapping.options if one.key is not None}
     configs = list(_configs(settings))
     yield from configs
-    is_running = HEAD in face.options and not any(one.startswith("--config=") for one in (*made, *configs))
+    is_running = HEAD in mapping.options and not any(one.startswith("--config=") for one in (*made, *configs))
     head: JsonObject = {}
     for text, one in settings.items():
         if one.key == "config_paths":
@@ -83,10 +83,10 @@ def _settings(face: Face, settings: Settings, made: list[str]) -> Iterator[str]:
             yield from by_key[one.key].ours(_text(one.value))
         elif is_running and one.key.startswith("head_server."):
             head.setdefault("head_server", {})[one.key.partition(".")[2]] = one.value
-        elif CONFIG in face.options and not is_running:
+        elif CONFIG in mapping.options and not is_running:
             yield text
         else:
-            known = ", ".join([*by_key, *(["head_server.port"] if HEAD in face.options else [])])
+            known = ", ".join([*by_key, *(["head_server.port"] if HEAD in mapping.options else [])])
             raise click.UsageError(f"{one.key}: not a setting of this command; there are: {known or 'none'}")
     yield from head_arguments(head)
 
@@ -108,5 +108,5 @@ def _value(arguments: Sequence[str], name: str) -> str | None:
     return joined[0] if joined else arguments[arguments.index(name) + 1] if name in arguments else None
 
 
-def parameter_name(option: Option) -> str:
+def parameter_name(option: MappedOption) -> str:
     return option.names[0].removeprefix("--").replace("-", "_")

@@ -55,7 +55,7 @@ def play(config_file: str | None, names: tuple[str, ...], server: str, key: str 
     with needs_extra("train"):
         from palestra.training.loops.grpo_run import open_environments
         from palestra.training.rollouts.episode_player import EnvironmentPlayer
-        from palestra.training.rollouts.play import RolloutSettings
+        from palestra.training.rollouts.rollout_loop import RolloutSettings
 
     from palestra.episodes import EpisodeClient, EpisodeClientError
     from palestra.episodes import play as play_episodes

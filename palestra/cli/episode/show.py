@@ -50,8 +50,8 @@ def show(episode_id: str, full: bool, patterns: tuple[str, ...], server: str, ke
     with open_client(server, key) as client:
         found = mask.of(client.timeline(episode_id))  # before anything is cut: half a secret fits no pattern
     if as_json:
-        told = plain(found)
-        print_json({**told.pop("episode"), **told})
+        shown_episode = plain(found)
+        print_json({**shown_episode.pop("episode"), **shown_episode})
         return
     for name, text in facts(found).items():
         if text:
@@ -99,7 +99,7 @@ def mask_of(patterns: tuple[str, ...]) -> Mask:
 def facts(found: EpisodeTimeline) -> dict[str, str]:
     one, task = found.episode, found.task
     result = one.result
-    told = {
+    fields = {
         "episode": f"{one.episode_id}, number {one.index} of group {one.group_id}",
         "run": f"{one.run} ({one.kind})",
         "task": f"{task.id} of {task.environment}",
@@ -114,14 +114,14 @@ def facts(found: EpisodeTimeline) -> dict[str, str]:
         "tags": ", ".join(f"{name}={value}" for name, value in one.tags.items()),
     }
     if result is not None:
-        told["reward"] = number_text(result.reward)
-        told["error"] = f"{result.error.type}: {result.error.message}" if result.error else ""
-        told["metrics"] = ", ".join(f"{name}={number_text(value)}" for name, value in result.metrics.items())
+        fields["reward"] = number_text(result.reward)
+        fields["error"] = f"{result.error.type}: {result.error.message}" if result.error else ""
+        fields["metrics"] = ", ".join(f"{name}={number_text(value)}" for name, value in result.metrics.items())
     for loss in one.losses:
-        told[f"lost {loss.attempt}"] = f"{moment(loss.at)} {loss.reason}" + (
+        fields[f"lost {loss.attempt}"] = f"{moment(loss.at)} {loss.reason}" + (
             f" ({loss.client_id})" * bool(loss.client_id)
         )
-    return told
+    return fields
 
 
 def timeline_lines(found: EpisodeTimeline, *, full: bool) -> Iterator[str]:
@@ -155,9 +155,9 @@ def call_lines(call: CallSpan, *, full: bool) -> list[str]:
 
 def tool_lines(tool: ToolSpan, *, full: bool) -> list[str]:
     took = "no result" if tool.seconds is None else duration(tool.seconds)
-    asked = shown(str(tool.arguments), full=full)
+    arguments = shown(str(tool.arguments), full=full)
     result = [] if tool.result is None else [f"= {shown(tool.result, full=full)}"]
-    return [f"tool {tool.name}, {took}: {asked}", *result]
+    return [f"tool {tool.name}, {took}: {arguments}", *result]
 
 
 def duration(seconds: float) -> str:

@@ -23,8 +23,8 @@ from palestra.cli.run.common import json_option
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.environments.gym.directory import Directory
-    from palestra.gym.collect.collection import Standing, Wanted
+    from palestra.environments.gym.directory import ServerDirectory
+    from palestra.gym.collect.collection import CollectionRequest, CollectionStatus
     from palestra.net.http_client import HttpClient
 
 EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -138,8 +138,8 @@ def collect(
     A row that fails is tried again and then a line in OUTPUT_failures.jsonl; the others go on. Stop it with ctrl-c, go
     on with --resume."""
     with needs_extra("gym"):
-        from palestra.gym.collect.collection import Wanted
-        from palestra.gym.collect.playing import Patience
+        from palestra.gym.collect.collection import CollectionRequest
+        from palestra.gym.collect.playing import RetryPolicy
         from palestra.gym.collect.rows import Expansion, PromptFile
         from palestra.gym.errors import GymError
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
@@ -154,22 +154,22 @@ def collect(
             shard=shard[0],
             shards=shard[1],
         )
-        wanted = Wanted(
+        request = CollectionRequest(
             input=_found(data, given["roots"]),
             output=output,
             expansion=expansion,
             concurrency=concurrency,
-            patience=Patience(attempts=attempts, run_limit_s=run_limit_s),
+            patience=RetryPolicy(attempts=attempts, run_limit_s=run_limit_s),
             resume=resume or resume_changed,
             resume_changed=resume_changed,
             overwrite=overwrite,
         )
         try:
-            standing, metrics = asyncio.run(_collect(wanted, no_metrics, as_json, given))
+            standing, metrics = asyncio.run(_collect(request, no_metrics, as_json, given))
         except KeyboardInterrupt:
             click.echo(f"stopped; what was played is in {output}: go on with --resume", err=True)
             raise SystemExit(INTERRUPTED) from None
-    _say(wanted, standing, metrics, as_json)
+    _say(request, standing, metrics, as_json)
     if standing.failed:
         raise SystemExit(FAILED)
 
@@ -186,35 +186,35 @@ def _found(data: Path, roots: tuple[Path, ...]) -> Path:
 
 
 async def _collect(
-    wanted: Wanted, no_metrics: bool, quiet: bool, given: JsonObject
-) -> tuple[Standing, list[JsonObject]]:
+    request: CollectionRequest, no_metrics: bool, quiet: bool, given: JsonObject
+) -> tuple[CollectionStatus, list[JsonObject]]:
     from palestra.gym.collect.aggregating import FailedAttempts, aggregated, save_metrics
     from palestra.gym.collect.collection import collect as run
     from palestra.gym.collect.collection import delivered
     from palestra.gym.collect.files import OutputFiles
-    from palestra.gym.collect.playing import Captured, RowPlayer
+    from palestra.gym.collect.playing import CapturedCalls, RowPlayer
 
     async with open_gym(**given) as (client, directory):
         settings = await directory.settings()
-        player = RowPlayer(client, directory, wanted.patience, Captured.of_gym(settings))
-        with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as told:
-            standing = await run(wanted, player, settings, told)
+        player = RowPlayer(client, directory, request.patience, CapturedCalls.of_gym(settings))
+        with nullcontext(lambda _: None) if quiet else progress_shown("rollouts") as on_progress:
+            standing = await run(request, player, settings, on_progress)
         if no_metrics:
             return standing, []
-        figures = await aggregated(delivered(wanted.output), directory, client)
-        metrics = FailedAttempts([wanted.output]).beside_agents(figures)
-        save_metrics(OutputFiles(wanted.output).metrics, metrics)
+        figures = await aggregated(delivered(request.output), directory, client)
+        metrics = FailedAttempts([request.output]).beside_agents(figures)
+        save_metrics(OutputFiles(request.output).metrics, metrics)
         return standing, metrics
 
 
 @asynccontextmanager
-async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, Directory]]:
+async def open_gym(key: str | None, **given: Any) -> AsyncIterator[tuple[HttpClient, ServerDirectory]]:
     """A gym that runs, or one for the time of this command; and connections to it, as many as needed."""
-    from palestra.environments.gym.directory import Directory
+    from palestra.environments.gym.directory import ServerDirectory
     from palestra.net.http_client import HttpClient
 
     async with running_gym(**given) as url, HttpClient() as client:  # each row has its own time limit
-        yield client, await Directory.of_head(client, url, key)
+        yield client, await ServerDirectory.of_head(client, url, key)
 
 
 @contextmanager
@@ -234,13 +234,13 @@ def progress_shown(what: str) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=None, told="", rate="")
 
-        def told(standing: Any) -> None:
+        def show(standing: Any) -> None:
             speed = bar.tasks[0].speed
             rate = f"{speed:.1f}/s" if speed else ""
             finished = standing.done + standing.failed
             bar.update(task, total=standing.total, completed=finished, told=_figures(standing), rate=rate)
 
-        yield told
+        yield show
 
 
 class _Tenths:
@@ -264,15 +264,15 @@ def _figures(standing: Any) -> str:
     return "  ".join(parts + failed + ([f"{again} attempts failed"] if again else []))
 
 
-def _say(wanted: Wanted, standing: Standing, metrics: list[JsonObject], as_json: bool) -> None:
+def _say(request: CollectionRequest, standing: CollectionStatus, metrics: list[JsonObject], as_json: bool) -> None:
     from palestra.gym.collect.aggregating import counted
     from palestra.gym.collect.files import OutputFiles
 
-    files = OutputFiles(wanted.output)
+    files = OutputFiles(request.output)
     if as_json:
-        told = {"total": standing.total, "done": standing.done, "failed": standing.failed, "reward": standing.reward}
-        told |= {"failed_attempts": dict(standing.classes), "output": str(files.results)}
-        print_json(told | {"key_metrics": {one["agent_ref"]["name"]: one["key_metrics"] for one in metrics}})
+        summary = {"total": standing.total, "done": standing.done, "failed": standing.failed, "reward": standing.reward}
+        summary |= {"failed_attempts": dict(standing.classes), "output": str(files.results)}
+        print_json(summary | {"key_metrics": {one["agent_ref"]["name"]: one["key_metrics"] for one in metrics}})
         return
     click.echo(f"{standing.done} of {standing.total} rollouts in {files.results}")
     for one in metrics:

@@ -110,15 +110,15 @@ def run(with_parent: bool, **given: Any) -> None:
     with needs_extra("gym"):
         import uvicorn  # noqa: F401
 
-        from palestra.gym.config import Ports, load_gym
+        from palestra.gym.config import ReservedPorts, load_gym
         from palestra.gym.errors import GymError
         from palestra.gym.supervisor import Supervisor
-    with one_line_errors(GymError), Ports() as ports:
-        config = load_gym(sources(**given), ports=ports, tell=say)
+    with one_line_errors(GymError), ReservedPorts() as ports:
+        config = load_gym(sources(**given), ports=ports, report=say)
         if config.settings["dry_run"]:
-            asyncio.run(until_told(build_all(Supervisor(config, ports, say))))
+            asyncio.run(until_stopped(build_all(Supervisor(config, ports, say))))
         else:
-            asyncio.run(until_told(keep(Supervisor(config, ports, say)), with_parent=with_parent))
+            asyncio.run(until_stopped(keep(Supervisor(config, ports, say)), with_parent=with_parent))
     say("The gym has stopped.")
 
 
@@ -131,18 +131,18 @@ def say(line: str) -> None:
         pass
 
 
-async def until_told(work: Coroutine[Any, Any, None], *, with_parent: bool = False) -> None:
+async def until_stopped(work: Coroutine[Any, Any, None], *, with_parent: bool = False) -> None:
     """SIGINT and SIGTERM end it, in order. A second one does not hurry it: it takes seconds. `with_parent`: so does the
     end of stdin."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    stopped = asyncio.Event()
     if with_parent:
         stdin = sys.stdin.fileno()
-        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), told.set()))  # readable means closed, for ever
+        loop.add_reader(stdin, lambda: (loop.remove_reader(stdin), stopped.set()))  # readable means closed, for ever
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, told.set)
-    waiting = asyncio.create_task(told.wait())
+        loop.add_signal_handler(number, stopped.set)
+    waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if not task.done():
@@ -181,7 +181,7 @@ def resolve(**given: Any) -> None:
         from palestra.gym.config import load_gym, shown
         from palestra.gym.errors import GymError
     with one_line_errors(GymError):
-        config = load_gym(sources(**given), is_code_needed=False, tell=say)
+        config = load_gym(sources(**given), is_code_needed=False, report=say)
     click.echo(shown(config.settings), nl=False)
 
 
@@ -210,8 +210,8 @@ def read_instances(head: str, key: str | None) -> list[JsonObject]:
         answer = httpx.get(f"{head.rstrip('/')}/server_instances", headers=headers, timeout=STATUS_S)
         found = answer.raise_for_status().json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        told = f"no gym answers at {head} ({error}); to start one: palestra gym run -c FILE"
-        raise fail(told, UNREACHABLE) from None
+        message = f"no gym answers at {head} ({error}); to start one: palestra gym run -c FILE"
+        raise fail(message, UNREACHABLE) from None
     if not isinstance(found, list):
         raise fail(f"what answers at {head} is not the head of a gym", UNREACHABLE)
     return found

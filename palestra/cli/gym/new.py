@@ -35,8 +35,8 @@ def new(name: str, agent: bool, below: Path) -> None:
     A resources server has a config to train on it, too: train.yaml."""
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
-        from palestra.gym.making import make_server
         from palestra.gym.records import ServerKind
+        from palestra.gym.scaffolding import make_server
     kind = ServerKind.AGENT if agent else ServerKind.RESOURCES
     with one_line_errors(GymError, OSError):
         files = make_server(name, below, kind)
@@ -60,7 +60,7 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
     """
     with needs_extra("gym"):
         from palestra.gym.errors import GymError
-        from palestra.gym.making import check_folder
+        from palestra.gym.scaffolding import check_folder
     with one_line_errors(GymError, OSError):
         folder = find_folder(name, roots)
         for line in check_folder(folder):
@@ -92,8 +92,8 @@ def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
 
 def pytest_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     """With the interpreter that the server itself would have."""
+    from palestra.gym.nemo_gym_compat import stock_path
     from palestra.gym.registry import is_stock
-    from palestra.gym.stand_in import stock_path
     from palestra.gym.venvs import interpreter_for
 
     interpreter = asyncio.run(interpreter_for(folder, {}, lambda line: click.echo(line, err=True)))

@@ -22,7 +22,7 @@ from palestra.cli.run.common import json_option, print_table
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.gym.collect.reverifying import Regraded, Regrading
+    from palestra.gym.collect.reverifying import ReverifyRequest, ReverifyStatus
 
 SHOWN = 10  # tasks of a comparison
 
@@ -57,11 +57,11 @@ def reverify(
     """Grade stored rollouts again, by the verifiers of a gym, without a model."""
     with needs_extra("gym"):
         from palestra.gym.collect.files import OutputFiles
-        from palestra.gym.collect.reverifying import Regrading
+        from palestra.gym.collect.reverifying import ReverifyRequest
         from palestra.gym.errors import GymError
     if append and not judge_failed_only:
         raise click.UsageError("--append is for --judge-failed-only")
-    wanted = Regrading(
+    request = ReverifyRequest(
         rollouts=rollouts,
         inputs=inputs or OutputFiles(rollouts).inputs,
         output=output,
@@ -74,26 +74,26 @@ def reverify(
         overwrite=overwrite,
     )
     with one_line_errors(GymError):
-        found = asyncio.run(_reverify(wanted, as_json, given))
+        found = asyncio.run(_reverify(request, as_json, given))
     if as_json:
-        print_json(msgspec.to_builtins(found) | {"output": str(wanted.files.results)})
+        print_json(msgspec.to_builtins(found) | {"output": str(request.files.results)})
     else:
         kept = f", {found.kept} kept" if found.kept else ""
         click.echo(
-            f"{found.done} of {found.total} graded, {found.changed} with another reward{kept}: {wanted.files.results}"
+            f"{found.done} of {found.total} graded, {found.changed} with another reward{kept}: {request.files.results}"
         )
     if found.failed:
         raise SystemExit(FAILED)
 
 
-async def _reverify(wanted: Regrading, quiet: bool, given: JsonObject) -> Regraded:
+async def _reverify(request: ReverifyRequest, quiet: bool, given: JsonObject) -> ReverifyStatus:
     from palestra.gym.collect.reverifying import Grader
     from palestra.gym.collect.reverifying import reverify as run
 
     async with open_gym(**given) as (client, directory):
         grader = Grader(client, directory, await directory.settings())
-        with nullcontext(lambda _: None) if quiet else progress_shown("graded") as told:
-            return await run(wanted, grader, told)
+        with nullcontext(lambda _: None) if quiet else progress_shown("graded") as on_progress:
+            return await run(request, grader, on_progress)
 
 
 @click.command()
@@ -174,7 +174,7 @@ def aggregate(
         from palestra.gym.collect.pairing import merged
         from palestra.gym.errors import GymError
 
-    async def asked(results: list[JsonObject]) -> list[JsonObject]:
+    async def by_agents(results: list[JsonObject]) -> list[JsonObject]:
         async with open_gym(**given) as (client, directory):
             return await aggregated(results, directory, client)
 
@@ -184,7 +184,7 @@ def aggregate(
         if missing:
             raise FileNotFoundError(f"there is no {missing[0]}")
         results = merged(paths)
-        figures = aggregated_here(results) if offline else asyncio.run(asked(results))
+        figures = aggregated_here(results) if offline else asyncio.run(by_agents(results))
         metrics = FailedAttempts(paths).beside_agents(figures)
         target = output or OutputFiles(paths[0]).metrics
         save_metrics(target, metrics)
@@ -220,7 +220,7 @@ def aggregate(
 def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, as_json: bool, **given: Any) -> None:
     """Check the datasets that a gym's files name, and put them together: DIR/train.jsonl and so on."""
     with needs_extra("gym"):
-        from palestra.gym.collect.datasets import Split, collate, datasets_of
+        from palestra.gym.collect.datasets import DatasetSplit, collate, datasets_of
         from palestra.gym.config import load_gym
         from palestra.gym.errors import GymError
         from palestra.gym.roots import find_below, search_roots
@@ -228,9 +228,9 @@ def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, 
         raise click.UsageError("datasets are named in files: -c FILE")
     roots = search_roots(given["roots"])
     with one_line_errors(GymError):
-        wanted = [Split(one) for one in splits] or [Split.TRAIN, Split.VALIDATION]
-        config = load_gym(sources(**given), is_code_needed=False, tell=say)
-        found = datasets_of(config, wanted, lambda path: find_below(roots, path) or Path(path))
+        chosen = [DatasetSplit(one) for one in splits] or [DatasetSplit.TRAIN, DatasetSplit.VALIDATION]
+        config = load_gym(sources(**given), is_code_needed=False, report=say)
+        found = datasets_of(config, chosen, lambda path: find_below(roots, path) or Path(path))
         made = collate(found, output, overwrite_statistics=overwrite_statistics)
     if as_json:
         print_json([msgspec.to_builtins(one) | {"path": str(one.path)} for one in made])

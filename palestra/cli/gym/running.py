@@ -31,7 +31,7 @@ def gym_options(command: F) -> F:
 async def running_gym(server: str | None = None, **given: Any) -> AsyncIterator[str]:
     """Its head's address. With files, a gym that lives as long as this block; whatever is done inside ends when a
     server of it cannot be kept going. Raises GymError."""
-    from palestra.gym.config import Ports, load_gym
+    from palestra.gym.config import ReservedPorts, load_gym
     from palestra.gym.supervisor import Supervisor
 
     if not given.get("files"):
@@ -41,8 +41,8 @@ async def running_gym(server: str | None = None, **given: Any) -> AsyncIterator[
         return
     if server:
         raise click.UsageError("either --server, for a gym that runs, or -c, for one to be started")
-    with Ports() as ports:
-        config = load_gym(sources(**given), ports=ports, tell=say)
+    with ReservedPorts() as ports:
+        config = load_gym(sources(**given), ports=ports, report=say)
         async with Supervisor(config, ports, say) as supervisor:
             await supervisor.ready()
             async with _watched(supervisor):

@@ -17,7 +17,7 @@ from palestra.cli.run.common import json_option, print_table, safe_text
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.environments.platform import App, PlatformTask, TaskKey, Verdict
+    from palestra.environments.platform import PlatformTask, TaskApp, TaskKey, TaskVerdict
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,8 +73,8 @@ def serve(
     from palestra.environments.platform import PlatformError
 
     with needs_extra("platform"):
-        from palestra.environments.platform.faces.serving import ServeSettings
-        from palestra.environments.platform.faces.serving import serve as run
+        from palestra.environments.platform.api.serving import ServeSettings
+        from palestra.environments.platform.api.serving import serve as run
         from palestra.environments.platform.pool_records import PoolLimits
     limits = PoolLimits(
         max_instances=max_instances, max_per_team=max_per_team, max_resident_bytes=memory_mib * MIB, ttl_s=ttl_s
@@ -113,8 +113,8 @@ def mcp(key: str, data: str | None) -> None:
     from contextlib import redirect_stdout
 
     from palestra.environments.platform import PlatformError
+    from palestra.environments.platform.api.stdio import open_world, serve_lines
     from palestra.environments.platform.errors import UnknownName
-    from palestra.environments.platform.faces.stdio import open_world, serve_lines
 
     with one_line_errors(PlatformError, code=USAGE), one_line_errors(UnknownName):
         world = open_world(key, data, lambda verdict: tell_verdict(key, verdict))
@@ -124,7 +124,7 @@ def mcp(key: str, data: str | None) -> None:
         serve_lines(world, incoming, outgoing)
 
 
-def tell_verdict(key: str, verdict: Verdict) -> None:
+def tell_verdict(key: str, verdict: TaskVerdict) -> None:
     tell("\n".join([f"{key}: score {verdict.score}", *(f"  {reason}" for reason in verdict.failed)]))
 
 
@@ -150,7 +150,7 @@ def apps(name: str | None, as_json: bool) -> None:
         show_app(found[0])
 
 
-def app_facts(app: App) -> JsonObject:
+def app_facts(app: TaskApp) -> JsonObject:
     return {
         "app": app.key,
         "title": app.title,
@@ -161,7 +161,7 @@ def app_facts(app: App) -> JsonObject:
     }
 
 
-def show_app(app: App) -> None:
+def show_app(app: TaskApp) -> None:
     click.echo(f"{app.title}: {app.description} ({app.version})\n\ntools")
     for tool in app.tools:
         click.echo(f"  {tool.usage}{' *' if tool.writes else ''}\n      {tool.description}")
@@ -176,7 +176,7 @@ def show_app(app: App) -> None:
 def openenv_package(name: str, folder: Path, as_json: bool) -> None:
     """Write an app as an OpenEnv package: openenv.yaml, a client, a server, a Dockerfile. DIR is new or empty."""
     from palestra.environments.platform import PlatformError, app_of
-    from palestra.environments.platform.faces.openenv.package import write_package
+    from palestra.environments.platform.api.openenv.package import write_package
 
     with one_line_errors(PlatformError, OSError):
         written = write_package(app_of(name), folder)
@@ -276,9 +276,9 @@ def chosen_keys(
     noise: bool,
 ) -> list[TaskKey]:
     from palestra.environments.platform import APPS, TaskKey, app_of
-    from palestra.environments.platform.task_records import FIRST_EVAL, Knob
+    from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKnob
 
-    knobs = tuple(knob for knob, is_on in ((Knob.HINT, hint), (Knob.NOISE, noise)) if is_on)
+    knobs = tuple(knob for knob, is_on in ((DifficultyKnob.HINT, hint), (DifficultyKnob.NOISE, noise)) if is_on)
     start = first + (FIRST_EVAL if split == "eval" else 0)
     if split == "train" and start + count > FIRST_EVAL:
         raise fail(f"numbers of the split train are below {FIRST_EVAL}", USAGE)

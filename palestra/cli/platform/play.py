@@ -20,14 +20,14 @@ from palestra.environments.platform import (
     APPS,
     Instance,
     PlatformTask,
+    PlatformTool,
     TaskKey,
-    Tool,
     ToolResult,
     app_of,
     make_task,
     verify,
 )
-from palestra.environments.platform.expectations import told_change
+from palestra.environments.platform.expectations import change_text
 from palestra.environments.platform.task_records import FIRST_EVAL
 from palestra.util.json_types import JsonObject
 
@@ -45,7 +45,7 @@ def play_task(key: str, *, as_json: bool) -> None:
     if "-" not in key:
         app_of(key)  # what is no app either is told the nearest
     task = make_task(drawn(key) if key in APPS else key)
-    game = Game(task, is_silent=as_json)
+    game = HumanPlay(task, is_silent=as_json)
     try:
         game.play(lines(is_silent=as_json))
         if as_json:
@@ -71,7 +71,7 @@ def lines(*, is_silent: bool) -> Iterator[str]:
             return
 
 
-class Game:
+class HumanPlay:
     def __init__(self, task: PlatformTask, *, is_silent: bool) -> None:
         self.task, self._is_silent = task, is_silent
         self.instance = Instance(task.seed)
@@ -87,8 +87,13 @@ class Game:
 
     def facts(self) -> JsonObject:
         changes = msgspec.to_builtins(self.instance.changes())
-        told = {"key": str(self.task.key), "prompt": self.task.prompt, "calls": self.calls, "changes": changes}
-        return {**told, "verdict": self.verdict}
+        summary_fields = {
+            "key": str(self.task.key),
+            "prompt": self.task.prompt,
+            "calls": self.calls,
+            "changes": changes,
+        }
+        return {**summary_fields, "verdict": self.verdict}
 
     def _is_over(self, line: str) -> bool:
         word, _, rest = line.removeprefix("/").partition(" ")
@@ -138,14 +143,14 @@ class Game:
 
     def _show_diff(self) -> None:
         changes = self.instance.changes()
-        self._say("\n".join(f"  {change.kind}: {told_change(change)}" for change in changes) or "  nothing changed")
+        self._say("\n".join(f"  {change.kind}: {change_text(change)}" for change in changes) or "  nothing changed")
 
     def _say(self, text: str) -> None:
         if not self._is_silent:
             click.echo(safe_text(text))
 
 
-def arguments_of(tool: Tool, text: str) -> object:
+def arguments_of(tool: PlatformTool, text: str) -> object:
     """`name=value …` or one JSON object. A value is text where the tool takes text, JSON elsewhere."""
     if text.lstrip().startswith("{"):
         try:

@@ -93,8 +93,8 @@ def show(which: str, root: Path, as_json: bool) -> None:
         status, summary = found.status(), {**found.read_summary(), **summarize(metrics, events)}
         resume = resume_command(found) if status.can_resume else None
     if as_json:
-        told = {**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events}
-        print_json({**told, "resume": resume})
+        record = {**about, "path": str(found.path), "summary": {**summary, "status": status}, "events": events}
+        print_json({**record, "resume": resume})
         return
     facts, config = about["facts"], about["config"]
     environments = ", ".join(entry["name"] for entry in config.get("environments", []))
@@ -113,8 +113,8 @@ def show(which: str, root: Path, as_json: bool) -> None:
             click.echo(f"{name:<14}{safe_text(str(text), keep='')}")
     print_course(metrics)
     for event in [event for event in events if event["event"] in WORTH_TELLING][-5:]:
-        told = event.get("message") or event.get("error") or event.get("status") or ""
-        click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(told), keep='')}".rstrip())
+        record = event.get("message") or event.get("error") or event.get("status") or ""
+        click.echo(f"{time_text(event['time'])}  {event['event']}  {safe_text(str(record), keep='')}".rstrip())
     if resume is not None:
         click.echo(f"\nto go on: {safe_text(resume, keep='')}")
     if found.steps():

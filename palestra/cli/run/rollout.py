@@ -58,7 +58,7 @@ def list_(which: str, step: int | None, evals: bool, where: str | None, limit: i
         return
     columns = ("id", "step", "environment", "task", "reward", "stop", "turns", "tokens")
     rows = [[*columns, "last words"]]
-    rows += [[*(number_text(record.get(column)) for column in columns), last_words(record)] for record in shown]
+    rows += [[*(number_text(record.get(column)) for column in columns), last_message(record)] for record in shown]
     print_table(rows)
     if len(records) > len(shown):
         click.echo(f"more than {limit}; to see all: --limit 0")
@@ -187,7 +187,7 @@ def content_text(message: JsonObject) -> str:
     return "\n".join([*([str(content)] if content else []), *(f"{name}: {value}" for name, value in rest.items())])
 
 
-def last_words(record: JsonObject) -> str:
+def last_message(record: JsonObject) -> str:
     said = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
     text = " ".join(content_text(said[-1]).split()) if said else record.get("error") or ""
     text = safe_text(text, keep="")

@@ -24,7 +24,7 @@ LOWEST_LOGPROB = -6.0  # about one in 400: what is rarer looks the same
 NOT_SAMPLED = "dim"
 
 
-class Origin(StrEnum):
+class TokenOrigin(StrEnum):
     PROMPT = "prompt"
     OBSERVATION = "observation"
     SAMPLED = "sampled"
@@ -39,13 +39,13 @@ class Color(StrEnum):
 class TokenCell(Struct):
     id: int
     text: str
-    origin: Origin
+    origin: TokenOrigin
     logprob: float | None = None
     advantage: float | None = None
     """None where the token was not trained on."""
 
 
-STYLES = {Origin.PROMPT: "dim", Origin.OBSERVATION: "blue", Origin.SAMPLED: "green"}
+STYLES = {TokenOrigin.PROMPT: "dim", TokenOrigin.OBSERVATION: "blue", TokenOrigin.SAMPLED: "green"}
 LEGENDS = {
     Color.MASK: "green: sampled, learned from; blue: observation; dim: prompt",
     Color.LOGPROB: f"green: certain; red: logprob {LOWEST_LOGPROB:g} or less; dim: not sampled",
@@ -55,13 +55,13 @@ LEGENDS = {
 
 def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
     """From a line of the run's `tokens` file."""
-    cells = [TokenCell(token, "", Origin.PROMPT) for token in record["prompt"]]
+    cells = [TokenCell(token, "", TokenOrigin.PROMPT) for token in record["prompt"]]
     for turn in record["turns"]:
-        cells += [TokenCell(token, "", Origin.OBSERVATION) for token in turn["observation"]]
+        cells += [TokenCell(token, "", TokenOrigin.OBSERVATION) for token in turn["observation"]]
         pairs = zip(turn["tokens"], turn["logprobs"], strict=False)
-        cells += [TokenCell(token, "", Origin.SAMPLED, logprob) for token, logprob in pairs]
+        cells += [TokenCell(token, "", TokenOrigin.SAMPLED, logprob) for token, logprob in pairs]
     for cell, advantage in zip(cells, record["advantages"] or [], strict=False):
-        cell.advantage = advantage if cell.origin is Origin.SAMPLED else None
+        cell.advantage = advantage if cell.origin is TokenOrigin.SAMPLED else None
     texts = token_texts([cell.id for cell in cells], tokenizer)
     for cell, text in zip(cells, texts, strict=True):
         cell.text = text

@@ -1,6 +1,8 @@
 """Fleet tasks: text environments whose world is an app that tools act on, here or elsewhere. Begin at `env`."""
 
-from palestra.environments.fleet.backend import Attempt, Backend, Grade, ToolAnswer
+from typing import TYPE_CHECKING
+
+from palestra.environments.fleet.backend import FleetAttempt, FleetBackend, FleetGrade, ToolAnswer
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import export_tasks, fleet_row
@@ -9,15 +11,16 @@ from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import clear_caches
 from palestra.environments.platform.verifiers.source import verifier_source
+from palestra.util.renamed import renamed
 
 __all__ = [
-    "Attempt",
-    "Backend",
     "BackendError",
+    "FleetAttempt",
+    "FleetBackend",
+    "FleetGrade",
     "FleetSettings",
     "FleetTask",
     "FleetTaskEnv",
-    "Grade",
     "OpenEnvTask",
     "ToolAnswer",
     "clear_caches",
@@ -25,3 +28,6 @@ __all__ = [
     "fleet_row",
     "verifier_source",
 ]
+
+if not TYPE_CHECKING:  # type checkers know the new names only
+    __getattr__ = renamed(__name__, Attempt="FleetAttempt", Backend="FleetBackend", Grade="FleetGrade")

@@ -21,7 +21,7 @@ DONE = re.compile(r"<done>|\[done\]", re.IGNORECASE)
 OPEN_THINK = "<think>"
 
 
-class Grammar(StrEnum):
+class ActionGrammar(StrEnum):
     LENIENT = "lenient"
     STRICT = "strict"
 
@@ -32,7 +32,7 @@ class CallRequest(msgspec.Struct, frozen=True):
     arguments: Any
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True):
+class AgentAction(msgspec.Struct, frozen=True, kw_only=True):
     call: CallRequest | None = None
     is_done: bool = False
     problem: str = ""
@@ -41,17 +41,17 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """After the first: only that one is run."""
 
 
-def parse_action(text: str, grammar: Grammar = Grammar.LENIENT) -> Action:
+def parse_action(text: str, grammar: ActionGrammar = ActionGrammar.LENIENT) -> AgentAction:
     said = without_thinking(text)
     outside, calls = _outside_calls(said)
     is_done = DONE.search(outside) is not None
-    if grammar is Grammar.STRICT:
-        return Action(call=_strict_call(text), is_done=is_done)
+    if grammar is ActionGrammar.STRICT:
+        return AgentAction(call=_strict_call(text), is_done=is_done)
     found = parse_tool_call(text)
     if isinstance(found, ParsedCall):
         call = CallRequest(found.name, found.arguments)
-        return Action(call=call, is_done=is_done, ignored_calls=max(calls - 1, 0))
-    return Action(is_done=is_done, problem=found.reason if found else "")
+        return AgentAction(call=call, is_done=is_done, ignored_calls=max(calls - 1, 0))
+    return AgentAction(is_done=is_done, problem=found.reason if found else "")
 
 
 def _outside_calls(said: str) -> tuple[str, int]:

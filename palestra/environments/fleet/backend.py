@@ -17,7 +17,7 @@ import msgspec
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.platform.verifiers import Execution
+from palestra.environments.platform.verifiers import VerifierExecution
 from palestra.util.json_types import JsonObject
 
 
@@ -30,7 +30,7 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     """What the tool said went wrong."""
 
 
-class Grade(msgspec.Struct, frozen=True, kw_only=True):
+class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier says about an episode."""
 
     score: float | None
@@ -41,18 +41,18 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
     @classmethod
-    def of(cls, done: Execution) -> Grade:
+    def of(cls, done: VerifierExecution) -> FleetGrade:
         return cls(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class FleetAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier may look at besides the instance."""
 
     answer: str | None = None
     conversation: Sequence[JsonObject] = ()
 
 
-class Backend(Protocol):
+class FleetBackend(Protocol):
     """One instance of an app for one episode: made, called, verified and closed."""
 
     async def create(self) -> None:
@@ -65,14 +65,14 @@ class Backend(Protocol):
         """What the tool itself says is wrong is an answer. Raises BackendError where there is no instance any more."""
         ...
 
-    async def verify(self, attempt: Attempt) -> Grade: ...
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade: ...
 
     async def close(self) -> None:
         """Also of one that was never created; the second time does nothing."""
         ...
 
 
-BackendFactory = Callable[[FleetTask, FleetSettings], Backend]
+BackendFactory = Callable[[FleetTask, FleetSettings], FleetBackend]
 
 
 BLOCK = r">>> {0}_ACCUMULATOR >>>\n(.*?)\n<<< {0}_ACCUMULATOR <<<"

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from palestra.environments.calls import words
 from palestra.environments.fleet.env import FleetTaskEnv
+from palestra.environments.guarded_calls import words
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping
 
@@ -67,9 +67,9 @@ class FleetEnv(Env):
         self._messages = [Message(role=one["role"], content=one["content"]) for one in messages]
         observation = self._rendered()
         if self._is_too_long(observation):
-            told = f"the prompt of {self._env.task_key} has {observation.length} tokens of {self._max_tokens}"
+            reason = f"the prompt of {self._env.task_key} has {observation.length} tokens of {self._max_tokens}"
             reward, metrics = await self._end(StopReason.MAX_TOKENS, await self._env.grade_async())
-            return InitialObservationOverflow(reward=reward, metrics=metrics, logs={"overflow": told})
+            return InitialObservationOverflow(reward=reward, metrics=metrics, logs={"overflow": reason})
         return observation, self._renderer.get_stop_sequences()
 
     async def step(self, action: list[int], *, extra: Any = None) -> StepResult:
@@ -84,8 +84,8 @@ class FleetEnv(Env):
             return self._result(reward, metrics)
         # After a drop by the model's context tools, what it said before is no longer as it was.
         kept = step["metadata"].get("modified_chat_history")
-        told = [Message(role=one["role"], content=one["content"]) for one in kept or step["observations"]]
-        self._messages = told if kept else [*self._messages, message, *told]
+        messages = [Message(role=one["role"], content=one["content"]) for one in kept or step["observations"]]
+        self._messages = messages if kept else [*self._messages, message, *messages]
         observation = self._rendered()
         if self._is_too_long(observation):
             return await self._ended(StopReason.CONTEXT_OVERFLOW)

@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.calls import words
 from palestra.environments.fleet import context_tools, prompts
-from palestra.environments.fleet.actions import Action, CallRequest, parse_action
+from palestra.environments.fleet.actions import AgentAction, CallRequest, parse_action
 from palestra.environments.fleet.backends import kind_of
-from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.context_tools import ContextTools
+from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.metrics import aggregate_metrics
 from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, Split
 from palestra.environments.fleet.prompts import PromptStyle, system_prompt
@@ -27,6 +26,7 @@ from palestra.environments.fleet.settings import FLEET, FleetSettings
 from palestra.environments.fleet.splits import rows_of, split_tasks
 from palestra.environments.fleet.task_env import OpenEnvTask
 from palestra.environments.fleet.task_files import find_task, load_tasks
+from palestra.environments.guarded_calls import words
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -36,7 +36,7 @@ DEFAULT_TASKS = "platform:keys"
 MAX_TURNS, MAX_OUTPUT_CHARS = 50, 10_000
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class TurnOutcome(msgspec.Struct, kw_only=True):
     """What came of one turn, before it is put into words."""
 
     result: Any = None
@@ -131,8 +131,8 @@ class FleetTaskEnv(BaseTextEnv):
         if is_last:
             ended = {"done_reason": "max_turns", "task_key": self.task_key}
             return _output([], outcome.reward, True, ended | self._hints())
-        told = self._said(read, outcome)
-        message = self._say("user", told)
+        text = self._observation_text(read, outcome)
+        message = self._say("user", text)
         metadata = {
             "task_key": self.task_key,
             "turn": self.turns,
@@ -200,10 +200,10 @@ class FleetTaskEnv(BaseTextEnv):
 
     # One turn
 
-    async def _acted(self, read: Action, is_last: bool) -> Outcome:
+    async def _acted(self, read: AgentAction, is_last: bool) -> TurnOutcome:
         assert self.openenv_task_env is not None
         self.openenv_task_env.conversation = self.chat_history
-        outcome = Outcome(is_ended=read.is_done)
+        outcome = TurnOutcome(is_ended=read.is_done)
         call = read.call
         if call is not None and self._context is not None and call.name in context_tools.NAMES:
             self._tend(call, self._context, outcome)
@@ -211,39 +211,39 @@ class FleetTaskEnv(BaseTextEnv):
         ends = read.is_done or is_last
         if call is None and not ends:
             return outcome
-        wanted = {"done": ends} if call is None else {"tool": call.name, "params": call.arguments, "done": ends}
+        requested = {"done": ends} if call is None else {"tool": call.name, "params": call.arguments, "done": ends}
         outcome.was_called |= call is not None
-        _, outcome.reward, _, info = await self.openenv_task_env.step_async(wanted)
+        _, outcome.reward, _, info = await self.openenv_task_env.step_async(requested)
         if call is not None:
             outcome.result, outcome.error = info.get("tool_result"), info.get("tool_error")
             outcome.is_ended |= "submitted_answer" in info
             self.tool_calls += 1
         return outcome
 
-    def _tend(self, call: CallRequest, tools: ContextTools, outcome: Outcome) -> None:
+    def _tend(self, call: CallRequest, tools: ContextTools, outcome: TurnOutcome) -> None:
         outcome.was_called = outcome.is_context_tools = True
         try:
             outcome.result, outcome.is_history_changed = tools.call(call.name, call.arguments)
         except ValueError as e:
             outcome.error = str(e)
 
-    def _count(self, read: Action, outcome: Outcome) -> None:
+    def _count(self, read: AgentAction, outcome: TurnOutcome) -> None:
         self.tool_errors += outcome.error is not None
         self.parse_errors += read.call is None and (bool(read.problem) or not read.is_done)
 
-    def _said(self, read: Action, outcome: Outcome) -> str:
+    def _observation_text(self, read: AgentAction, outcome: TurnOutcome) -> str:
         if outcome.error is not None:
-            told = f"Error: {outcome.error}"
+            text = f"Error: {outcome.error}"
         elif outcome.was_called and (outcome.result is not None or not outcome.is_ended):
             indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
-            told = prompts.result_text(outcome.result, indent)
+            text = prompts.result_text(outcome.result, indent)
         elif outcome.is_ended:
-            told = prompts.COMPLETE
+            text = prompts.COMPLETE
         else:
-            told = prompts.problem_text(read.problem)
+            text = prompts.problem_text(read.problem)
         if read.ignored_calls:
-            told += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
-        return told if self._context is None or outcome.is_context_tools else self._context.cut(told)
+            text += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
+        return text if self._context is None or outcome.is_context_tools else self._context.cut(text)
 
     def _say(self, role: str, content: str) -> dict[str, str]:
         message = {"role": role, "content": content}

@@ -12,12 +12,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.env import FleetTaskEnv
 from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.platform_tasks import PLATFORM, PlatformTasks, platform_task
 from palestra.environments.fleet.prompts import PromptStyle
-from palestra.environments.platform import Call, TaskKey
+from palestra.environments.platform import SolutionCall, TaskKey
 
 MAX_TURNS = 100  # of a solution: none is cut
 
@@ -32,18 +32,18 @@ async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL
     """One call in each message, then `<done>`. Raises BackendError where the solution is worth less than 1."""
     env = FleetTaskEnv({"tasks_file": PLATFORM, "prompt_style": style}, {"task_key": task_key, "max_turns": MAX_TURNS})
     task = platform_task(task_key)
-    solving, told = task.template.solve(task.params), None
+    solving, result = task.template.solve(task.params), None
     try:
         await env.init_async([])
         while True:
             try:
-                said = _said(next(solving) if told is None else solving.send(told))
+                said = _said(next(solving) if result is None else solving.send(result))
             except StopIteration:
                 said = "<done>"
             step = await env.step_async(said)
             if step["done"]:
                 break
-            told = step["metadata"]["tool_result"]
+            result = step["metadata"]["tool_result"]
     finally:
         await env.close_async()
     if step["reward"] != 1.0:
@@ -55,7 +55,7 @@ async def _conversations(keys: Iterable[TaskKey], style: PromptStyle) -> list[li
     return [await gold_conversation(str(key), style) for key in keys]
 
 
-def _said(call: Call) -> str:
+def _said(call: SolutionCall) -> str:
     named = {"name": call.tool, "arguments": call.arguments}
     return f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>"
 

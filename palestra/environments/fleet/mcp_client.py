@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.calls import words
 from palestra.environments.fleet.backend import ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.guarded_calls import words
 from palestra.util.json_types import JsonMapping, JsonObject
 
 MAX_PAGES = 100  # of a server's list of tools
@@ -46,7 +46,7 @@ class McpConnection:
         self._address, self._timeout_s = address, timeout_s
         self._task: asyncio.Task[None] | None = None
         self._client: Any = None
-        self._is_wanted = asyncio.Event()
+        self._is_open = asyncio.Event()
 
     async def open(self) -> None:
         """Raises BackendError."""
@@ -55,7 +55,7 @@ class McpConnection:
         await ready
 
     async def close(self) -> None:
-        self._is_wanted.set()
+        self._is_open.set()
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -63,7 +63,7 @@ class McpConnection:
         found: list[ToolSpec] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
-            page = _wire(await self._asked(self._client.list_tools(**({} if cursor is None else {"cursor": cursor}))))
+            page = _wire(await self._request(self._client.list_tools(**({} if cursor is None else {"cursor": cursor}))))
             found += [openai_tool(t["name"], t.get("description"), t.get("inputSchema")) for t in page["tools"]]
             cursor = page.get("nextCursor")
             if not cursor:
@@ -71,9 +71,9 @@ class McpConnection:
         return found
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
-        return answer_of(_wire(await self._asked(self._client.call_tool(name, arguments))))
+        return answer_of(_wire(await self._request(self._client.call_tool(name, arguments))))
 
-    async def _asked(self, request: Any) -> Any:
+    async def _request(self, request: Any) -> Any:
         """Where the connection ends first there is no answer, however long one waits."""
         assert self._task is not None
         asking = asyncio.ensure_future(request)
@@ -93,7 +93,7 @@ class McpConnection:
         try:
             async with _client(self._address, self._timeout_s) as self._client:
                 ready.set_result(None)
-                await self._is_wanted.wait()
+                await self._is_open.wait()
         except Exception as e:  # told to whoever waits in `open`
             if not ready.done():
                 ready.set_exception(BackendError(f"no MCP server at {self._address}: {_innermost(e)}"))

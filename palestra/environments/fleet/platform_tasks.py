@@ -16,7 +16,7 @@ import msgspec
 
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.platform import APPS, PlatformError, PlatformTask, TaskKey, TaskTemplate, app_of, make_task
-from palestra.environments.platform.task_records import FIRST_EVAL, Knob, knobs_of
+from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKnob, knobs_of
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
@@ -42,7 +42,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
     count: int = 1000
     first: int = 0
     """The first number within a split."""
-    knobs: tuple[Knob, ...] = ()
+    knobs: tuple[DifficultyKnob, ...] = ()
 
     @classmethod
     def named(cls, name: str) -> PlatformTasks:
@@ -148,7 +148,7 @@ def _task(tasks_file: str, key: TaskKey) -> Task:
     )
 
 
-def _knobs(name: str, text: str) -> tuple[Knob, ...]:
+def _knobs(name: str, text: str) -> tuple[DifficultyKnob, ...]:
     try:
         return knobs_of(text.split(","))
     except PlatformError as e:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.fleet.actions import Grammar
+from palestra.environments.fleet.actions import ActionGrammar
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
@@ -39,7 +39,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For the backend mcp: `url` or `command`, `headers`, `env`, `verifier`."""
     openenv: JsonObject = {}
     """For the backend openenv: `url`, `reset`, `finish`, `headers`."""
-    grammar: Grammar = Grammar.LENIENT
+    grammar: ActionGrammar = ActionGrammar.LENIENT
     prompt_style: PromptStyle = PromptStyle.FULL
     enable_context_tools: bool = False
     partial_reward: bool = False

@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palestra.environments.calls import words
-from palestra.environments.fleet.backend import Attempt, Backend, BackendFactory, Grade
+from palestra.environments.fleet.backend import BackendFactory, FleetAttempt, FleetBackend, FleetGrade
 from palestra.environments.fleet.backends import make_backend
-from palestra.environments.fleet.background import run_sync
 from palestra.environments.fleet.errors import BackendError
+from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.prompts import error_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
+from palestra.environments.guarded_calls import words
 from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -50,13 +50,13 @@ class OpenEnvTask:
         """For verifiers that want to read it; whoever leads the conversation keeps it here."""
         self.tool_time_s = 0.0
         self._factory = factory
-        self._backend: Backend | None = None
+        self._backend: FleetBackend | None = None
         self._creation: asyncio.Task[None] | None = None
         self._tools: list[ToolSpec] = []
         self._steps = 0
         self._answer: str | None = None
         self._is_done = False
-        self._grade: Grade | None = None
+        self._grade: FleetGrade | None = None
         self._close: asyncio.Task[None] | None = None
 
     @property
@@ -159,13 +159,13 @@ class OpenEnvTask:
             return None, words(e)
         return answer.result, answer.error or error_of(answer.result) or ""
 
-    async def _verified(self, backend: Backend) -> Grade:
+    async def _verified(self, backend: FleetBackend) -> FleetGrade:
         """What breaks while grading leaves the grade unknown."""
         try:
-            return await backend.verify(Attempt(answer=self._answer, conversation=self.conversation))
+            return await backend.verify(FleetAttempt(answer=self._answer, conversation=self.conversation))
         except Exception as e:  # a verifier that breaks is no verdict
             log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
-            return Grade(score=None, error=words(e))
+            return FleetGrade(score=None, error=words(e))
 
     async def _closed(self, grade: bool) -> None:
         backend, self._backend = self._backend, None

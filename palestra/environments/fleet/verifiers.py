@@ -1,5 +1,11 @@
 """Verifiers of others, under the name that Fleet's users know them by."""
 
-from palestra.environments.platform.verifiers import Execution, Limits, read_database, run_verifier, score_of
+from palestra.environments.platform.verifiers import (
+    VerifierExecution,
+    VerifierLimits,
+    read_database,
+    run_verifier,
+    score_of,
+)
 
-__all__ = ["Execution", "Limits", "read_database", "run_verifier", "score_of"]
+__all__ = ["VerifierExecution", "VerifierLimits", "read_database", "run_verifier", "score_of"]

@@ -68,8 +68,8 @@ class FleetTaskset(vf.Taskset[FleetVfTask, FleetConfig]):
 
     def _data(self, task: Task) -> FleetData:
         turns = {} if self.config.max_turns is None else {"max_turns": self.config.max_turns}
-        asked = task.prompt[0]["content"]
-        return FleetData(id=task.id, name=task.id, prompt=str(asked), extras={**task.extras, **turns})
+        prompt = task.prompt[0]["content"]
+        return FleetData(id=task.id, name=task.id, prompt=str(prompt), extras={**task.extras, **turns})
 
 
 class FleetHarness(vf.Harness[vf.HarnessConfig]):
@@ -107,8 +107,8 @@ class FleetEnv(vf.Env[FleetEnvConfig]):
         env = FleetTaskEnv(self.taskset.env_config, task.data.extras)
         try:
             history, _ = await env.init_async([])
-            told = task.with_data(system_prompt=history[0]["content"], prompt=history[1]["content"])
-            async with agents.player.interaction(told) as interaction:
+            prompted = task.with_data(system_prompt=history[0]["content"], prompt=history[1]["content"])
+            async with agents.player.interaction(prompted) as interaction:
                 reward = await self._played(env, interaction)
         finally:
             await env.close_async()

@@ -18,7 +18,7 @@ from palestra.util.json_types import JsonMapping
 PROMPT, GENERATION, LOGPROBS = TOKEN_FIELDS
 
 
-class Flaw(StrEnum):
+class TokenIdFlaw(StrEnum):
     NOT_CONTIGUOUS = "not_contiguous"
     """A call whose prompt does not begin with all that was read and said before."""
     NO_LOGPROB = "no_logprob"
@@ -27,7 +27,7 @@ class Flaw(StrEnum):
     """Some of the three fields, or lists that do not fit each other."""
 
 
-class ModelCall(Struct):
+class GymModelCall(Struct):
     item: JsonMapping
     """Where it was told."""
     read: list[int]
@@ -36,39 +36,39 @@ class ModelCall(Struct):
     logprobs: list[float]
 
 
-class ModelCalls(Struct):
-    calls: list[ModelCall]
+class GymModelCalls(Struct):
+    calls: list[GymModelCall]
     """Up to the first flaw."""
-    flaw: Flaw | None = None
+    flaw: TokenIdFlaw | None = None
     why: str = ""
 
 
-def model_calls(items: Sequence[Any]) -> ModelCalls:
+def model_calls(items: Sequence[Any]) -> GymModelCalls:
     """Items of `response.output`; those without ids are what others said."""
-    found = ModelCalls([])
+    found = GymModelCalls([])
     seen: list[int] = []
     for item in items:
         if not isinstance(item, Mapping) or not item.get(GENERATION):
             continue
         prompt, tokens, logprobs = _ids(item.get(PROMPT)), _ids(item.get(GENERATION)), item.get(LOGPROBS)
         if not prompt or not tokens or not isinstance(logprobs, list):
-            return _flawed(found, Flaw.NO_IDS, f"{', '.join(TOKEN_FIELDS)} are not all on its items")
+            return _flawed(found, TokenIdFlaw.NO_IDS, f"{', '.join(TOKEN_FIELDS)} are not all on its items")
         if len(tokens) != len(logprobs):
-            return _flawed(found, Flaw.NO_IDS, f"{len(tokens)} token ids with {len(logprobs)} logprobs")
+            return _flawed(found, TokenIdFlaw.NO_IDS, f"{len(tokens)} token ids with {len(logprobs)} logprobs")
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in logprobs):
-            return _flawed(found, Flaw.NO_LOGPROB, "a logprob is no number")
+            return _flawed(found, TokenIdFlaw.NO_LOGPROB, "a logprob is no number")
         if prompt[: len(seen)] != seen:
             why = (
                 f"the prompt of model call {len(found.calls) + 1} does not begin with the tokens of the calls before "
                 "it; the agent, or a chat template, has changed what was said"
             )
-            return _flawed(found, Flaw.NOT_CONTIGUOUS, why)
-        found.calls.append(ModelCall(item, prompt[len(seen) :], tokens, [float(one) for one in logprobs]))
+            return _flawed(found, TokenIdFlaw.NOT_CONTIGUOUS, why)
+        found.calls.append(GymModelCall(item, prompt[len(seen) :], tokens, [float(one) for one in logprobs]))
         seen = prompt + tokens
     return found
 
 
-def _flawed(found: ModelCalls, flaw: Flaw, why: str) -> ModelCalls:
+def _flawed(found: GymModelCalls, flaw: TokenIdFlaw, why: str) -> GymModelCalls:
     found.flaw, found.why = flaw, why
     return found
 

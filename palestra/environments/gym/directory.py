@@ -18,7 +18,7 @@ LIMIT_S = 30.0
 AGENTS = "responses_api_agents"
 
 
-class Directory:
+class ServerDirectory:
     """Addresses by instance name, and of what kind each is. Servers may move: `refresh` asks the head again."""
 
     def __init__(self, client: HttpClient, head: str, key: str | None = None) -> None:
@@ -29,7 +29,7 @@ class Directory:
         self.kinds: dict[str, str] = {}
 
     @classmethod
-    async def of_head(cls, client: HttpClient, head: str, key: str | None = None) -> Directory:
+    async def of_head(cls, client: HttpClient, head: str, key: str | None = None) -> ServerDirectory:
         """Raises NoGym where no gym answers."""
         made = cls(client, head, key)
         await made.refresh()
@@ -37,7 +37,7 @@ class Directory:
 
     async def refresh(self) -> None:
         try:
-            found = await self._asked("/server_instances")
+            found = await self._fetch("/server_instances")
             urls = {one["config_path"]: one.get("url") or f"http://{one['host']}:{one['port']}" for one in found}
             kinds = {one["config_path"]: one["server_type"] for one in found}
         except (CallFailed, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -50,13 +50,13 @@ class Directory:
     async def settings(self) -> JsonObject:
         """What the gym was started with, for those who may see it; else nothing."""
         try:
-            text = await self._asked("/global_config_dict_yaml")
+            text = await self._fetch("/global_config_dict_yaml")
             found = yaml.safe_load(text) if isinstance(text, str) else None
         except (CallFailed, TimeoutError, ValueError, yaml.YAMLError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    async def _asked(self, path: str) -> Any:
+    async def _fetch(self, path: str) -> Any:
         reply = await self._client.get(self.head + path, headers=self.headers, timeout_s=LIMIT_S)
         if reply.status >= 400:
             raise CallFailed(f"HTTP {reply.status}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from palestra.types.gym_failures import Failure
+from palestra.types.gym_failures import RowFailure
 from palestra.util.json_types import JsonObject
 
 
 class GymError(Exception):
     """Anything that goes wrong with a gym."""
 
-    failure: Failure | None = None
+    failure: RowFailure | None = None
     """What a rollout that ended with it is recorded as. None: nobody but the one who raised it can tell."""
 
 
@@ -24,7 +24,7 @@ class UnknownAgent(GymError, LookupError):
 class RowFailed(Exception):
     """An attempt to play a row came to nothing."""
 
-    def __init__(self, failure: Failure, answer: JsonObject | None = None) -> None:
+    def __init__(self, failure: RowFailure, answer: JsonObject | None = None) -> None:
         super().__init__(f"{failure.kind}: {failure.reason or 'no reason told'}")
         self.failure = failure
         self.answer = failure.fields() if answer is None else answer

@@ -13,11 +13,11 @@ from contextlib import suppress
 
 import orjson
 
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import NoGym, RowFailed, UnknownAgent
 from palestra.net.http_client import CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym import AGENT_REF, FAILURE_CLASS
-from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass, run_failure
+from palestra.types.gym_failures import REASON_CHARS, FailureClass, RowFailure, run_failure
 from palestra.util.json_types import JsonObject
 
 AWAY_S = 180.0  # a server that builds its environment anew takes minutes; one that starts again, seconds
@@ -27,7 +27,7 @@ BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class RowCalls:
     """Stateless but for the connection pool."""
 
-    def __init__(self, client: HttpClient, directory: Directory, away_s: float = AWAY_S) -> None:
+    def __init__(self, client: HttpClient, directory: ServerDirectory, away_s: float = AWAY_S) -> None:
         """`away_s`: how long a server may be away before its rows fail."""
         self._client, self._directory, self._away_s = client, directory, away_s
 
@@ -35,7 +35,7 @@ class RowCalls:
         """Raises RowFailed."""
         name = row[AGENT_REF]["name"]
         try:
-            reply = await self._asked(name, orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+            reply = await self._post(name, orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
         except UnknownAgent as error:
             raise _failed(FailureClass.UNKNOWN_AGENT, str(error)) from None
         except NoConnection as error:
@@ -46,7 +46,7 @@ class RowCalls:
             raise RowFailed(run_failure(name, reply.status, reply.body))
         return _usable(reply)
 
-    async def _asked(self, name: str, body: bytes) -> HttpReply:
+    async def _post(self, name: str, body: bytes) -> HttpReply:
         """A server that is not there is waited for: the row has not begun. It may come back elsewhere."""
         until, pauses = time.monotonic() + self._away_s, 0
         while True:
@@ -74,11 +74,11 @@ def _usable(reply: HttpReply) -> JsonObject:
     if not isinstance(found, dict):
         shown = reply.body[:REASON_CHARS].decode(errors="replace")
         raise _failed(FailureClass.BAD_ANSWER, f"its answer is no JSON object: {shown}")
-    if failure := Failure.told_in(found):
+    if failure := RowFailure.stated_in(found):
         raise RowFailed(failure, found)
     found.pop(FAILURE_CLASS, None)  # an empty one
     return found
 
 
 def _failed(kind: FailureClass, reason: str) -> RowFailed:
-    return RowFailed(Failure.of(kind, reason))
+    return RowFailed(RowFailure.of(kind, reason))

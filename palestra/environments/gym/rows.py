@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from palestra.environments.answers import shown
-from palestra.environments.calls import place_of, words
 from palestra.environments.errors import TaskFileError
+from palestra.environments.guarded_calls import place_of, words
 from palestra.environments.registry import spec
+from palestra.environments.step_results import shown
 from palestra.environments.tasks import Row, read_rows, tasks_of_rows
 from palestra.types.gym import AGENT_REF, EXTRA_BODY, PARAMS, overruled
 from palestra.types.rollouts import Message, Task

@@ -13,16 +13,16 @@ from enum import StrEnum
 
 import msgspec
 
+from palestra.environments.platform.app_namespaces import TableNames, table_names, variables_of
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
-from palestra.environments.platform.parts import TableNames, table_names, variables_of
 from palestra.environments.platform.people import Cast
-from palestra.environments.platform.templates import Answer, Calls, Params, Solution, read_prompts
-from palestra.environments.platform.toolbox import Tool
+from palestra.environments.platform.templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
+from palestra.environments.platform.toolbox import PlatformTool
 from palestra.util.json_types import JsonMapping, JsonObject
 
 
-class Size(StrEnum):
+class SeedSize(StrEnum):
     """How much there is to look through in a seed."""
 
     TINY = "tiny"
@@ -36,15 +36,15 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     difficulty: str
     """0a to 0d for the tiny ladder, then 0, 1, 2, 3."""
-    params: Callable[[random.Random, Seed], Params | None]
+    params: Callable[[random.Random, SeedDatabase], Params | None]
     """None where this draw does not do: there is no such row, or more than one. Another is drawn."""
     prompts: Sequence[str]
     """Paraphrases, with `{names}` of the params."""
     solve: Callable[[Params], Solution]
-    expect: Callable[[Params, Seed], list[Expected]]
+    expect: Callable[[Params, SeedDatabase], list[Expected]]
     """What must have changed in the end; empty: nothing may change."""
-    answer: Callable[[Params], Answer] | None = None
-    process: Callable[[Params], Calls] | None = None
+    answer: Callable[[Params], ExpectedAnswer] | None = None
+    process: Callable[[Params], RequiredCalls] | None = None
     """What must have been called, for tasks that only read."""
     must_not: bool = False
     """The data asks for what must not be done."""
@@ -55,7 +55,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
         return rng.choice(self.prompts).format_map(params)
 
 
-def no_change(_params: Params, _seed: Seed) -> list[Expected]:
+def no_change(_params: Params, _seed: SeedDatabase) -> list[Expected]:
     return []
 
 
@@ -69,13 +69,13 @@ class TemplateMaker:
         self,
         difficulty: str,
         *,
-        params: Callable[[random.Random, Seed], Params | None],
-        expect: Callable[[Params, Seed], list[Expected]] = no_change,
-        answer: Callable[[Params], Answer] | None = None,
-        process: Callable[[Params], Calls] | None = None,
+        params: Callable[[random.Random, SeedDatabase], Params | None],
+        expect: Callable[[Params, SeedDatabase], list[Expected]] = no_change,
+        answer: Callable[[Params], ExpectedAnswer] | None = None,
+        process: Callable[[Params], RequiredCalls] | None = None,
         prompts: str | None = None,
         must_not: bool = False,
-        size: Size = Size.SMALL,
+        size: SeedSize = SeedSize.SMALL,
         max_turns: int = 10,
     ) -> Callable[[Callable[[Params], Solution]], TaskTemplate]:
         """Decorates the solution, whose name is the template's. `prompts`: the template that has them, where it is
@@ -100,7 +100,7 @@ class TemplateMaker:
         return made
 
 
-class App(msgspec.Struct, frozen=True, kw_only=True):
+class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     """A task app: its schema, how a world is filled, its tools and its task templates."""
 
     key: str
@@ -109,14 +109,14 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """The version of schema and seeds together: another one is another world."""
     schema: str
-    fill: Callable[[sqlite3.Connection, random.Random, Size], Mapping[str, str]]
+    fill: Callable[[sqlite3.Connection, random.Random, SeedSize], Mapping[str, str]]
     """Puts rows into fresh tables, the same for the same numbers; returns the variables of a task in this world:
     LOGGED_IN_USER, LOGGED_IN_NAME, CURRENT_DATE."""
-    fill_with: Callable[[sqlite3.Connection, random.Random, Size, Cast], Mapping[str, str]] | None = None
+    fill_with: Callable[[sqlite3.Connection, random.Random, SeedSize, Cast], Mapping[str, str]] | None = None
     """The same with people and a day that are given; None: it cannot be part of a world."""
-    parts: tuple[App, ...] = ()
+    parts: tuple[TaskApp, ...] = ()
     """The apps of a world of several, in one database (`worlds.py`)."""
-    tools: tuple[Tool, ...]
+    tools: tuple[PlatformTool, ...]
     templates: tuple[TaskTemplate, ...]
     fixed: Set[str] = frozenset()
     """Tables that no tool writes: they are not watched."""
@@ -128,7 +128,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
         """For models that connect by MCP."""
         return f"{self.title}: {self.description}"
 
-    def tool(self, name: str) -> Tool | None:
+    def tool(self, name: str) -> PlatformTool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
 
     def template(self, name: str) -> TaskTemplate | None:
@@ -144,12 +144,12 @@ class App(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-class Seed(msgspec.Struct, frozen=True):
+class SeedDatabase(msgspec.Struct, frozen=True):
     """A database that was built for an app, a number and a size; instances begin as copies of it."""
 
-    app: App
+    app: TaskApp
     number: int
-    size: Size
+    size: SeedSize
     data: bytes
     """The database, ready to be deserialized."""
     digest: str
@@ -173,7 +173,7 @@ class Seed(msgspec.Struct, frozen=True):
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
 
-    def part(self, key: str) -> Seed:
+    def part(self, key: str) -> SeedDatabase:
         """As an app of this world sees it."""
         (app,) = (app for app in self.app.parts if app.key == key)
         names = table_names(key, app.schema)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from palestra.environments.platform.app import App, TaskTemplate
+from palestra.environments.platform.app import TaskApp, TaskTemplate
 from palestra.environments.platform.apps.conf import CONF
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forum import FORUM
@@ -16,13 +16,13 @@ from palestra.environments.platform.apps.travel import TRAVEL
 from palestra.environments.platform.errors import UnknownName
 from palestra.util.suggest import did_you_mean
 
-APPS: dict[str, App] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
+APPS: dict[str, TaskApp] = {app.key: app for app in (KEYS, MAIL, FORGE, STAY, FORUM, TRAVEL, TEAM)}
 """The apps and worlds that are listed, by key."""
-UNLISTED: dict[str, App] = {CONF.key: CONF}
+UNLISTED: dict[str, TaskApp] = {CONF.key: CONF}
 """For tools that test the platform: there for whoever names them."""
 
 
-def app_of(key: str) -> App:
+def app_of(key: str) -> TaskApp:
     """The app with this key. Raises UnknownName with the nearest one."""
     found = APPS.get(key) or UNLISTED.get(key)
     if found is None:

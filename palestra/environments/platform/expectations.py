@@ -26,7 +26,7 @@ FREE = _Free()
 """Stands for a value that may be anything."""
 
 
-class Text(msgspec.Struct, frozen=True):
+class FreeText(msgspec.Struct, frozen=True):
     """Free text that must say this: capitals, spaces and a full stop at the end do not matter."""
 
     wanted: str
@@ -40,7 +40,7 @@ def normal(text: str) -> str:
     return " ".join(words).rstrip(".!")
 
 
-class Inserted(msgspec.Struct, frozen=True):
+class InsertedRow(msgspec.Struct, frozen=True):
     """A new row. Columns that are not named may hold anything only if `others` says so."""
 
     table: str
@@ -48,7 +48,7 @@ class Inserted(msgspec.Struct, frozen=True):
     others: bool = True
 
 
-class Updated(msgspec.Struct, frozen=True):
+class UpdatedRow(msgspec.Struct, frozen=True):
     """Exactly these columns of a row, to these values."""
 
     table: str
@@ -56,14 +56,14 @@ class Updated(msgspec.Struct, frozen=True):
     fields: JsonMapping
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class DeletedRow(msgspec.Struct, frozen=True):
     """A row that must be gone."""
 
     table: str
     key: tuple[Any, ...]
 
 
-Expected = Inserted | Updated | Deleted
+Expected = InsertedRow | UpdatedRow | DeletedRow
 """A change that a task asks for."""
 
 
@@ -79,63 +79,63 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
     """Each expectation is met by a change of its own: a matching in a small bipartite graph."""
-    fits = [[n for n, change in enumerate(found) if _fits(wanted, change)] for wanted in expected]
+    fits = [[n for n, change in enumerate(found) if _fits(one, change)] for one in expected]
     taken: dict[int, int] = {}
-    for wanted in range(len(expected)):
-        _place(wanted, fits, taken, set())
+    for one in range(len(expected)):
+        _place(one, fits, taken, set())
     met = set(taken.values())
     return Mismatch(
-        missing=[_in_words(wanted) for n, wanted in enumerate(expected) if n not in met],
-        stray=[told_change(change) for n, change in enumerate(found) if n not in taken],
+        missing=[_in_words(one) for n, one in enumerate(expected) if n not in met],
+        stray=[change_text(change) for n, change in enumerate(found) if n not in taken],
     )
 
 
-def _place(wanted: int, fits: list[list[int]], taken: dict[int, int], tried: set[int]) -> bool:
+def _place(one: int, fits: list[list[int]], taken: dict[int, int], tried: set[int]) -> bool:
     """An augmenting path: who holds a change may move to another."""
-    for change in fits[wanted]:
+    for change in fits[one]:
         if change not in tried:
             tried.add(change)
             if change not in taken or _place(taken[change], fits, taken, tried):
-                taken[change] = wanted
+                taken[change] = one
                 return True
     return False
 
 
-def _fits(wanted: Expected, change: Change) -> bool:
-    if wanted.table != change.table:
+def _fits(one: Expected, change: Change) -> bool:
+    if one.table != change.table:
         return False
-    match wanted:
-        case Inserted(fields=fields, others=others):
+    match one:
+        case InsertedRow(fields=fields, others=others):
             known = others or set(change.after) == set(fields)
             return change.kind is ChangeKind.INSERT and known and _are_met(fields, change.after)
-        case Updated(key=key, fields=fields):
+        case UpdatedRow(key=key, fields=fields):
             same = change.kind is ChangeKind.UPDATE and change.key == key
             return same and set(change.fields) <= set(fields) and _are_met(fields, change.after)
-        case Deleted(key=key):
+        case DeletedRow(key=key):
             return change.kind is ChangeKind.DELETE and change.key == key
 
 
 def _are_met(fields: JsonMapping, row: JsonMapping) -> bool:
-    return all(name in row and _is_met(wanted, row[name]) for name, wanted in fields.items())
+    return all(name in row and _is_met(one, row[name]) for name, one in fields.items())
 
 
-def _is_met(wanted: object, found: object) -> bool:
-    if isinstance(wanted, _Free):
+def _is_met(one: object, found: object) -> bool:
+    if isinstance(one, _Free):
         return True
-    return wanted.fits(found) if isinstance(wanted, Text) else wanted == found
+    return one.fits(found) if isinstance(one, FreeText) else one == found
 
 
-def _in_words(wanted: Expected) -> str:
-    match wanted:
-        case Inserted(table=table, fields=fields):
+def _in_words(one: Expected) -> str:
+    match one:
+        case InsertedRow(table=table, fields=fields):
             return f"a new row in {table}: {_listed(fields)}"
-        case Updated(table=table, key=key, fields=fields):
+        case UpdatedRow(table=table, key=key, fields=fields):
             return f"{table} {_name(key)}: {_listed(fields)}"
-        case Deleted(table=table, key=key):
+        case DeletedRow(table=table, key=key):
             return f"{table} {_name(key)} deleted"
 
 
-def told_change(change: Change) -> str:
+def change_text(change: Change) -> str:
     match change.kind:
         case ChangeKind.INSERT:
             return f"a new row in {change.table}: {_listed(change.after)}"
@@ -152,5 +152,5 @@ def _name(key: tuple[Any, ...]) -> str:
 
 
 def _listed(fields: JsonMapping) -> str:
-    shown = ((name, value.wanted if isinstance(value, Text) else value) for name, value in fields.items())
+    shown = ((name, value.wanted if isinstance(value, FreeText) else value) for name, value in fields.items())
     return ", ".join(f"{name} = {value!r}" for name, value in shown)

@@ -10,7 +10,7 @@ import msgspec
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask
-from palestra.environments.platform.templates import Call
+from palestra.environments.platform.templates import SolutionCall
 from palestra.net.mcp import ToolResult
 from palestra.util.json_types import JsonObject
 
@@ -30,23 +30,23 @@ SUBMIT = AnswerTool(
 )
 
 
-class Golden(msgspec.Struct, frozen=True):
-    steps: list[tuple[Call, ToolResult]]
+class GoldTrajectory(msgspec.Struct, frozen=True):
+    steps: list[tuple[SolutionCall, ToolResult]]
     answer: str | None = None
 
 
-def play_golden(task: PlatformTask, instance: Instance) -> Golden:
-    steps: list[tuple[Call, ToolResult]] = []
-    solving, told = task.template.solve(task.params), None
+def play_golden(task: PlatformTask, instance: Instance) -> GoldTrajectory:
+    steps: list[tuple[SolutionCall, ToolResult]] = []
+    solving, answer = task.template.solve(task.params), None
     while True:
         try:
-            call = next(solving) if told is None else solving.send(told)
+            call = next(solving) if answer is None else solving.send(answer)
         except StopIteration:
-            return Golden(steps)
+            return GoldTrajectory(steps)
         if call.tool == ANSWER_TOOL:
-            return Golden(steps, call.arguments["answer"])
+            return GoldTrajectory(steps, call.arguments["answer"])
         result = instance.call(call.tool, call.arguments)
         if result.is_error:
             raise PlatformError(f"the solution of {task.key} does not work: {call} gives {result.text}")
         steps.append((call, result))
-        told = msgspec.json.decode(result.text)
+        answer = msgspec.json.decode(result.text)

@@ -15,13 +15,13 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from palestra.environments.platform.app import App, Seed, Size
+from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import Change, changes, tables_of
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
-from palestra.environments.platform.templates import Event
-from palestra.environments.platform.toolbox import Tool
+from palestra.environments.platform.templates import TemplateEvent
+from palestra.environments.platform.tool_context import ToolContext
+from palestra.environments.platform.toolbox import PlatformTool
 from palestra.net.mcp import ToolResult
 from palestra.util.json_types import JsonObject
 
@@ -37,7 +37,9 @@ MAX_NAME = 100  # characters of an unknown tool's name that its caller is told a
 class Instance:
     """A living world of an app: an SQLite database in memory, and the tools that act on it."""
 
-    def __init__(self, seed: Seed, data: bytes | None = None, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, seed: SeedDatabase, data: bytes | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.seed, self.app = seed, seed.app
         self.variables: Mapping[str, str] = {**seed.variables, **(variables or {})}
         self._lock = threading.RLock()
@@ -46,7 +48,7 @@ class Instance:
         self._open(seed.data if data is None else data)
 
     @classmethod
-    def create(cls, app: App, seed: int = 0, size: Size = Size.SMALL) -> Instance:
+    def create(cls, app: TaskApp, seed: int = 0, size: SeedSize = SeedSize.SMALL) -> Instance:
         return cls(seed_of(app, seed, size))
 
     def _open(self, data: bytes) -> None:
@@ -84,18 +86,18 @@ class Instance:
             try:
                 noted = _noted(name, arguments)
                 tool = self._tool(name)
-                told, error = self._run(connection, tool, tool.checked(arguments)), ""
+                outcome, error = self._run(connection, tool, tool.checked(arguments)), ""
                 connection.execute("COMMIT")
             except ToolError as e:
                 connection.execute("ROLLBACK")
-                told, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
+                outcome, error = {"error": e.code, "message": e.message, **({"hint": e.hint} if e.hint else {})}, e.code
             except BaseException:  # nothing of a broken call may stay
                 connection.execute("ROLLBACK")
                 raise
             connection.execute("INSERT INTO _events (call, error) VALUES (?, ?)", (noted, error))
-        return ToolResult(msgspec.json.encode(told).decode(), bool(error))
+        return ToolResult(msgspec.json.encode(outcome).decode(), bool(error))
 
-    def _tool(self, name: str) -> Tool:
+    def _tool(self, name: str) -> PlatformTool:
         found = self.app.tool(name)
         if found is None:
             raise ToolError(
@@ -105,13 +107,13 @@ class Instance:
             )
         return found
 
-    def _run(self, connection: sqlite3.Connection, tool: Tool, arguments: JsonObject) -> JsonObject:
+    def _run(self, connection: sqlite3.Connection, tool: PlatformTool, arguments: JsonObject) -> JsonObject:
         now = datetime.fromisoformat(self.now)
         if tool.writes:
             now += TICK
             connection.execute("UPDATE _facts SET value = ? WHERE name = ?", (now.isoformat(), CLOCK))
         try:
-            return tool.run(Desk(connection, self.variables, now.isoformat()), **arguments)
+            return tool.run(ToolContext(connection, self.variables, now.isoformat()), **arguments)
         except OverflowError:
             raise ToolError("bad_arguments", "a number is too large", tool.usage) from None
 
@@ -145,11 +147,11 @@ class Instance:
         with self._lock:
             return changes(self.connection, self.app.volatile)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[TemplateEvent]:
         with self._lock:
             rows = self.connection.execute("SELECT turn, call, error FROM _events ORDER BY turn").fetchall()
         called = ((turn, msgspec.json.decode(call) or ["", None], error) for turn, call, error in rows)
-        return [Event(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
+        return [TemplateEvent(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
 
     def state_hash(self) -> str:
         """A hash of all rows, without what is volatile, and of the clock."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -26,20 +26,21 @@ from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
-from palestra.environments.platform.pool_memory import PoolMemory, Wheel
+from palestra.environments.platform.pool_memory import PoolMemory, TimerWheel
 from palestra.environments.platform.pool_records import (
     DiskFull,
     DuplicateRequest,
     InstanceGone,
     InstanceOver,
+    InstanceRecord,
+    InstanceSpec,
     InstanceState,
     LimitReached,
     PoolLimits,
     PoolUsage,
-    Record,
-    Wanted,
 )
 from palestra.environments.platform.seeds import seed_named
+from palestra.util.renamed import renamed
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ CLOSED, TIMED_OUT = "closed by its owner", "nobody used it for too long"
 CRASHED, OTHER_VERSION = "lost in a crash, make another", "app updated, make another"
 
 
-class Pool:
+class InstancePool:
     def __init__(
         self, limits: PoolLimits | None = None, folder: Path | None = None, clock: Callable[[], float] = time.time
     ) -> None:
@@ -59,14 +60,14 @@ class Pool:
         self.files = PoolFiles(folder or Path(self._temporary.name if self._temporary else ""))
         self._lock = threading.RLock()
         """Guards all that follows. Building a seed and calling a tool happen outside."""
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, InstanceRecord] = {}
         self._teams: dict[str, set[str]] = {}
         """Instances that are not over."""
         self._alive = 0
         """How many instances of all teams are not over."""
         self._requests: dict[tuple[str, str], str] = {}
         self._memory = PoolMemory(self.files, self.limits.max_resident_bytes)
-        self._wheel = Wheel(clock())
+        self._wheel = TimerWheel(clock())
         self._restore()
 
     def __enter__(self) -> Self:
@@ -77,15 +78,15 @@ class Pool:
 
     # Making and finding
 
-    def create(self, team: str, wanted: Wanted, request_id: str | None = None) -> Record:
+    def create(self, team: str, spec: InstanceSpec, request_id: str | None = None) -> InstanceRecord:
         """The same request again gives the same instance."""
         with self._lock:
-            if (known := self._requested(team, wanted, request_id)) is not None:
+            if (known := self._requested(team, spec, request_id)) is not None:
                 return known
             self._check_room(team)
-            record = self._new(team, wanted, request_id)
+            record = self._new(team, spec, request_id)
         try:
-            instance = Instance(seed_named(app_of(wanted.app), wanted.data), variables=wanted.variables)
+            instance = Instance(seed_named(app_of(spec.app), spec.data), variables=spec.variables)
         except Exception as e:  # whatever it is, the record must not stay open
             with self._lock:
                 self._end(record, InstanceState.ERROR, f"it could not be made: {e}")
@@ -103,14 +104,14 @@ class Pool:
                 raise self._unkept(record, e) from e
         return record
 
-    def record(self, instance_id: str, team: str | None = None) -> Record:
+    def record(self, instance_id: str, team: str | None = None) -> InstanceRecord:
         """`team` None: whoever knows the id may ask."""
         found = self._records.get(instance_id)
         if found is None or (team is not None and found.team != team):
             raise InstanceGone
         return found
 
-    def records(self, team: str) -> list[Record]:
+    def records(self, team: str) -> list[InstanceRecord]:
         with self._lock:
             return [record for record in self._records.values() if record.team == team]
 
@@ -163,14 +164,14 @@ class Pool:
 
     # Ending
 
-    def beat(self, instance_id: str, team: str) -> Record:
+    def beat(self, instance_id: str, team: str) -> InstanceRecord:
         with self._lock:
             record = self.record(instance_id, team)
             if not record.is_over:
                 record.updated_at = self._clock()
             return record
 
-    def close(self, instance_id: str, team: str) -> Record:
+    def close(self, instance_id: str, team: str) -> InstanceRecord:
         """One that is over stays as it is."""
         with self._lock:
             record = self.record(instance_id, team)
@@ -178,7 +179,7 @@ class Pool:
                 self._end(record, InstanceState.STOPPED, CLOSED)
             return record
 
-    def deadline(self, record: Record) -> float:
+    def deadline(self, record: InstanceRecord) -> float:
         return record.deadline(self.limits)
 
     def tick(self) -> int:
@@ -224,13 +225,13 @@ class Pool:
 
     # Inside, under the lock
 
-    def _requested(self, team: str, wanted: Wanted, request_id: str | None) -> Record | None:
+    def _requested(self, team: str, spec: InstanceSpec, request_id: str | None) -> InstanceRecord | None:
         known = self._requests.get((team, request_id)) if request_id else None
         if known is None:
             return None
         record = self._records[known]
-        if record.wanted != wanted or record.state is InstanceState.PENDING:
-            raise DuplicateRequest(record, is_same=record.wanted == wanted)
+        if record.wanted != spec or record.state is InstanceState.PENDING:
+            raise DuplicateRequest(record, is_same=record.wanted == spec)
         return record
 
     def _check_room(self, team: str) -> None:
@@ -240,14 +241,14 @@ class Pool:
         if self._alive >= self.limits.max_instances:
             raise LimitReached(self._alive, self.limits.max_instances, "the platform has")
 
-    def _new(self, team: str, wanted: Wanted, request_id: str | None) -> Record:
+    def _new(self, team: str, spec: InstanceSpec, request_id: str | None) -> InstanceRecord:
         now = self._clock()
-        ttl_s = min(wanted.ttl_s or self.limits.ttl_s, self.limits.max_age_s)
-        record = Record(secrets.token_hex(ID_BYTES), team, wanted, now, now, ttl_s, request_id)
+        ttl_s = min(spec.ttl_s or self.limits.ttl_s, self.limits.max_age_s)
+        record = InstanceRecord(secrets.token_hex(ID_BYTES), team, spec, now, now, ttl_s, request_id)
         self._enter(record)
         return record
 
-    def _enter(self, record: Record) -> None:
+    def _enter(self, record: InstanceRecord) -> None:
         self._records[record.id] = record
         if record.request_id:
             self._requests[record.team, record.request_id] = record.id
@@ -256,10 +257,10 @@ class Pool:
             self._alive += 1
         self._schedule(record)
 
-    def _schedule(self, record: Record) -> None:
+    def _schedule(self, record: InstanceRecord) -> None:
         record.slot = self._wheel.put(record.id, record.deadline(self.limits))
 
-    def _end(self, record: Record, state: InstanceState, reason: str) -> None:
+    def _end(self, record: InstanceRecord, state: InstanceState, reason: str) -> None:
         record.move(state, self._clock(), reason)
         team = self._teams[record.team]
         team.discard(record.id)
@@ -275,17 +276,17 @@ class Pool:
         except OSError as e:  # it is over all the same; a restart that finds no state of it ends it, too
             log.warning("the end of instance %s cannot be noted on disk: %s", record.id, e)
 
-    def _unkept(self, record: Record, error: OSError) -> DiskFull:
+    def _unkept(self, record: InstanceRecord, error: OSError) -> DiskFull:
         """What a restart would not know of is not handed out."""
         self._end(record, InstanceState.ERROR, f"the platform's disk takes nothing more: {error}")
         return DiskFull(record)
 
-    def _forget(self, record: Record) -> None:
+    def _forget(self, record: InstanceRecord) -> None:
         del self._records[record.id]
         if record.request_id:
             del self._requests[record.team, record.request_id]
 
-    def _leave(self, record: Record, instance: Instance) -> None:
+    def _leave(self, record: InstanceRecord, instance: Instance) -> None:
         record.users -= 1
         if record.is_over:
             if not record.users:
@@ -297,7 +298,7 @@ class Pool:
         except OSError as e:  # the call was made: whoever made it is told its result
             log.warning("no instance can go to disk, and memory is full: %s", e)
 
-    def _bring_back(self, record: Record) -> Instance:
+    def _bring_back(self, record: InstanceRecord) -> Instance:
         try:
             return self._memory.bring_back(record)
         except (FileNotFoundError, sqlite3.Error, PlatformError) as e:
@@ -308,7 +309,7 @@ class Pool:
 
     def _restore(self) -> None:
         now = self._clock()
-        lost: list[Record] = []
+        lost: list[InstanceRecord] = []
         for entry in self.files.entries():
             record = entry.record(now)
             if record.ended_at is not None and record.deadline(self.limits) <= now:
@@ -324,10 +325,14 @@ class Pool:
         if alive := self.usage().instances:
             log.info("%d instances go on, %d were lost in a crash", alive, len(lost))
 
-    def _reason_to_end(self, record: Record) -> str:
+    def _reason_to_end(self, record: InstanceRecord) -> str:
         if not self.files.has(record.id):
             return CRASHED
         try:
             return "" if app_of(record.wanted.app).version == record.wanted.version else OTHER_VERSION
         except PlatformError as e:
             return str(e)
+
+
+if not TYPE_CHECKING:  # type checkers know the new names only
+    __getattr__ = renamed(__name__, Pool="InstancePool")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from palestra.environments.platform.errors import PlatformError
-from palestra.environments.platform.pool_records import InstanceState, Record, Wanted
+from palestra.environments.platform.pool_records import InstanceRecord, InstanceSpec, InstanceState
 from palestra.util.locks import FileLock, Locked
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 SECRET_BYTES = 32
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class PoolJournalEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the journal: a record as it was; the last one of an id counts."""
 
     id: str
     team: str
-    wanted: Wanted
+    wanted: InstanceSpec
     created_at: float
     ttl_s: float
     state: InstanceState
@@ -39,13 +39,13 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     ended_at: float | None = None
 
     @classmethod
-    def of(cls, record: Record) -> Entry:
+    def of(cls, record: InstanceRecord) -> PoolJournalEntry:
         names = (name for name in cls.__struct_fields__)
         return cls(**{name: getattr(record, name) for name in names})
 
-    def record(self, now: float) -> Record:
+    def record(self, now: float) -> InstanceRecord:
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Record(**fields, updated_at=self.ended_at or now)
+        return InstanceRecord(**fields, updated_at=self.ended_at or now)
 
 
 class PoolFiles:
@@ -74,29 +74,29 @@ class PoolFiles:
 
     # Journal
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PoolJournalEntry]:
         """The newest of each id, oldest instances first. A line that a crash cut short is passed over."""
-        found: dict[str, Entry] = {}
+        found: dict[str, PoolJournalEntry] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in self._path.read_bytes().splitlines():
                 with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                    entry = msgspec.json.decode(line, type=Entry)
+                    entry = msgspec.json.decode(line, type=PoolJournalEntry)
                     found[entry.id] = entry
         return list(found.values())
 
-    def begin(self, records: Iterable[Record]) -> None:
+    def begin(self, records: Iterable[InstanceRecord]) -> None:
         """Anew, with what is known now."""
-        lines = [msgspec.json.encode(Entry.of(record)) + b"\n" for record in records]
+        lines = [msgspec.json.encode(PoolJournalEntry.of(record)) + b"\n" for record in records]
         _write_whole(self._path, b"".join(lines))
         if self._journal is not None:
             self._journal.close()
         self._journal = self._path.open("ab", buffering=0)
         self.lines, self._is_cut = len(lines), False
 
-    def note(self, record: Record) -> None:
+    def note(self, record: InstanceRecord) -> None:
         """Raises OSError: then it is as if nothing was noted, and the next line is whole again."""
         assert self._journal is not None
-        line = b"\n" * self._is_cut + msgspec.json.encode(Entry.of(record)) + b"\n"
+        line = b"\n" * self._is_cut + msgspec.json.encode(PoolJournalEntry.of(record)) + b"\n"
         self._is_cut = True
         while line:
             line = line[self._journal.write(line) :]

@@ -13,11 +13,11 @@ from collections import OrderedDict
 from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool_files import PoolFiles
-from palestra.environments.platform.pool_records import Record
+from palestra.environments.platform.pool_records import InstanceRecord
 from palestra.environments.platform.seeds import PAGE_BYTES, seed_named
 
 
-class Wheel:
+class TimerWheel:
     def __init__(self, now: float) -> None:
         self._slots: dict[int, list[str]] = {}
         self._next = math.floor(now)
@@ -47,7 +47,7 @@ PARSED = 14  # bytes for each character of tables and triggers: each connection 
 class PoolMemory:
     def __init__(self, files: PoolFiles, max_bytes: int) -> None:
         self._files, self._max_bytes = files, max_bytes
-        self._resident: OrderedDict[str, Record] = OrderedDict()
+        self._resident: OrderedDict[str, InstanceRecord] = OrderedDict()
         """Least recently used first."""
         self.size_bytes = 0
         self._overheads: dict[str, int] = {}
@@ -56,17 +56,17 @@ class PoolMemory:
     def __len__(self) -> int:
         return len(self._resident)
 
-    def keep(self, record: Record, instance: Instance, state: bytes | None = None) -> None:
+    def keep(self, record: InstanceRecord, instance: Instance, state: bytes | None = None) -> None:
         """`state`: what it was opened with, where that is not the seed."""
         record.instance, record.writes = instance, instance.connection.total_changes
         record.size_bytes = len(instance.seed.data if state is None else state) + self._overhead(instance)
         self.size_bytes += record.size_bytes
         self._resident[record.id] = record
 
-    def used(self, record: Record) -> None:
+    def used(self, record: InstanceRecord) -> None:
         self._resident.move_to_end(record.id)
 
-    def measure(self, record: Record, instance: Instance) -> None:
+    def measure(self, record: InstanceRecord, instance: Instance) -> None:
         """After a use, which may have written."""
         if (writes := instance.connection.total_changes) == record.writes:
             return
@@ -76,7 +76,7 @@ class PoolMemory:
         self.size_bytes += size_bytes - record.size_bytes
         record.size_bytes = size_bytes
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: InstanceRecord) -> None:
         if record.instance is not None:
             record.instance.close()
             record.instance = None
@@ -99,7 +99,7 @@ class PoolMemory:
             except OSError as e:
                 log.warning("instance %s ends with this process: the disk does not take it (%s)", record.id, e)
 
-    def bring_back(self, record: Record) -> Instance:
+    def bring_back(self, record: InstanceRecord) -> Instance:
         """Raises OSError, sqlite3.Error, PlatformError."""
         state = self._files.take_back(record.id)
         seed = seed_named(app_of(record.wanted.app), record.wanted.data)
@@ -108,7 +108,7 @@ class PoolMemory:
         self.keep(record, instance, state)
         return instance
 
-    def _spill(self, record: Record) -> None:
+    def _spill(self, record: InstanceRecord) -> None:
         assert record.instance is not None
         self._files.spill(record.id, record.instance.snapshot())
         self.forget(record)

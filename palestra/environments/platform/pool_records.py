@@ -44,7 +44,7 @@ class PoolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long one that ended is still known."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody wants a new instance to be."""
 
     app: str
@@ -60,10 +60,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Record:
+class InstanceRecord:
     id: str
     team: str
-    wanted: Wanted
+    wanted: InstanceSpec
     created_at: float
     updated_at: float
     ttl_s: float
@@ -123,9 +123,9 @@ class LimitReached(PlatformError):
 class DuplicateRequest(PlatformError):
     """The same request id again: while its instance is being made, or for something else."""
 
-    def __init__(self, record: Record, *, is_same: bool) -> None:
-        told = "is being worked on" if is_same else "was used to ask for something else"
-        super().__init__(f"request {record.request_id} {told}")
+    def __init__(self, record: InstanceRecord, *, is_same: bool) -> None:
+        reason = "is being worked on" if is_same else "was used to ask for something else"
+        super().__init__(f"request {record.request_id} {reason}")
         self.instance_id = record.id if is_same else None
 
 
@@ -139,7 +139,7 @@ class InstanceGone(PlatformError):
 class DiskFull(PlatformError):
     """An instance could not be kept, and has ended."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: InstanceRecord) -> None:
         super().__init__(f"{record.reason}; close instances, or make room where the platform keeps its state")
 
 
@@ -147,6 +147,6 @@ class InstanceOver(PlatformError):
     """Its words are few: Fleet's SDK reads a refusal as the answer it had asked for, and pydantic's error, which it
     raises then, shows at most 36 characters of ours."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: InstanceRecord) -> None:
         super().__init__(f"{record.state}: {record.reason or 'not ready yet'}")
         self.record = record

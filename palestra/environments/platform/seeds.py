@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 
-from palestra.environments.platform.app import App, Seed, Size
+from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import watch
 from palestra.environments.platform.errors import PlatformError
 
@@ -23,12 +23,12 @@ CLOCK = "now"
 CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 
 
-_kept: OrderedDict[tuple[str, str, int, Size], Seed] = OrderedDict()
+_kept: OrderedDict[tuple[str, str, int, SeedSize], SeedDatabase] = OrderedDict()
 _lock = threading.Lock()
 """Guards what is kept. Building takes milliseconds: two that want the same wait for it."""
 
 
-def seed_of(app: App, number: int, size: Size) -> Seed:
+def seed_of(app: TaskApp, number: int, size: SeedSize) -> SeedDatabase:
     name = (app.key, app.version, number, size)
     with _lock:
         if (found := _kept.get(name)) is not None:
@@ -40,12 +40,12 @@ def seed_of(app: App, number: int, size: Size) -> Seed:
         return made
 
 
-def seed_named(app: App, key: str) -> Seed:
+def seed_named(app: TaskApp, key: str) -> SeedDatabase:
     """By `Seed.key`."""
     size, _, number = key.partition("-")
-    if size not in {*Size} or not number.isdecimal() or len(number) > 9:
-        raise PlatformError(f"{app.key} has no data {key!r}; a key looks like small-17 (sizes: {', '.join(Size)})")
-    return seed_of(app, int(number), Size(size))
+    if size not in {*SeedSize} or not number.isdecimal() or len(number) > 9:
+        raise PlatformError(f"{app.key} has no data {key!r}; a key looks like small-17 (sizes: {', '.join(SeedSize)})")
+    return seed_of(app, int(number), SeedSize(size))
 
 
 def numbered(rng: random.Random, count: int) -> range:
@@ -54,7 +54,7 @@ def numbered(rng: random.Random, count: int) -> range:
     return range(first, first + count)
 
 
-def _build(app: App, number: int, size: Size) -> Seed:
+def _build(app: TaskApp, number: int, size: SeedSize) -> SeedDatabase:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.executescript(app.schema)
@@ -67,7 +67,7 @@ def _build(app: App, number: int, size: Size) -> Seed:
     data = connection.serialize()
     connection.execute("PRAGMA query_only = 1")
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    return Seed(app, number, size, data, digest, variables, connection, threading.Lock())
+    return SeedDatabase(app, number, size, data, digest, variables, connection, threading.Lock())
 
 
 def _morning_of(day: str) -> str:

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-from palestra.environments.platform.app import App, Seed, TaskTemplate
+from palestra.environments.platform.app import SeedDatabase, TaskApp, TaskTemplate
 from palestra.environments.platform.errors import UnknownName
 from palestra.util.json_types import JsonObject
 
@@ -22,7 +22,7 @@ FIRST_EVAL = 2**31  # random numbers from here on are for evaluation
 MAX_NUMBER = 2**32
 
 
-class Knob(StrEnum):
+class DifficultyKnob(StrEnum):
     HINT = "hint"
     NOISE = "noise"
 
@@ -34,7 +34,7 @@ class TaskKey(msgspec.Struct, frozen=True):
     template: str
     difficulty: str
     number: int
-    knobs: tuple[Knob, ...] = ()
+    knobs: tuple[DifficultyKnob, ...] = ()
 
     def __str__(self) -> str:
         plain = f"{self.app}-{self.template}-{self.difficulty}-{self.number}"
@@ -57,12 +57,13 @@ class TaskKey(msgspec.Struct, frozen=True):
         return "train" if self.number < FIRST_EVAL else "eval"
 
 
-def knobs_of(names: Sequence[str]) -> tuple[Knob, ...]:
+def knobs_of(names: Sequence[str]) -> tuple[DifficultyKnob, ...]:
     """One order only, so that a task has one key."""
-    known = [knob for knob in Knob if knob in names]
+    known = [knob for knob in DifficultyKnob if knob in names]
     if [*names] != known:
         raise UnknownName(
-            f"{'.'.join(names)!r} are no knobs of a task; there are {', '.join(Knob)}, each once, in this order"
+            f"{'.'.join(names)!r} are no knobs of a task; "
+            f"there are {', '.join(DifficultyKnob)}, each once, in this order"
         )
     return tuple(known)
 
@@ -71,9 +72,9 @@ class PlatformTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task, made from its key."""
 
     key: TaskKey
-    app: App
+    app: TaskApp
     template: TaskTemplate
-    seed: Seed
+    seed: SeedDatabase
     params: JsonObject
     prompt: str
     variables: Mapping[str, str]

@@ -9,10 +9,10 @@ import random
 
 import msgspec
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import SeedSize
 from palestra.environments.platform.catalog import app_of, template_of
+from palestra.environments.platform.difficulty import turned
 from palestra.environments.platform.errors import PlatformError, UnknownName
-from palestra.environments.platform.knobs import turned
 from palestra.environments.platform.seeds import seed_of
 from palestra.environments.platform.task_records import MAX_NUMBER, PlatformTask, TaskKey
 
@@ -35,7 +35,7 @@ def make_task(key: TaskKey | str, max_draws: int = MAX_DRAWS) -> PlatformTask:
         raise UnknownName(f"the number of a task is below {MAX_NUMBER}, found {key.number}")
     rng = _generator(key)
     for _ in range(max_draws):
-        seed = seed_of(app, rng.randrange(WORLDS), Size(template.size))
+        seed = seed_of(app, rng.randrange(WORLDS), SeedSize(template.size))
         params = template.params(rng, seed)
         if params is not None:
             prompt = template.prompt(params, rng)

@@ -22,14 +22,14 @@ Params = JsonObject
 """Plain JSON: it is part of an exported task."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class SolutionCall(msgspec.Struct, frozen=True):
     """A tool call of a task's own solution."""
 
     tool: str
     arguments: JsonObject = {}
 
 
-Solution = Generator[Call, JsonObject, None]
+Solution = Generator[SolutionCall, JsonObject, None]
 """Yields calls, is sent their results."""
 
 
@@ -40,15 +40,15 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
-def read_pages(tool: str, rows: str, **wanted: object) -> Generator[Call, JsonObject, list[Params]]:
+def read_pages(tool: str, rows: str, **arguments: object) -> Generator[SolutionCall, JsonObject, list[Params]]:
     """All that a tool shows page by page, under this name."""
     found: list[Params] = []
     while True:
-        told = yield Call(tool, wanted)
-        found += told[rows]
-        if told.get("next_cursor") is None:
+        page = yield SolutionCall(tool, arguments)
+        found += page[rows]
+        if page.get("next_cursor") is None:
             return found
-        wanted = wanted | {"cursor": told["next_cursor"]}
+        arguments = arguments | {"cursor": page["next_cursor"]}
 
 
 class AnswerKind(StrEnum):
@@ -63,7 +63,7 @@ class AnswerKind(StrEnum):
     """Names separated by commas, in any order."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ExpectedAnswer(msgspec.Struct, frozen=True):
     """The answer that a task asks for, and how a given one is compared with it."""
 
     kind: AnswerKind
@@ -113,7 +113,7 @@ _READERS: dict[AnswerKind, Callable[[str], Any]] = {
 }
 
 
-class Event(msgspec.Struct, frozen=True):
+class TemplateEvent(msgspec.Struct, frozen=True):
     turn: int
     tool: str
     arguments: Any
@@ -121,14 +121,14 @@ class Event(msgspec.Struct, frozen=True):
     """The code of what went wrong; empty where nothing did."""
 
 
-class Calls(msgspec.Struct, frozen=True):
+class RequiredCalls(msgspec.Struct, frozen=True):
     """Tools that must have been called, and worked. Plain data: an exported task says it, too."""
 
     tools: tuple[str, ...]
     only: bool = False
     """In this order, and nothing else."""
 
-    def is_met(self, events: Sequence[Event]) -> bool:
+    def is_met(self, events: Sequence[TemplateEvent]) -> bool:
         if self.only:
             return [(event.tool, event.error) for event in events] == [(tool, "") for tool in self.tools]
         worked = {event.tool for event in events if not event.error}

@@ -20,7 +20,7 @@ MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
 MAX_SHOWN = 100  # characters of what is told again
 
 
-class Tool(msgspec.Struct, frozen=True):
+class PlatformTool(msgspec.Struct, frozen=True):
     """A tool of an app, as models see it and as it is run."""
 
     name: str
@@ -30,7 +30,7 @@ class Tool(msgspec.Struct, frozen=True):
     writes: bool
     """Whether it may change the state: then it moves the clock, too."""
     run: Callable[..., JsonObject]
-    """With the instance's `Desk` and the arguments."""
+    """With the instance's `ToolContext` and the arguments."""
     arguments: type[msgspec.Struct]
 
     def checked(self, given: object) -> JsonObject:
@@ -60,12 +60,12 @@ class Tool(msgspec.Struct, frozen=True):
         return f"{self.name}({', '.join(parts)})"
 
 
-def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., JsonObject]], Tool]:
-    """For a function `(desk, …arguments) -> dict`; the first line of its docstring is what the model reads."""
+def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., JsonObject]], PlatformTool]:
+    """For a function `(context, …arguments) -> dict`; the first line of its docstring is what the model reads."""
 
-    def made(function: Callable[..., JsonObject]) -> Tool:
+    def made(function: Callable[..., JsonObject]) -> PlatformTool:
         arguments = _arguments_of(function)
-        return Tool(
+        return PlatformTool(
             name=name or function.__name__,
             description=(inspect.getdoc(function) or "").partition("\n")[0],
             parameters=_flat_schema(arguments),

@@ -19,7 +19,7 @@ CHANGES, NO_CHANGES = "changes", "no unexpected changes"
 """The second is met by doing nothing: whoever reads what a verifier prints knows it by these words."""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class TaskVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the verifier of a task says, with the checks that were met and missed."""
 
     score: float | None
@@ -42,7 +42,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.score is None
 
 
-def verify(task: PlatformTask, instance: Instance, answer: str | None = None) -> Verdict:
+def verify(task: PlatformTask, instance: Instance, answer: str | None = None) -> TaskVerdict:
     """The verdict on the state as it is now. Asked twice, it says the same."""
     template, params = task.template, task.params
     expected, changes = template.expect(params, task.seed), instance.changes()
@@ -52,14 +52,14 @@ def verify(task: PlatformTask, instance: Instance, answer: str | None = None) ->
     checks = {f"app {name}": is_right for name, is_right in apps.items()}
     checks = checks or {CHANGES if expected else NO_CHANGES: not found}
     if template.answer is not None:
-        wanted = template.answer(params)
-        checks["answer"] = wanted.is_met(answer)
-        failed += [] if checks["answer"] else [f"answer: {answer!r} is not {wanted.text!r}"]
+        right_answer = template.answer(params)
+        checks["answer"] = right_answer.is_met(answer)
+        failed += [] if checks["answer"] else [f"answer: {answer!r} is not {right_answer.text!r}"]
     if template.process is not None:
         checks["process"] = template.process(params).is_met(instance.events())
         failed += [] if checks["process"] else ["process: not the calls that were asked for"]
     met, missed = ([name for name, found in checks.items() if found is is_right] for is_right in (True, False))
-    return Verdict(score=0.0 if failed else 1.0, met=met, missed=missed, failed=failed, apps=apps)
+    return TaskVerdict(score=0.0 if failed else 1.0, met=met, missed=missed, failed=failed, apps=apps)
 
 
 def verify_multi_app(expected: Sequence[Expected], changes: Sequence[Change]) -> dict[str, bool]:

@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from palestra.environments.platform.app import App, Size, TaskTemplate
+from palestra.environments.platform.app import SeedSize, TaskApp, TaskTemplate
+from palestra.environments.platform.app_namespaces import table_names
 from palestra.environments.platform.changes import tables_of
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Expected
-from palestra.environments.platform.parts import table_names
 from palestra.environments.platform.people import Cast, draw_cast
-from palestra.environments.platform.templates import Call
-from palestra.environments.platform.toolbox import Tool
+from palestra.environments.platform.templates import SolutionCall
+from palestra.environments.platform.tool_context import ToolContext
+from palestra.environments.platform.toolbox import PlatformTool
 from palestra.util.json_types import JsonObject
 
-PEOPLE = {Size.TINY: (4, 3), Size.SMALL: (10, 8), Size.LARGE: (20, 16)}
+PEOPLE = {SeedSize.TINY: (4, 3), SeedSize.SMALL: (10, 8), SeedSize.LARGE: (20, 16)}
 """Colleagues and others."""
 
 Databases = Mapping[str, sqlite3.Connection]
@@ -38,14 +38,20 @@ T = TypeVar("T")
 
 
 def world_of(
-    parts: Sequence[App], *, key: str, title: str, description: str, stitch: Stitch, templates: tuple[TaskTemplate, ...]
-) -> App:
+    parts: Sequence[TaskApp],
+    *,
+    key: str,
+    title: str,
+    description: str,
+    stitch: Stitch,
+    templates: tuple[TaskTemplate, ...],
+) -> TaskApp:
     """The first app's user is the world's."""
 
-    def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+    def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
         return _fill(parts, stitch, connection, rng, size)
 
-    return App(
+    return TaskApp(
         key=key,
         title=title,
         description=description,
@@ -72,19 +78,19 @@ def part_of(table: str) -> str:
 # Tools
 
 
-def _tool_of(app: App, tool: Tool) -> Tool:
+def _tool_of(app: TaskApp, tool: PlatformTool) -> PlatformTool:
     names = table_names(app.key, app.schema)
 
-    def run(desk: Desk, **arguments: object) -> JsonObject:
+    def run(context: ToolContext, **arguments: object) -> JsonObject:
         try:
-            return tool.run(desk.of_part(app.key, names), **arguments)
+            return tool.run(context.of_part(app.key, names), **arguments)
         except ToolError as e:
             raise ToolError(e.code, _by_full_names(app, e.message), _by_full_names(app, e.hint)) from None
 
     return replace(tool, name=f"{app.key}.{tool.name}", run=run)
 
 
-def _by_full_names(app: App, text: str) -> str:
+def _by_full_names(app: TaskApp, text: str) -> str:
     """Tools that a message points to; `join` alone is a word, `join(` is a tool."""
     found = "|".join(tool.name if "_" in tool.name else rf"{tool.name}(?=\()" for tool in app.tools)
     return re.sub(rf"\b({found})\b", rf"{app.key}.\1", text)
@@ -94,7 +100,7 @@ def _by_full_names(app: App, text: str) -> str:
 
 
 def _fill(
-    parts: Iterable[App], stitch: Stitch, connection: sqlite3.Connection, rng: random.Random, size: Size
+    parts: Iterable[TaskApp], stitch: Stitch, connection: sqlite3.Connection, rng: random.Random, size: SeedSize
 ) -> Mapping[str, str]:
     cast = draw_cast(rng, *PEOPLE[size])
     databases: dict[str, sqlite3.Connection] = {}
@@ -113,12 +119,12 @@ def _fill(
     return found
 
 
-def _variable(app: App, name: str, known: Mapping[str, str], value: str) -> str:
+def _variable(app: TaskApp, name: str, known: Mapping[str, str], value: str) -> str:
     """Under its own name where it is the same for all."""
     return name if known.get(name, value) == value else f"{app.key.upper()}_{name}"
 
 
-def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: App) -> None:
+def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: TaskApp) -> None:
     names = table_names(app.key, app.schema)
     for table in tables_of(source):
         rows = source.execute(f'SELECT * FROM "{table.name}" ORDER BY {", ".join(table.key)}').fetchall()
@@ -129,17 +135,17 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: App) -> N
 # For templates
 
 
-def at(app: str, solving: Generator[Call, JsonObject, T]) -> Generator[Call, JsonObject, T]:
+def at(app: str, solving: Generator[SolutionCall, JsonObject, T]) -> Generator[SolutionCall, JsonObject, T]:
     """A solution, or a piece of one, in an app's own words."""
-    told: Any = None
+    result: Any = None
     while True:
         try:
-            call = solving.send(told)
+            call = solving.send(result)
         except StopIteration as e:
             return e.value
-        told = yield Call(f"{app}.{call.tool}", call.arguments)
+        result = yield SolutionCall(f"{app}.{call.tool}", call.arguments)
 
 
-def within(app: App, expected: Iterable[Expected]) -> list[Expected]:
+def within(app: TaskApp, expected: Iterable[Expected]) -> list[Expected]:
     names = table_names(app.key, app.schema)
     return [replace(one, table=names.of(one.table)) for one in expected]

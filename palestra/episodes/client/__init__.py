@@ -1,11 +1,11 @@
 """Playing episodes of a server from anywhere: needs nothing but the core install.
 
-Begin at `async_client`; `client` is its face for threads.
+Begin at `async_client`; `client` is the same for threads.
 """
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError
-from palestra.episodes.client.async_listening import AsyncListener, AsyncPushed
+from palestra.episodes.client.async_listener import AsyncListener, AsyncPushed
 from palestra.episodes.client.async_run import AsyncRun
 from palestra.episodes.client.client import EpisodeClient
 from palestra.episodes.client.episode import Episode
@@ -19,7 +19,7 @@ from palestra.episodes.client.errors import (
     NotThere,
     ServerSilent,
 )
-from palestra.episodes.client.listening import Listener, Pushed
+from palestra.episodes.client.listener import Listener, Pushed
 from palestra.episodes.client.playing import play, play_async
 from palestra.episodes.client.pool import PlayCounts, PoolOptions
 from palestra.episodes.client.run import Run

@@ -35,7 +35,7 @@ BATCH_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class ApiCall(Generic[T]):
     method: str
     path: str
     answer: type[T]
@@ -44,99 +44,99 @@ class Call(Generic[T]):
     timeout_s: float = TIMEOUT_S
 
 
-def health(timeout_s: float) -> Call[dict[str, str]]:
+def health(timeout_s: float) -> ApiCall[dict[str, str]]:
     """Any server of the Tinker API has it."""
-    return Call("GET", "/api/v1/healthz", dict[str, str], timeout_s=timeout_s)
+    return ApiCall("GET", "/api/v1/healthz", dict[str, str], timeout_s=timeout_s)
 
 
 # For players
 
 
-def claim(request: ClaimRequest) -> Call[w.Claimed]:
-    return Call("POST", f"{ROOT}/claim", w.Claimed, request, timeout_s=request.wait_s + TIMEOUT_S)
+def claim(request: ClaimRequest) -> ApiCall[w.Claimed]:
+    return ApiCall("POST", f"{ROOT}/claim", w.Claimed, request, timeout_s=request.wait_s + TIMEOUT_S)
 
 
-def heartbeat(client_id: str, leases: Sequence[LeaseRef], timeout_s: float = TIMEOUT_S) -> Call[w.Beats]:
-    body = w.Heartbeat(client_id=client_id, leases=list(leases))
-    return Call("POST", f"{ROOT}/heartbeat", w.Beats, body, timeout_s=timeout_s)
+def heartbeat(client_id: str, leases: Sequence[LeaseRef], timeout_s: float = TIMEOUT_S) -> ApiCall[w.HeartbeatAnswers]:
+    body = w.HeartbeatRequest(client_id=client_id, leases=list(leases))
+    return ApiCall("POST", f"{ROOT}/heartbeat", w.HeartbeatAnswers, body, timeout_s=timeout_s)
 
 
-def end(client_id: str, ends: Sequence[EndRequest]) -> Call[w.EndedEpisodes]:
-    return Call("POST", f"{ROOT}/end", w.EndedEpisodes, w.Ends(client_id=client_id, ends=list(ends)))
+def end(client_id: str, ends: Sequence[EndRequest]) -> ApiCall[w.EndedEpisodes]:
+    return ApiCall("POST", f"{ROOT}/end", w.EndedEpisodes, w.EndRequests(client_id=client_id, ends=list(ends)))
 
 
-def release(client_id: str, leases: Sequence[LeaseRef], reason: str) -> Call[w.Beats]:
+def release(client_id: str, leases: Sequence[LeaseRef], reason: str) -> ApiCall[w.HeartbeatAnswers]:
     body = w.Release(client_id=client_id, leases=list(leases), reason=reason)
-    return Call("POST", f"{ROOT}/release", w.Beats, body)
+    return ApiCall("POST", f"{ROOT}/release", w.HeartbeatAnswers, body)
 
 
 # For trainers
 
 
-def put_run(run: str, settings: RunSettings | None, model: str | None) -> Call[RunInfo]:
-    return Call("PUT", _run(run), RunInfo, w.PutRun(settings=settings, model=model))
+def put_run(run: str, settings: RunSettings | None, model: str | None) -> ApiCall[RunInfo]:
+    return ApiCall("PUT", _run(run), RunInfo, w.PutRun(settings=settings, model=model))
 
 
-def delete_run(run: str) -> Call[w.Deleted]:
-    return Call("DELETE", _run(run), w.Deleted)
+def delete_run(run: str) -> ApiCall[w.RunDeleted]:
+    return ApiCall("DELETE", _run(run), w.RunDeleted)
 
 
-def get_run(run: str) -> Call[RunInfo]:
-    return Call("GET", _run(run), RunInfo)
+def get_run(run: str) -> ApiCall[RunInfo]:
+    return ApiCall("GET", _run(run), RunInfo)
 
 
-def get_runs() -> Call[w.Runs]:
-    return Call("GET", f"{ROOT}/runs", w.Runs)
+def get_runs() -> ApiCall[w.Runs]:
+    return ApiCall("GET", f"{ROOT}/runs", w.Runs)
 
 
-def register(run: str, groups: Sequence[NewGroup]) -> Call[w.RegisteredGroups]:
-    return Call("POST", f"{_run(run)}/groups", w.RegisteredGroups, w.NewGroups(groups=list(groups)))
+def register(run: str, groups: Sequence[NewGroup]) -> ApiCall[w.RegisteredGroups]:
+    return ApiCall("POST", f"{_run(run)}/groups", w.RegisteredGroups, w.NewGroups(groups=list(groups)))
 
 
 def played_groups(
     run: str, after: int, *, limit: int, wait_s: float, version: int | None, tokens: bool
-) -> Call[w.PlayedGroups]:
-    asked = {"after": after, "limit": limit, "wait_s": wait_s, "tokens": str(tokens).lower()}
-    query = asked if version is None else {**asked, "version": version}
-    return Call("GET", f"{_run(run)}/groups", w.PlayedGroups, query=query, timeout_s=wait_s + TIMEOUT_S)
+) -> ApiCall[w.PlayedGroups]:
+    params = {"after": after, "limit": limit, "wait_s": wait_s, "tokens": str(tokens).lower()}
+    query = params if version is None else {**params, "version": version}
+    return ApiCall("GET", f"{_run(run)}/groups", w.PlayedGroups, query=query, timeout_s=wait_s + TIMEOUT_S)
 
 
-def commit(run: str, cursor: int) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/commit", RunInfo, w.Commit(cursor=cursor))
+def commit(run: str, cursor: int) -> ApiCall[RunInfo]:
+    return ApiCall("POST", f"{_run(run)}/commit", RunInfo, w.Commit(cursor=cursor))
 
 
-def publish(run: str, version: int, model: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/weights", RunInfo, w.Weights(version=version, model=model))
+def publish(run: str, version: int, model: str) -> ApiCall[RunInfo]:
+    return ApiCall("POST", f"{_run(run)}/weights", RunInfo, w.Weights(version=version, model=model))
 
 
-def pause(run: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/pause", RunInfo, w.Empty())
+def pause(run: str) -> ApiCall[RunInfo]:
+    return ApiCall("POST", f"{_run(run)}/pause", RunInfo, w.Empty())
 
 
-def resume(run: str) -> Call[RunInfo]:
-    return Call("POST", f"{_run(run)}/resume", RunInfo, w.Empty())
+def resume(run: str) -> ApiCall[RunInfo]:
+    return ApiCall("POST", f"{_run(run)}/resume", RunInfo, w.Empty())
 
 
 def cancel(
     run: str, episode_ids: Sequence[str] | None, group_ids: Sequence[str] | None, reason: str
-) -> Call[w.Cancelled]:
+) -> ApiCall[w.Cancelled]:
     body = w.Cancel(run=run, episode_ids=list(episode_ids or ()), group_ids=list(group_ids or ()), reason=reason)
-    return Call("POST", f"{ROOT}/cancel", w.Cancelled, body)
+    return ApiCall("POST", f"{ROOT}/cancel", w.Cancelled, body)
 
 
-def requeue(episode_ids: Sequence[str]) -> Call[w.Requeued]:
-    return Call("POST", f"{ROOT}/requeue", w.Requeued, w.Requeue(episode_ids=list(episode_ids)))
+def requeue(episode_ids: Sequence[str]) -> ApiCall[w.Requeued]:
+    return ApiCall("POST", f"{ROOT}/requeue", w.Requeued, w.Requeue(episode_ids=list(episode_ids)))
 
 
-def get_episode(episode_id: str) -> Call[EpisodeInfo]:
-    return Call("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}", EpisodeInfo)
+def get_episode(episode_id: str) -> ApiCall[EpisodeInfo]:
+    return ApiCall("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}", EpisodeInfo)
 
 
-def get_timeline(episode_id: str) -> Call[EpisodeTimeline]:
-    return Call("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}/timeline", EpisodeTimeline)
+def get_timeline(episode_id: str) -> ApiCall[EpisodeTimeline]:
+    return ApiCall("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}/timeline", EpisodeTimeline)
 
 
-class Which(TypedDict, total=False):
+class EpisodeFilter(TypedDict, total=False):
     """Which episodes are listed."""
 
     reward_min: float | None
@@ -154,22 +154,22 @@ def list_episodes(
     *,
     limit: int = 100,
     offset: int = 0,
-    **which: Unpack[Which],
-) -> Call[w.EpisodePage]:
+    **which: Unpack[EpisodeFilter],
+) -> ApiCall[w.EpisodePage]:
     query = {**_meant(run, state, which), "limit": limit, "offset": offset}
-    return Call("GET", f"{ROOT}/episodes", w.EpisodePage, query=query)
+    return ApiCall("GET", f"{ROOT}/episodes", w.EpisodePage, query=query)
 
 
 def export_episodes(
-    run: str | None, state: EpisodeState | str | None, limit: int | None, which: Which
-) -> Call[EpisodeTimeline]:
+    run: str | None, state: EpisodeState | str | None, limit: int | None, which: EpisodeFilter
+) -> ApiCall[EpisodeTimeline]:
     """Answered line by line."""
     bound = {} if limit is None else {"limit": limit}
     query = {**_meant(run, state, which), **bound, "format": "jsonl"}
-    return Call("GET", f"{ROOT}/episodes", EpisodeTimeline, query=query)
+    return ApiCall("GET", f"{ROOT}/episodes", EpisodeTimeline, query=query)
 
 
-def _meant(run: str | None, state: EpisodeState | str | None, which: Which) -> dict[str, object]:
+def _meant(run: str | None, state: EpisodeState | str | None, which: EpisodeFilter) -> dict[str, object]:
     named = {"run": run, "state": None if state is None else str(EpisodeState(state)), **which}
     return {name: value for name, value in named.items() if value is not None}
 

@@ -17,16 +17,16 @@ from typing import SupportsFloat, TypeVar, Unpack
 from palestra.episodes.client import api
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError
 from palestra.episodes.client.async_run import AsyncRun
-from palestra.episodes.client.calls import RETRY_S, Calls
 from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, NoEpisode
 from palestra.episodes.client.heartbeat import HeldLease
-from palestra.episodes.client.leases import GOODBYE_S, Leases, new_id
+from palestra.episodes.client.leases import GOODBYE_S, ClientLeases, new_id
 from palestra.episodes.client.loop_thread import SHARED, outcome
 from palestra.episodes.client.results import as_result
+from palestra.episodes.client.retries import RETRY_S, RetryingCalls
 from palestra.types.episode_wire import Claimed, EpisodePage
 from palestra.types.episodes import (
     ClaimRequest,
-    Ended,
+    EndAnswer,
     EpisodeInfo,
     EpisodeKind,
     EpisodeResult,
@@ -61,8 +61,8 @@ class AsyncEpisodeClient:
         tls: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ):
-        self.calls = Calls(url, key, retry_s, tls=tls, proxy=proxy)
-        self.leases = Leases(self.calls, client_id)
+        self.calls = RetryingCalls(url, key, retry_s, tls=tls, proxy=proxy)
+        self.leases = ClientLeases(self.calls, client_id)
         self._refusing: set[Future[None]] = set()
         """Claims whose answers nobody waits for any more."""
 
@@ -74,7 +74,7 @@ class AsyncEpisodeClient:
     def client_id(self) -> str:
         return self.leases.client_id
 
-    async def do(self, call: api.Call[T], *, retry_s: float | None = None) -> T:
+    async def do(self, call: api.ApiCall[T], *, retry_s: float | None = None) -> T:
         return await self.calls.do(call, retry_s=retry_s)
 
     # Playing
@@ -137,16 +137,16 @@ class AsyncEpisodeClient:
                 wait_s=pace.begin(),
                 lease_s=lease_s,
             )
-            told = await self._claim(request)
-            if told.leases:
-                return [AsyncEpisode(held, self.leases) for held in self.leases.hold(told.leases)]
-            if (pause_s := pace.pause(told)) is None:
+            claimed = await self._claim(request)
+            if claimed.leases:
+                return [AsyncEpisode(lease, self.leases) for lease in self.leases.hold(claimed.leases)]
+            if (pause_s := pace.pause(claimed)) is None:
                 return []
             await self.calls.pause(pause_s)
 
-    async def end_many(self, ends: Iterable[tuple[AsyncEpisode, EpisodeResult | SupportsFloat]]) -> list[Ended]:
+    async def end_many(self, ends: Iterable[tuple[AsyncEpisode, EpisodeResult | SupportsFloat]]) -> list[EndAnswer]:
         """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
-        return await self.leases.end_many([(episode.held, as_result(result)) for episode, result in ends])
+        return await self.leases.end_many([(episode.held_lease, as_result(result)) for episode, result in ends])
 
     async def _claim(self, request: ClaimRequest) -> Claimed:
         asking = SHARED.start(self.do(api.claim(request)))
@@ -169,8 +169,8 @@ class AsyncEpisodeClient:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 claimed = await asyncio.wrap_future(asking)
-            held = [HeldLease.of(lease) for lease in claimed.leases]
-            await self.leases.release(held, "the claim was cancelled", retry_s=GOODBYE_S)
+            leases = [HeldLease.of(lease) for lease in claimed.leases]
+            await self.leases.release(leases, "the claim was cancelled", retry_s=GOODBYE_S)
         except (EpisodeClientError, TimeoutError) as error:
             log.info("a claim was cancelled: %s", error or "nothing came of it")
 
@@ -197,7 +197,7 @@ class AsyncEpisodeClient:
         *,
         limit: int = 100,
         offset: int = 0,
-        **which: Unpack[api.Which],
+        **which: Unpack[api.EpisodeFilter],
     ) -> EpisodePage:
         """Those that are not committed, in the order of registration; `which`: by reward, error or task."""
         return await self.do(api.list_episodes(run, state, limit=limit, offset=offset, **which))
@@ -215,7 +215,7 @@ class AsyncEpisodeClient:
         state: EpisodeState | str | None = None,
         *,
         limit: int | None = None,
-        **which: Unpack[api.Which],
+        **which: Unpack[api.EpisodeFilter],
     ) -> AsyncGenerator[EpisodeTimeline, None]:
         """Timelines of those that `episodes` lists, all of them unless there is a limit, as they come."""
         return self.calls.lines(api.export_episodes(run, state, limit, which))
@@ -265,12 +265,12 @@ class ClaimPace:
         self._asked_s = min(max(left_s, 0.0), POLL_S)
         return self._asked_s
 
-    def pause(self, told: Claimed) -> float | None:
+    def pause(self, claimed: Claimed) -> float | None:
         """None: the time is up."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
             return None
         if now - self._begun > self._asked_s / 2:
             return 0.0  # it did wait: the next request stands in line for this one
-        pause_s = min(max(told.retry_after_s, LEAST_PAUSE_S), POLL_S)
+        pause_s = min(max(claimed.retry_after_s, LEAST_PAUSE_S), POLL_S)
         return pause_s if self._deadline is None else min(pause_s, self._deadline - now)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeGuard, Unpack
 
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
 from palestra.episodes.client.heartbeat import HeldLease
-from palestra.episodes.client.leases import GOODBYE_S, Leases
+from palestra.episodes.client.leases import GOODBYE_S, ClientLeases
 from palestra.episodes.client.results import ResultParts, error_of, result_of
-from palestra.types.episodes import Ended, EpisodeKind, EpisodeResult
+from palestra.types.episodes import EndAnswer, EpisodeKind, EpisodeResult
 from palestra.types.rollouts import Task
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN = "left without end()"
 MODEL_RETRIES = 8
-"""Of model calls: about 40 s with the SDK's back-off, for a server that is restarted."""
+"""Retries of a model call: about 40 s with the SDK's back-off, for a server that is restarted."""
 
 
 class OnError(StrEnum):
@@ -38,95 +38,95 @@ class OnError(StrEnum):
 class EpisodeView:
     """What a lease says, whoever holds it."""
 
-    def __init__(self, held: HeldLease):
-        self.held = held
+    def __init__(self, held_lease: HeldLease):
+        self.held_lease = held_lease
 
     @property
     def id(self) -> str:
-        return self.held.lease.episode_id
+        return self.held_lease.lease.episode_id
 
     @property
     def attempt(self) -> int:
-        return self.held.lease.attempt
+        return self.held_lease.lease.attempt
 
     @property
     def run(self) -> str:
-        return self.held.lease.run
+        return self.held_lease.lease.run
 
     @property
     def kind(self) -> EpisodeKind:
-        return self.held.lease.kind
+        return self.held_lease.lease.kind
 
     @property
     def group_id(self) -> str:
-        return self.held.lease.group_id
+        return self.held_lease.lease.group_id
 
     @property
     def index(self) -> int:
-        return self.held.lease.index
+        return self.held_lease.lease.index
 
     @property
     def task(self) -> Task:
-        return self.held.lease.task
+        return self.held_lease.lease.task
 
     @property
     def seed(self) -> int:
-        return self.held.lease.seed
+        return self.held_lease.lease.seed
 
     @property
     def tags(self) -> dict[str, str]:
-        return self.held.lease.tags
+        return self.held_lease.lease.tags
 
     @property
     def version(self) -> int:
-        """Of the weights, when it was claimed."""
-        return self.held.lease.version
+        """Version of the weights when it was claimed."""
+        return self.held_lease.lease.version
 
     @property
     def deadline(self) -> float | None:
-        return self.held.lease.deadline
+        return self.held_lease.lease.deadline
 
     @property
     def base_url(self) -> str:
-        return self.held.lease.base_url
+        return self.held_lease.lease.base_url
 
     @property
     def api_key(self) -> str:
-        return self.held.lease.api_key
+        return self.held_lease.lease.api_key
 
     @property
     def model(self) -> str:
-        return self.held.lease.model
+        return self.held_lease.lease.model
 
     @property
     def traceparent(self) -> str:
         """W3C's, of this attempt: spans of the player's own that name it as their parent join its trace."""
-        return self.held.lease.traceparent
+        return self.held_lease.lease.traceparent
 
     @property
     def can_continue(self) -> bool:
         """As the last heartbeat said. When it turns false, no result will be taken any more."""
-        return self.held.can_continue and not self.held.is_over
+        return self.held_lease.can_continue and not self.held_lease.is_over
 
     @property
     def reason(self) -> str:
         """Why it cannot go on."""
-        return self.held.reason
+        return self.held_lease.reason
 
     @property
     def is_over(self) -> bool:
         """Ended or given back by this player."""
-        return self.held.is_over
+        return self.held_lease.is_over
 
     @property
     def result(self) -> EpisodeResult | None:
         """As it was sent last."""
-        return self.held.result
+        return self.held_lease.result
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> EndAnswer | None:
         """What the server made of it."""
-        return self.held.ended
+        return self.held_lease.ended
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} attempt {self.attempt} of run {self.run}>"
@@ -135,8 +135,8 @@ class EpisodeView:
 class AsyncEpisode(EpisodeView):
     """An episode that this client plays: its task, its model, its end; for coroutines."""
 
-    def __init__(self, held: HeldLease, leases: Leases):
-        super().__init__(held)
+    def __init__(self, held_lease: HeldLease, leases: ClientLeases):
+        super().__init__(held_lease)
         self._leases = leases
 
     def openai(self, **options: Any) -> openai.AsyncOpenAI:
@@ -146,21 +146,21 @@ class AsyncEpisode(EpisodeView):
         options.setdefault("max_retries", MODEL_RETRIES)
         return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    async def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> Ended:
+    async def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> EndAnswer:
         """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
         cannot be right raises InvalidResult."""
         return await self.end_with(result_of(reward, **parts))
 
-    async def end_with(self, result: EpisodeResult) -> Ended:
-        return await self._leases.end(self.held, result)
+    async def end_with(self, result: EpisodeResult) -> EndAnswer:
+        return await self._leases.end(self.held_lease, result)
 
     async def release(self, reason: str = "released") -> None:
         """Gives it back unplayed: another player gets it."""
-        await self._leases.release([self.held], reason)
+        await self._leases.release([self.held_lease], reason)
 
     async def check(self) -> bool:
         """Asks the server now, instead of waiting for the next heartbeat."""
-        await self._leases.check(self.held)
+        await self._leases.check(self.held_lease)
         return self.can_continue
 
     async def leave(self, error: BaseException | None = None, on_error: OnError = OnError.END) -> None:
@@ -172,11 +172,11 @@ class AsyncEpisode(EpisodeView):
                 await self.end_with(EpisodeResult(error=error_of(error)))
             else:
                 retry_s = None if error is None else GOODBYE_S
-                await self._leases.release([self.held], leave_reason(error), retry_s=retry_s)
+                await self._leases.release([self.held_lease], leave_reason(error), retry_s=retry_s)
         except EpisodeClientError as problem:
             log.warning("episode %s: %s", self.id, problem)
         finally:
-            self._leases.forget(self.held)
+            self._leases.forget(self.held_lease)
 
 
 def ends_as_failed(error: BaseException | None, on_error: OnError) -> TypeGuard[Exception]:
@@ -188,5 +188,5 @@ def ends_as_failed(error: BaseException | None, on_error: OnError) -> TypeGuard[
 def leave_reason(error: BaseException | None) -> str:
     if error is None:
         return FORGOTTEN
-    told = error_of(error)
-    return f"{told.type}: {told.message[:200]}" if told.message else told.type
+    reason = error_of(error)
+    return f"{reason.type}: {reason.message[:200]}" if reason.message else reason.type

@@ -12,9 +12,9 @@ from typing import Unpack
 from msgspec.structs import replace
 
 from palestra.episodes.client import api
-from palestra.episodes.client.async_listening import AsyncListener
-from palestra.episodes.client.calls import Calls
+from palestra.episodes.client.async_listener import AsyncListener
 from palestra.episodes.client.errors import ListenError
+from palestra.episodes.client.retries import RetryingCalls
 from palestra.types.episode_wire import EpisodePage, PlayedGroups
 from palestra.types.episodes import EpisodeState, NewGroup, PlayedGroup, Registered, RunInfo
 
@@ -35,11 +35,11 @@ class ReadPace:
             return POLL_S
         return min(max(self._since + self._wait_s - time.monotonic(), 0.0), POLL_S)
 
-    def goes_on(self, told: PlayedGroups) -> bool:
+    def goes_on(self, page: PlayedGroups) -> bool:
         """False: nothing came for `wait_s`."""
         now = time.monotonic()
-        if told.groups or told.cursor > self.cursor:
-            self.cursor, self._since = max(told.cursor, self.cursor), now
+        if page.groups or page.cursor > self.cursor:
+            self.cursor, self._since = max(page.cursor, self.cursor), now
             return True
         return self._wait_s is None or now < self._since + self._wait_s
 
@@ -47,7 +47,7 @@ class ReadPace:
 class AsyncRun:
     """`AsyncEpisodeClient.run` makes it. Every call may be repeated without harm."""
 
-    def __init__(self, calls: Calls, info: RunInfo):
+    def __init__(self, calls: RetryingCalls, info: RunInfo):
         self._calls, self.info = calls, info
         """As of the last call that told it."""
 
@@ -60,10 +60,10 @@ class AsyncRun:
 
     async def register(self, groups: Iterable[NewGroup]) -> list[Registered]:
         """Those that are registered already stay as they are. Waits while the queue is full."""
-        told: list[Registered] = []
+        registered: list[Registered] = []
         for batch in api.batches(list(groups)):
-            told += (await self._calls.do(api.register(self.name, batch))).groups
-        return told
+            registered += (await self._calls.do(api.register(self.name, batch))).groups
+        return registered
 
     async def groups(
         self,
@@ -81,10 +81,10 @@ class AsyncRun:
             call = api.played_groups(
                 self.name, pace.cursor, limit=AT_ONCE, wait_s=pace.next_wait(), version=version, tokens=tokens
             )
-            told = await self._calls.do(call)
-            for group in told.groups:
+            page = await self._calls.do(call)
+            for group in page.groups:
                 yield group
-            if not pace.goes_on(told):
+            if not pace.goes_on(page):
                 return
 
     def listen(
@@ -99,7 +99,7 @@ class AsyncRun:
 
         Groups up to `after`, the last one that is safe here, are acknowledged unseen (None: none are). Ends when none
         came for `wait_s`. `told`: how the server reaches it, where that is another address."""
-        return AsyncListener(self, address, after=after, wait_s=wait_s, told=told)
+        return AsyncListener(self, address, after=after, wait_s=wait_s, advertised=told)
 
     async def check_cursor(self, after: int | None) -> None:
         """That it can be this run's."""
@@ -151,10 +151,10 @@ class AsyncRun:
         *,
         limit: int = 100,
         offset: int = 0,
-        **which: Unpack[api.Which],
+        **which: Unpack[api.EpisodeFilter],
     ) -> EpisodePage:
         return await self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
 
-    async def _note(self, call: api.Call[RunInfo]) -> RunInfo:
+    async def _note(self, call: api.ApiCall[RunInfo]) -> RunInfo:
         self.info = await self._calls.do(call)
         return self.info

@@ -12,13 +12,13 @@ from typing import SupportsFloat
 
 from palestra.episodes.client.async_client import AsyncEpisodeClient
 from palestra.episodes.client.async_episode import AsyncEpisode, OnError
-from palestra.episodes.client.calls import RETRY_S
 from palestra.episodes.client.episode import Episode
 from palestra.episodes.client.facade import Facade, iterates, waits, waits_for
 from palestra.episodes.client.loop_thread import SHARED
 from palestra.episodes.client.results import as_result
+from palestra.episodes.client.retries import RETRY_S
 from palestra.episodes.client.run import Run
-from palestra.types.episodes import Ended, EpisodeKind, EpisodeResult
+from palestra.types.episodes import EndAnswer, EpisodeKind, EpisodeResult
 
 
 def _for_threads(found: list[AsyncEpisode]) -> list[Episode]:
@@ -78,7 +78,7 @@ class EpisodeClient(Facade[AsyncEpisodeClient]):
     claim_one = waits_for(Episode, AsyncEpisodeClient.claim_one)
     claim = waits_for(_for_threads, AsyncEpisodeClient.claim)
 
-    def end_many(self, ends: Iterable[tuple[Episode, EpisodeResult | SupportsFloat]]) -> list[Ended]:
+    def end_many(self, ends: Iterable[tuple[Episode, EpisodeResult | SupportsFloat]]) -> list[EndAnswer]:
         """Like `end` of each, in few requests; what is refused is told in its place, not raised."""
         results = [(episode.inner, as_result(result)) for episode, result in ends]
         return SHARED.wait(self.inner.end_many(results))

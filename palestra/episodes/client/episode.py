@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, Unpack
 from palestra.episodes.client.async_episode import MODEL_RETRIES, AsyncEpisode, EpisodeView
 from palestra.episodes.client.facade import Facade, waits
 from palestra.episodes.client.results import ResultParts, result_of
-from palestra.types.episodes import Ended
+from palestra.types.episodes import EndAnswer
 
 if TYPE_CHECKING:
     import openai
@@ -20,7 +20,7 @@ class Episode(EpisodeView, Facade[AsyncEpisode]):
     """An episode that this client plays: its task, its model, its end."""
 
     def __init__(self, inner: AsyncEpisode):
-        EpisodeView.__init__(self, inner.held)
+        EpisodeView.__init__(self, inner.held_lease)
         Facade.__init__(self, inner)
 
     def openai(self, **options: Any) -> openai.OpenAI:
@@ -30,7 +30,7 @@ class Episode(EpisodeView, Facade[AsyncEpisode]):
         options.setdefault("max_retries", MODEL_RETRIES)
         return OpenAI(base_url=self.base_url, api_key=self.api_key, **options)
 
-    def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> Ended:
+    def end(self, reward: SupportsFloat | None = None, **parts: Unpack[ResultParts]) -> EndAnswer:
         """Returns when the result is safe. `is_kept` of the answer is false where it came too late; a result that
         cannot be right raises InvalidResult."""
         return self.end_with(result_of(reward, **parts))  # read here: a reward may be a tensor

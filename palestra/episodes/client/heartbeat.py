@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from palestra.episodes.client.api import BATCH
 from palestra.episodes.client.errors import EpisodeApiError, EpisodeClientError, InvalidResult
 from palestra.episodes.client.results import check_result
-from palestra.types.episodes import Beat, Ended, EndRequest, EndStatus, EpisodeResult, Lease, LeaseRef
+from palestra.types.episodes import EndAnswer, EndRequest, EndStatus, EpisodeResult, HeartbeatAnswer, Lease, LeaseRef
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class HeldLease:
     """Ended or released by this client."""
     result: EpisodeResult | None = None
     """As it was sent last. Its answer tells: a beat that comes between finds the attempt ended."""
-    ended: Ended | None = None
+    ended: EndAnswer | None = None
     """What the server made of it."""
 
     @classmethod
@@ -55,7 +55,7 @@ class HeldLease:
         self.result = check_result(result)
         return EndRequest(episode_id=self.lease.episode_id, attempt=self.lease.attempt, result=result)
 
-    def settle(self, ended: Ended) -> Ended:
+    def settle(self, ended: EndAnswer) -> EndAnswer:
         """Notes what the server made of a result. Too late is told and logged; what is the player's mistake is
         raised."""
         name = self.lease.episode_id
@@ -70,50 +70,50 @@ class HeldLease:
         return ended
 
 
-Send = Callable[[Sequence[LeaseRef], float], list[Beat]]
+Send = Callable[[Sequence[LeaseRef], float], list[HeartbeatAnswer]]
 """Leases and a time limit in; raises what a call raises, and does not repeat itself."""
 
 
-class Heartbeat:
+class HeartbeatThread:
     """Its thread lives as long as there are leases."""
 
     def __init__(self, send: Send):
         self._send = send
         self._changed = threading.Condition()  # protects all below
-        self._held: dict[LeaseRef, HeldLease] = {}
+        self._leases: dict[LeaseRef, HeldLease] = {}
         self._thread: threading.Thread | None = None
 
     def add(self, leases: Sequence[HeldLease]) -> None:
         with self._changed:
-            self._held.update({held.ref: held for held in leases})
-            if self._thread is None and self._held:
+            self._leases.update({lease.ref: lease for lease in leases})
+            if self._thread is None and self._leases:
                 self._thread = threading.Thread(target=self._run, name="episode-heartbeat", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def drop(self, held: HeldLease) -> None:
+    def drop(self, lease: HeldLease) -> None:
         with self._changed:
-            if self._held.get(held.ref) is held:
-                del self._held[held.ref]
+            if self._leases.get(lease.ref) is lease:
+                del self._leases[lease.ref]
             self._changed.notify()
 
     def clear(self) -> list[HeldLease]:
         """The thread ends; returns what it held."""
         with self._changed:
-            held, self._held = list(self._held.values()), {}
+            lease, self._leases = list(self._leases.values()), {}
             self._changed.notify()
-        return held
+        return lease
 
-    def take_in(self, beats: Sequence[Beat], asked_at: float) -> None:
+    def take_in(self, beats: Sequence[HeartbeatAnswer], asked_at: float) -> None:
         """What the server said, whoever asked."""
         with self._changed:
             for beat in beats:
-                held = self._held.get(LeaseRef(episode_id=beat.episode_id, attempt=beat.attempt))
-                if held is None:
+                lease = self._leases.get(LeaseRef(episode_id=beat.episode_id, attempt=beat.attempt))
+                if lease is None:
                     continue
-                held.due = asked_at + held.lease.lease_s / BEATS
+                lease.due = asked_at + lease.lease.lease_s / BEATS
                 if not beat.can_continue:
-                    self._lose(held, beat.reason)
+                    self._lose(lease, beat.reason)
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -122,11 +122,11 @@ class Heartbeat:
     def _next_batch(self) -> list[HeldLease]:
         """Waits until one is due, and takes those along that soon will be. Empty: there is no lease left."""
         with self._changed:
-            while self._held:
+            while self._leases:
                 now = time.monotonic()
-                wait_s = min(held.due for held in self._held.values()) - now
+                wait_s = min(lease.due for lease in self._leases.values()) - now
                 if wait_s <= 0:
-                    soon = (h for h in self._held.values() if h.due <= now + h.lease.lease_s / BEATS / 2)
+                    soon = (h for h in self._leases.values() if h.due <= now + h.lease.lease_s / BEATS / 2)
                     return sorted(soon, key=lambda held: held.due)[:BATCH]
                 self._changed.wait(wait_s)
             self._thread = None
@@ -134,18 +134,18 @@ class Heartbeat:
 
     def _beat(self, batch: Sequence[HeldLease]) -> None:
         now = time.monotonic()
-        shortest_s = min(held.lease.lease_s for held in batch) / BEATS
-        for held in batch:  # unless the answer says otherwise
-            held.due = now + min(AGAIN_S, held.lease.lease_s / BEATS)
+        shortest_s = min(lease.lease.lease_s for lease in batch) / BEATS
+        for lease in batch:  # unless the answer says otherwise
+            lease.due = now + min(AGAIN_S, lease.lease.lease_s / BEATS)
         try:
-            beats = self._send([held.ref for held in batch], min(max(shortest_s, AGAIN_S), LONGEST_TRY_S))
+            beats = self._send([lease.ref for lease in batch], min(max(shortest_s, AGAIN_S), LONGEST_TRY_S))
         except EpisodeApiError as error:
             if error.status >= 500:
                 log.warning("heartbeat: %s", error)
                 return
             with self._changed:  # this client may not play any more, and trying again would not help
-                for held in batch:
-                    self._lose(held, f"refused: {error.detail}")
+                for lease in batch:
+                    self._lose(lease, f"refused: {error.detail}")
             return
         except EpisodeClientError as error:
             log.info("heartbeat: %s", error)
@@ -155,8 +155,8 @@ class Heartbeat:
             return
         self.take_in(beats, now)
 
-    def _lose(self, held: HeldLease, reason: str) -> None:
-        if self._held.pop(held.ref, None) is held and not held.is_over:
-            held.lose(reason or "lease_lost")
-            level = logging.DEBUG if held.result is not None else logging.WARNING
-            log.log(level, "episode %s, attempt %d: %s", held.lease.episode_id, held.lease.attempt, held.reason)
+    def _lose(self, lease: HeldLease, reason: str) -> None:
+        if self._leases.pop(lease.ref, None) is lease and not lease.is_over:
+            lease.lose(reason or "lease_lost")
+            level = logging.DEBUG if lease.result is not None else logging.WARNING
+            log.log(level, "episode %s, attempt %d: %s", lease.lease.episode_id, lease.lease.attempt, lease.reason)

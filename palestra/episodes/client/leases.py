@@ -14,78 +14,78 @@ import time
 from collections.abc import Iterable, Sequence
 
 from palestra.episodes.client import api
-from palestra.episodes.client.calls import Calls
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult
-from palestra.episodes.client.heartbeat import Heartbeat, HeldLease
+from palestra.episodes.client.heartbeat import HeartbeatThread, HeldLease
 from palestra.episodes.client.loop_thread import SHARED
-from palestra.types.episodes import Beat, Ended, EpisodeResult, Lease, LeaseRef
+from palestra.episodes.client.retries import RetryingCalls
+from palestra.types.episodes import EndAnswer, EpisodeResult, HeartbeatAnswer, Lease, LeaseRef
 
 log = logging.getLogger(__name__)
 
 GOODBYE_S = 5.0  # a server that is gone finds out by itself
 
 
-class Leases:
-    def __init__(self, calls: Calls, client_id: str | None = None):
+class ClientLeases:
+    def __init__(self, calls: RetryingCalls, client_id: str | None = None):
         self.calls, self.client_id = calls, client_id or new_client_id()
-        self.heartbeat = Heartbeat(self._beat)
+        self.heartbeat = HeartbeatThread(self._beat)
 
     def hold(self, leases: Sequence[Lease]) -> list[HeldLease]:
-        held = [HeldLease.of(lease) for lease in leases]
-        self.heartbeat.add(held)
-        return held
+        held_leases = [HeldLease.of(lease) for lease in leases]
+        self.heartbeat.add(held_leases)
+        return held_leases
 
-    def forget(self, held: HeldLease) -> None:
+    def forget(self, lease: HeldLease) -> None:
         """This client does nothing more about it: no lease is kept that nobody plays under."""
-        held.is_over = True
-        self.heartbeat.drop(held)
+        lease.is_over = True
+        self.heartbeat.drop(lease)
 
-    async def end(self, held: HeldLease, result: EpisodeResult) -> Ended:
-        told = await self.calls.do(api.end(self.client_id, [held.end_request(result)]))
-        return self._settle(held, told.ended[0])
+    async def end(self, lease: HeldLease, result: EpisodeResult) -> EndAnswer:
+        answer = await self.calls.do(api.end(self.client_id, [lease.end_request(result)]))
+        return self._settle(lease, answer.ended[0])
 
-    async def end_many(self, results: Sequence[tuple[HeldLease, EpisodeResult]]) -> list[Ended]:
+    async def end_many(self, results: Sequence[tuple[HeldLease, EpisodeResult]]) -> list[EndAnswer]:
         """What is refused is told in its place, not raised."""
-        told: list[Ended] = []
-        for batch in api.batches([held.end_request(result) for held, result in results]):
-            told += (await self.calls.do(api.end(self.client_id, batch))).ended
-        for (held, _), ended in zip(results, told, strict=True):
+        answers: list[EndAnswer] = []
+        for batch in api.batches([lease.end_request(result) for lease, result in results]):
+            answers += (await self.calls.do(api.end(self.client_id, batch))).ended
+        for (lease, _), ended in zip(results, answers, strict=True):
             try:
-                self._settle(held, ended)
+                self._settle(lease, ended)
             except InvalidResult as error:
                 log.warning("%s", error)
-        return told
+        return answers
 
     async def release(self, leases: Iterable[HeldLease], reason: str, *, retry_s: float | None = None) -> None:
         """Those that are over already stay so."""
-        held = [one for one in leases if not one.is_over]
-        for one in held:
+        open_leases = [one for one in leases if not one.is_over]
+        for one in open_leases:
             one.reason = reason
             self.forget(one)
-        for batch in api.batches([one.ref for one in held]):
+        for batch in api.batches([one.ref for one in open_leases]):
             await self.calls.do(api.release(self.client_id, batch, reason), retry_s=retry_s)
 
-    async def check(self, held: HeldLease) -> None:
+    async def check(self, lease: HeldLease) -> None:
         asked_at = time.monotonic()
-        told = await self.calls.do(api.heartbeat(self.client_id, [held.ref]))
-        self.heartbeat.take_in(told.beats, asked_at)
+        answer = await self.calls.do(api.heartbeat(self.client_id, [lease.ref]))
+        self.heartbeat.take_in(answer.beats, asked_at)
 
     async def close(self) -> None:
         """Those that are still open are given back."""
-        held = self.heartbeat.clear()
+        open_leases = self.heartbeat.clear()
         try:
-            await self.release(held, "the client was closed", retry_s=GOODBYE_S)
+            await self.release(open_leases, "the client was closed", retry_s=GOODBYE_S)
         except EpisodeClientError as error:
-            log.warning("%d leases were not given back: %s", len(held), error)
+            log.warning("%d leases were not given back: %s", len(open_leases), error)
 
-    def _settle(self, held: HeldLease, ended: Ended) -> Ended:
+    def _settle(self, lease: HeldLease, ended: EndAnswer) -> EndAnswer:
         try:
-            return held.settle(ended)
+            return lease.settle(ended)
         finally:
-            if held.is_over:
-                self.forget(held)
+            if lease.is_over:
+                self.forget(lease)
 
-    def _beat(self, leases: Sequence[LeaseRef], timeout_s: float) -> list[Beat]:
+    def _beat(self, leases: Sequence[LeaseRef], timeout_s: float) -> list[HeartbeatAnswer]:
         """In the heartbeat's thread."""
         return SHARED.wait(self.calls.do(api.heartbeat(self.client_id, leases, timeout_s), retry_s=0)).beats
 

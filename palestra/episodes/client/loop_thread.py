@@ -150,7 +150,7 @@ if sys.platform != "win32":
 def shared(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Of a coroutine that is awaited on any event loop, and runs on the shared one."""
+    """Decorates a coroutine function that may be awaited on any event loop and runs on the shared one."""
 
     @wraps(method)
     async def join(self: S, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -17,7 +17,7 @@ from palestra.episodes.client.async_episode import OnError
 from palestra.episodes.client.client import EpisodeClient
 from palestra.episodes.client.loop_thread import LoopThread
 from palestra.episodes.client.players import AsyncPlayer, Player, in_threads, is_async
-from palestra.episodes.client.pool import PlayCounts, Pool, PoolOptions
+from palestra.episodes.client.pool import PlayCounts, PlayerPool, PoolOptions
 
 
 def play(
@@ -35,7 +35,7 @@ def play(
     played is finished, after `drain_s` or a second signal it is given back.
     """
     chosen = cast(AsyncPlayer, player) if is_async(player) else in_threads(cast(Player, player))
-    pool = Pool(client.inner, chosen, OnError(on_error), PoolOptions(**options))
+    pool = PlayerPool(client.inner, chosen, OnError(on_error), PoolOptions(**options))
     thread = LoopThread("episode-players")
     loop = thread.loop
     try:
@@ -49,7 +49,7 @@ async def play_async(
     client: AsyncEpisodeClient, player: AsyncPlayer, *, on_error: OnError | str = OnError.END, **options: Any
 ) -> PlayCounts:
     """The same on the caller's event loop. Cancelled, it drains; signals are the caller's."""
-    pool = Pool(client, player, OnError(on_error), PoolOptions(**options))
+    pool = PlayerPool(client, player, OnError(on_error), PoolOptions(**options))
     work = asyncio.create_task(pool.run())
     try:
         return await asyncio.shield(work)
@@ -60,9 +60,9 @@ async def play_async(
 
 
 @contextmanager
-def _signals(stop: Callable[[str], object], wanted: bool) -> Iterator[None]:
+def _signals(stop: Callable[[str], object], enabled: bool) -> Iterator[None]:
     """Only the main thread of a program gets signals."""
-    if not wanted or threading.current_thread() is not threading.main_thread():
+    if not enabled or threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)

@@ -69,8 +69,8 @@ class PlayCounts:
             self.failed += episode.result.error is not None
             self.reward_sum += episode.result.reward or 0.0
         else:
-            self.released += episode.held.can_continue
-            self.lost += not episode.held.can_continue
+            self.released += episode.held_lease.can_continue
+            self.lost += not episode.held_lease.can_continue
 
     def __str__(self) -> str:
         mean = "" if self.reward_mean is None else f" (mean reward {self.reward_mean:.3f})"
@@ -106,7 +106,7 @@ class PoolOptions:
             EpisodeKind(self.kind)
 
 
-class Pool:
+class PlayerPool:
     """On one event loop, once."""
 
     def __init__(self, client: AsyncEpisodeClient, player: AsyncPlayer, on_error: OnError, options: PoolOptions):
@@ -217,11 +217,11 @@ class Pool:
         if not self._is_stopped:
             for episode in episodes:
                 task = asyncio.create_task(self._play(episode), name=f"play-{episode.id}")
-                self._playing[episode.held.ref] = task
+                self._playing[episode.held_lease.ref] = task
             return
         try:
-            held = [episode.held for episode in episodes]
-            await self._client.leases.release(held, STOPPED, retry_s=GOODBYE_S)
+            leases = [episode.held_lease for episode in episodes]
+            await self._client.leases.release(leases, STOPPED, retry_s=GOODBYE_S)
         except EpisodeClientError as error:
             log.warning("%d episodes were not given back: %s", len(episodes), error)
         self._counts.released += len(episodes)
@@ -230,7 +230,7 @@ class Pool:
         try:
             await play_one(episode, self._player, self._on_error)
         finally:
-            if self._playing.pop(episode.held.ref, None) is not None:
+            if self._playing.pop(episode.held_lease.ref, None) is not None:
                 self._counts.add(episode)
             self._changed.set()
 

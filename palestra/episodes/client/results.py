@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, SupportsFloat, TypedDict, Unpack
+from typing import SupportsFloat, TypedDict, Unpack
 
 from palestra.episodes.client.errors import InvalidResult
 from palestra.types.episodes import EpisodeError, EpisodeResult
+from palestra.types.json import JsonMapping
 
 MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold a whole prompt
 
@@ -22,7 +23,7 @@ class ResultParts(TypedDict, total=False):
     agent_rewards: Mapping[str, SupportsFloat] | None
     is_success: bool | None
     metrics: Mapping[str, SupportsFloat] | None
-    metadata: Mapping[str, Any] | None
+    metadata: JsonMapping | None
     error: EpisodeError | BaseException | None
 
 

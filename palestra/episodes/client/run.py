@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from palestra.episodes.client.async_run import AsyncRun
 from palestra.episodes.client.facade import Facade, iterates, waits
-from palestra.episodes.client.listening import Listener
+from palestra.episodes.client.listener import Listener
 from palestra.episodes.client.loop_thread import SHARED
 from palestra.types.episodes import NewGroup, Registered, RunInfo
 

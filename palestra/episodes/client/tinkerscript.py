@@ -13,11 +13,12 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from palestra.episodes.client.api import Call
-from palestra.episodes.client.calls import RETRY_S, Calls
+from palestra.episodes.client.api import ApiCall
 from palestra.episodes.client.errors import EpisodeClientError, InvalidResult, ServerSilent
 from palestra.episodes.client.leases import new_client_id, new_id
 from palestra.episodes.client.loop_thread import SHARED
+from palestra.episodes.client.retries import RETRY_S, RetryingCalls
+from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.readiness import make_ready
 from palestra.types.tinkerscript import CanContinue, ClaimedEpisode, EpisodeBuffer, EpisodeStatus, WorkflowOutput
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 OFFLINE, BOOTING, ROLLING, SYNCING = "ENGINE.OFFLINE", "ENGINE.BOOTING", "ENGINE.ROLLING", "ENGINE.WEIGHT_SYNCING"
 UNKNOWN = "unknown"
 NO_MODEL = "reserved_field"
-"""Of servers that do not name it."""
+"""What servers say that do not name the model."""
 POLL_S = 1.0
 ENGINE_S = 600.0  # models are loaded meanwhile
 
@@ -44,13 +45,14 @@ class OpenaiBaseUrlAndApiKey:
     api_key: str
     model: str
     episode_uuid: str
-    task: dict[str, Any] | None = None
-    """Of a server whose episodes carry theirs; ours do. With a dataset of one's own, its `id` says which to play."""
+    task: JsonObject | None = None
+    """The task, from a server whose episodes carry theirs; ours do. With a dataset of one's own, its `id` says which
+    to play."""
     claim: ClaimedEpisode | None = None
     """All that the server told."""
 
 
-class Job(Protocol):
+class TinkerScriptJob(Protocol):
     """AgentJetJob, for instance."""
 
     config: Any
@@ -74,7 +76,7 @@ class TinkerScriptClient:
 
     def __init__(self, server_url: str, key: str | None = None, *, retry_s: float = RETRY_S):
         self.server_url, self.client_uuid = server_url.rstrip("/"), new_client_id()
-        self._calls = Calls(server_url, key, retry_s)
+        self._calls = RetryingCalls(server_url, key, retry_s)
         self._leases: dict[str, str | None] = {}
 
     # Playing
@@ -85,7 +87,7 @@ class TinkerScriptClient:
         """Waits until there is one."""
         refused = ""
         while True:
-            told = self._post(
+            response = self._post(
                 "/claim_episode",
                 ClaimedEpisode,
                 client_uuid=self.client_uuid,
@@ -93,31 +95,38 @@ class TinkerScriptClient:
                 allow_discard_timeout=float(allow_discard_timeout),
                 claim_id=new_id(),
             )
-            if told.success:
+            if response.success:
                 break
-            if told.fail_cause != refused:
-                refused = told.fail_cause
+            if response.fail_cause != refused:
+                refused = response.fail_cause
                 log.info("no episode yet: %s", refused)
             time.sleep(POLL_S)
-        self._leases[told.episode_uuid] = told.lease_id
+        self._leases[response.episode_uuid] = response.lease_id
         access = OpenaiBaseUrlAndApiKey(
-            told.openai_base_url, told.openai_api_key, told.model or NO_MODEL, told.episode_uuid, told.task, told
+            response.openai_base_url,
+            response.openai_api_key,
+            response.model or NO_MODEL,
+            response.episode_uuid,
+            response.task,
+            response,
         )
-        return told.episode_uuid, access
+        return response.episode_uuid, access
 
     def end_episode(self, episode_uuid: str, workflow_output: Any) -> None:
         output = _plain(workflow_output)
-        told = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
+        response = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
         self._leases.pop(episode_uuid, None)  # refused, it is somebody else's
-        if not told.success:
-            raise EpisodeClientError(f"episode {episode_uuid} was not ended: {told.error or told.failure_reason}")
+        if not response.success:
+            raise EpisodeClientError(
+                f"episode {episode_uuid} was not ended: {response.error or response.failure_reason}"
+            )
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Given back for somebody else, without a result."""
-        told = self._post("/abort_episode", _Done, **self._names(episode_uuid))
+        response = self._post("/abort_episode", _Done, **self._names(episode_uuid))
         self._leases.pop(episode_uuid, None)
-        if not told.success:
-            raise EpisodeClientError(f"episode {episode_uuid} was not given back: {told.failure_reason}")
+        if not response.success:
+            raise EpisodeClientError(f"episode {episode_uuid} was not given back: {response.failure_reason}")
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
         """Also tells the server that it is still played."""
@@ -136,11 +145,11 @@ class TinkerScriptClient:
     def get_engine_status(self) -> str:
         """`unknown` where nobody answers."""
         try:
-            return SHARED.wait(self._calls.do(Call("GET", "/get_engine_status", _Status), retry_s=0)).engine_status
+            return SHARED.wait(self._calls.do(ApiCall("GET", "/get_engine_status", _Status), retry_s=0)).engine_status
         except ServerSilent:
             return UNKNOWN
 
-    def sync_train_config(self, job: Job | Mapping[str, Any] | str) -> None:
+    def sync_train_config(self, job: TinkerScriptJob | JsonMapping | str) -> None:
         """A job with a `config`, a config, or its YAML."""
         self._require(OFFLINE, "sync_train_config")
         self._succeed("/sync_train_config", yaml_as_string=_yaml_of(job))
@@ -151,7 +160,7 @@ class TinkerScriptClient:
         self._succeed("/start_engine")
         self._wait_for(ROLLING)
 
-    def auto_sync_train_config_and_start_engine(self, job: Job | Mapping[str, Any] | str) -> None:
+    def auto_sync_train_config_and_start_engine(self, job: TinkerScriptJob | JsonMapping | str) -> None:
         """Whatever is missing for it to play."""
         status = self.get_engine_status()
         if status == OFFLINE:
@@ -167,10 +176,10 @@ class TinkerScriptClient:
             self._succeed("/stop_engine")
             self._wait_for(OFFLINE)
 
-    def _wait_for(self, wanted: str) -> None:
+    def _wait_for(self, expected: str) -> None:
         heard_at = time.monotonic()
-        while (status := self.get_engine_status()) != wanted:
-            if wanted == ROLLING and status == OFFLINE:
+        while (status := self.get_engine_status()) != expected:
+            if expected == ROLLING and status == OFFLINE:
                 raise EngineError(f"{self.server_url} is {status} again: the engine did not start; see its log")
             if status != UNKNOWN:
                 heard_at = time.monotonic()
@@ -178,18 +187,18 @@ class TinkerScriptClient:
                 raise ServerSilent(f"{self.server_url} does not answer")
             time.sleep(POLL_S)
 
-    def _require(self, wanted: str, what: str) -> None:
-        if (status := self.get_engine_status()) != wanted:
-            raise EngineError(f"{what} needs {wanted}, but {self.server_url} is {status}")
+    def _require(self, expected: str, what: str) -> None:
+        if (status := self.get_engine_status()) != expected:
+            raise EngineError(f"{what} needs {expected}, but {self.server_url} is {status}")
 
     def _succeed(self, path: str, **body: Any) -> None:
-        told = self._post(path, _Done, **body)
-        if not told.success:
-            raise EngineError(f"{path}: {told.error or told.failure_reason or 'refused'}")
+        response = self._post(path, _Done, **body)
+        if not response.success:
+            raise EngineError(f"{path}: {response.error or response.failure_reason or 'refused'}")
 
     def _post(self, path: str, answer: type[T], **body: Any) -> T:
         timeout_s = ENGINE_S if path in ("/start_engine", "/stop_engine") else 30.0
-        return SHARED.wait(self._calls.do(Call("POST", path, answer, body, timeout_s=timeout_s)))
+        return SHARED.wait(self._calls.do(ApiCall("POST", path, answer, body, timeout_s=timeout_s)))
 
 
 def _plain(output: Any) -> Any:
@@ -201,7 +210,7 @@ def _plain(output: Any) -> Any:
     return output
 
 
-def _yaml_of(job: Job | Mapping[str, Any] | str) -> str:
+def _yaml_of(job: TinkerScriptJob | JsonMapping | str) -> str:
     if isinstance(job, str):
         return job
     import yaml  # of those who start engines; it takes a while

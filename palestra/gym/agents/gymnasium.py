@@ -25,7 +25,7 @@ from palestra.gym.servers.responses import (
     tool_output,
     user_message,
 )
-from palestra.gym.servers.settings import Reference
+from palestra.gym.servers.settings import ServerReference
 from palestra.gym.wire import NO_COOKIES, Cookies
 from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
@@ -38,7 +38,7 @@ CLOSE_S = 60.0
 class GymnasiumAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     """Settings of `gymnasium_agent`."""
 
-    model_server: Reference
+    model_server: ServerReference
     """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: Annotated[int, Meta(ge=1)] = 10
     """Steps of a rollout."""
@@ -56,11 +56,11 @@ class _World(Struct):
     async def reset(self) -> str | None:
         answer = await self.agent.ask_resources("/reset", self.row, self.cookies)
         self.cookies = answer.cookies
-        told = checked_object(answer.value(), self.agent.settings.resources_server.name)
-        info = told.get("info") or {}
+        answered = checked_object(answer.value(), self.agent.settings.resources_server.name)
+        info = answered.get("info") or {}
         self.can_close = bool(info.get("supports_explicit_close"))
         self.can_repeat = bool(info.get("supports_step_idempotency"))
-        return told.get("observation")
+        return answered.get("observation")
 
     async def step(self, response: JsonObject) -> JsonObject:
         body = {**self.row, "response": response}

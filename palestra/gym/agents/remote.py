@@ -25,7 +25,7 @@ from palestra.gym.servers.responses import checked_response, filled_row, unanswe
 from palestra.gym.wire import encoded
 from palestra.net.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST
-from palestra.types.gym_failures import Failure, FailureClass
+from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class RemoteAgent(WorldAgentServer[S]):
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         talk = _Talk(self, rollout)
         max_steps = self.settings.max_steps
-        response = await play(params, talk.ask, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
+        response = await play(params, talk.call_model, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
     async def ask_service(self, body: JsonObject, cookies: dict[str, str]) -> HttpReply:
@@ -136,7 +136,7 @@ class _Talk:
         self._service_cookies: dict[str, str] = {}
         self.resources_cookies = rollout.cookies
 
-    async def ask(self, body: JsonObject) -> JsonObject:
+    async def call_model(self, body: JsonObject) -> JsonObject:
         reply = await self._agent.ask_service(body, self._service_cookies)
         self._service_cookies |= reply.cookies
         shown = reply.body[:SHOWN].decode(errors="replace")
@@ -158,9 +158,9 @@ def _failed_row(row: JsonObject, error: Exception) -> JsonObject:
     failure = error.failure if isinstance(error, GymError) else None
     if failure is None:
         is_final = isinstance(error, RemoteAnswerInvalid)
-        failure = Failure(kind=FailureClass.REMOTE_AGENT_ERROR, reason=str(error), is_final=is_final)
-    told = {"reward": 0.0, "response": NOTHING, "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
-    return filled_row(row) | told | failure.fields()
+        failure = RowFailure(kind=FailureClass.REMOTE_AGENT_ERROR, reason=str(error), is_final=is_final)
+    failed_row = {"reward": 0.0, "response": NOTHING, "error": f"{type(error).__name__}: {failure.reason[:SHOWN]}"}
+    return filled_row(row) | failed_row | failure.fields()
 
 
 def _checked_url(url: str) -> str:

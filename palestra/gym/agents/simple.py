@@ -22,11 +22,11 @@ from palestra.gym.servers.responses import (
     input_items,
     tool_output,
 )
-from palestra.gym.servers.settings import Reference
+from palestra.gym.servers.settings import ServerReference
 from palestra.gym.wire import Cookies
 from palestra.util.json_types import JsonObject
 
-Ask = Callable[[JsonObject], Awaitable[JsonObject]]
+CallModel = Callable[[JsonObject], Awaitable[JsonObject]]
 """A whole request to the model, its checked Responses object."""
 UseTool = Callable[[str, Any], Awaitable[str]]
 """A tool's name and arguments, what the model reads."""
@@ -36,7 +36,7 @@ NO_SUCH_TOOL = '{"detail":"Not Found"}'
 
 async def play(
     params: JsonObject,
-    ask: Ask,
+    ask: CallModel,
     use_tool: UseTool,
     *,
     max_steps: int | None,
@@ -87,7 +87,7 @@ def is_tool_name(name: str) -> bool:
 class SimpleAgentSettings(WorldAgentSettings, frozen=True, kw_only=True):
     """Settings of `simple_agent`."""
 
-    model_server: Reference
+    model_server: ServerReference
     """The model server to ask: `{type: responses_api_models, name: NAME}`."""
     max_steps: int | None = None
     """Model calls of a rollout. None: no bound."""
@@ -102,12 +102,12 @@ class SimpleAgent(WorldAgentServer[S]):
     plain_settings = SimpleAgentSettings
 
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
-        table = _Table(self, rollout)
-        response = await play(params, table.ask, table.use_tool, max_steps=self.settings.max_steps)
+        table = _Conversation(self, rollout)
+        response = await play(params, table.call_model, table.use_tool, max_steps=self.settings.max_steps)
         return Reply(response=response, cookies={**table.resources_cookies, **table.model_cookies})
 
 
-class _Table:
+class _Conversation:
     """One rollout's cookies: each server gets back what it set last."""
 
     __slots__ = ("_agent", "_path", "_settings", "model_cookies", "resources_cookies")
@@ -119,7 +119,7 @@ class _Table:
         self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
-    async def ask(self, body: JsonObject) -> JsonObject:
+    async def call_model(self, body: JsonObject) -> JsonObject:
         name = self._settings.model_server.name
         timeout_s = self._settings.model_timeout_s
         answer = await self._agent.asked(name, self._path, body, self.model_cookies, timeout_s)

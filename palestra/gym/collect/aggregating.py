@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.files import OutputFiles, read_lines, write_whole
 from palestra.gym.collect.rows import agent_of
 from palestra.gym.errors import CollectError
@@ -35,10 +35,12 @@ def by_agent(results: Iterable[JsonMapping]) -> dict[str, list[JsonMapping]]:
     return agents
 
 
-async def aggregated(results: Sequence[JsonMapping], directory: Directory, client: HttpClient) -> list[JsonObject]:
+async def aggregated(
+    results: Sequence[JsonMapping], directory: ServerDirectory, client: HttpClient
+) -> list[JsonObject]:
     """An entry for each agent, as `_aggregate_metrics.json` has them. Raises CollectError."""
     agents = by_agent(results)
-    entries = await asyncio.gather(*(_asked(name, own, directory, client) for name, own in agents.items()))
+    entries = await asyncio.gather(*(_aggregated_by(name, own, directory, client) for name, own in agents.items()))
     return [_entry(name, metrics) for name, metrics in zip(agents, entries, strict=True)]
 
 
@@ -59,7 +61,9 @@ def stripped(result: JsonMapping) -> JsonObject:
     return kept | {"response": {"usage": usage}} if usage else kept
 
 
-async def _asked(name: str, results: Sequence[JsonMapping], directory: Directory, client: HttpClient) -> JsonObject:
+async def _aggregated_by(
+    name: str, results: Sequence[JsonMapping], directory: ServerDirectory, client: HttpClient
+) -> JsonObject:
     body = orjson.dumps({"verify_responses": [stripped(one) for one in results]}, option=orjson.OPT_NON_STR_KEYS)
     url = f"{directory.agent(name)}/aggregate_metrics"
     try:

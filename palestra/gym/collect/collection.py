@@ -13,30 +13,30 @@ from pathlib import Path
 import orjson
 from msgspec import Struct, field
 
-from palestra.gym.collect.files import Lines, OutputFiles, read_lines, write_whole
-from palestra.gym.collect.playing import Patience, Played, RowPlayer, as_finished
-from palestra.gym.collect.resuming import Progress, check_same, facts_of, progress_of, save_facts
+from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines, write_whole
+from palestra.gym.collect.playing import PlayedRow, RetryPolicy, RowPlayer, as_finished
+from palestra.gym.collect.resuming import CollectionProgress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
 from palestra.gym.errors import CollectError
 from palestra.types.gym import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class CollectionRequest(Struct, frozen=True, kw_only=True):
     """One collection."""
 
     input: Path
     output: Path
     expansion: Expansion = Expansion()
     concurrency: int = 64
-    patience: Patience = Patience()
+    patience: RetryPolicy = RetryPolicy()
     resume: bool = False
     resume_changed: bool = False
     """Go on although rows or servers are others than at the beginning."""
     overwrite: bool = False
 
 
-class Standing(Struct):
+class CollectionStatus(Struct):
     """How far it is. The same object all the way."""
 
     total: int
@@ -55,7 +55,7 @@ class Standing(Struct):
     def reward(self) -> float | None:
         return self.reward_sum / self.done if self.done else None
 
-    def add(self, played: Played) -> None:
+    def add(self, played: PlayedRow) -> None:
         self.attempts_failed += len(played.failures)
         self.classes.update(str(one[FAILURE_CLASS]) for one in played.failures)
         if played.result is None:
@@ -67,37 +67,40 @@ class Standing(Struct):
 
 
 async def collect(
-    wanted: Wanted, player: RowPlayer, gym: JsonMapping, told: Callable[[Standing], None] = lambda _: None
-) -> Standing:
+    request: CollectionRequest,
+    player: RowPlayer,
+    gym: JsonMapping,
+    on_progress: Callable[[CollectionStatus], None] = lambda _: None,
+) -> CollectionStatus:
     """Plays what is open. Raises CollectError; what was written until then stays, and can be resumed."""
-    files = OutputFiles(wanted.output)
-    rows = expanded(read_rows(wanted.input), wanted.expansion)
+    files = OutputFiles(request.output)
+    rows = expanded(read_rows(request.input), request.expansion)
     if not rows:
-        raise CollectError(f"{wanted.input} has no rows to play")
+        raise CollectError(f"{request.input} has no rows to play")
     player.check(rows)
     facts = facts_of(rows, gym)
-    with Lines(files.results) as results, Lines(files.failures) as failures:
-        progress = _begun(files, results, failures, rows, wanted, facts)
-        open_rows = [row for row in rows if progress.is_open(row, wanted.patience.attempts)]
+    with JsonLinesFile(files.results) as results, JsonLinesFile(files.failures) as failures:
+        progress = _begun(files, results, failures, rows, request, facts)
+        open_rows = [row for row in rows if progress.is_open(row, request.patience.attempts)]
         standing = _standing(rows, open_rows, progress)
-        told(standing)
-        async with aclosing(play_all(player, open_rows, wanted.concurrency, progress.failed)) as all_played:
+        on_progress(standing)
+        async with aclosing(play_all(player, open_rows, request.concurrency, progress.failed)) as all_played:
             async for played in all_played:
                 _keep(played, results, failures)
                 standing.add(played)
-                told(standing)
+                on_progress(standing)
     return standing
 
 
 def play_all(
     player: RowPlayer, rows: Sequence[Row], concurrency: int, failed_before: Mapping[Key, int] | None = None
-) -> AsyncGenerator[Played]:
+) -> AsyncGenerator[PlayedRow]:
     """In the order they are finished. Ends its rollouts when it is closed."""
     before = failed_before or {}
     return as_finished(lambda row: player.play(row, before.get(key_of(row), 0)), rows, concurrency)
 
 
-def _keep(played: Played, results: Lines, failures: Lines) -> None:
+def _keep(played: PlayedRow, results: JsonLinesFile, failures: JsonLinesFile) -> None:
     try:
         if played.result is not None:
             results.append(played.result)
@@ -112,29 +115,31 @@ def _keep(played: Played, results: Lines, failures: Lines) -> None:
 
 def _begun(
     files: OutputFiles,
-    results: Lines,
-    failures: Lines,
+    results: JsonLinesFile,
+    failures: JsonLinesFile,
     rows: Sequence[Row],
-    wanted: Wanted,
+    request: CollectionRequest,
     facts: JsonMapping,
-) -> Progress:
+) -> CollectionProgress:
     """Writes down what is to be played, or checks it against what was."""
-    if wanted.resume and files.inputs.exists():
-        if not wanted.resume_changed:
+    if request.resume and files.inputs.exists():
+        if not request.resume_changed:
             check_same(files, facts)
         return progress_of(files)
-    if not (results.is_empty and failures.is_empty) and not wanted.overwrite:
+    if not (results.is_empty and failures.is_empty) and not request.overwrite:
         raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
     files.start_over(results, failures)
     save_facts(files, facts)  # first: rows without them could be resumed unchecked
     write_whole(files.inputs, b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    return Progress(set(), Counter(), set())
+    return CollectionProgress(set(), Counter(), set())
 
 
-def _standing(rows: Sequence[Row], open_rows: Sequence[Row], progress: Progress) -> Standing:
+def _standing(rows: Sequence[Row], open_rows: Sequence[Row], progress: CollectionProgress) -> CollectionStatus:
     closed = len(rows) - len(open_rows)
     done = sum(key_of(row) in progress.done for row in rows)
-    return Standing(total=len(rows), done=done, failed=closed - done, reward_sum=progress.reward_sum, earlier=closed)
+    return CollectionStatus(
+        total=len(rows), done=done, failed=closed - done, reward_sum=progress.reward_sum, earlier=closed
+    )
 
 
 def delivered(output: Path) -> list[JsonObject]:

@@ -24,7 +24,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 _TOLD = 10
 
 
-class Split(StrEnum):
+class DatasetSplit(StrEnum):
     TRAIN = "train"
     VALIDATION = "validation"
     EXAMPLE = "example"
@@ -36,41 +36,41 @@ class Dataset(Struct, frozen=True, kw_only=True):
 
     agent: str
     name: str
-    split: Split
+    split: DatasetSplit
     path: Path
     repeats: int = 1
     prompt: Path | None = None
 
 
 class Collated(Struct, frozen=True):
-    split: Split
+    split: DatasetSplit
     path: Path
     rows: int
     statistics: JsonObject
 
 
-def datasets_of(config: GymConfig, splits: Iterable[Split], find: Callable[[str], Path]) -> list[Dataset]:
+def datasets_of(config: GymConfig, splits: Iterable[DatasetSplit], find: Callable[[str], Path]) -> list[Dataset]:
     """The datasets of all agents. `find` turns a path of the files into one that is there. Raises CollectError."""
-    wanted = set(splits)
+    wanted_splits = set(splits)
     found = []
     for server in config.of_kind(ServerKind.AGENT):
         for entry in server.settings.get("datasets") or ():
             dataset = _dataset(server.name, entry, find)
-            if dataset.split in wanted:
+            if dataset.split in wanted_splits:
                 found.append(dataset)
     if not found:
-        raise CollectError(f"no agent lists a dataset of type {', '.join(sorted(wanted))}")
+        raise CollectError(f"no agent lists a dataset of type {', '.join(sorted(wanted_splits))}")
     missing = [one for one in found if not one.path.exists()]
     if missing:
-        told = "; ".join(f"{one.path} ({one.agent}, {one.name})" for one in missing)
-        raise CollectError(f"these datasets are not here: {told}. Download them to these places first")
+        listed = "; ".join(f"{one.path} ({one.agent}, {one.name})" for one in missing)
+        raise CollectError(f"these datasets are not here: {listed}. Download them to these places first")
     return found
 
 
 def collate(datasets: Iterable[Dataset], folder: Path, *, overwrite_statistics: bool = False) -> list[Collated]:
     """`folder/train.jsonl` and so on: every row with its agent, repeated. Raises CollectError with all bad rows; a
     dataset's statistics that differ from those saved beside it are an error, too."""
-    by_split: dict[Split, list[Row]] = {}
+    by_split: dict[DatasetSplit, list[Row]] = {}
     for dataset in datasets:
         rows = checked_rows(dataset)
         _keep_statistics(dataset, statistics(rows), overwrite_statistics)
@@ -111,10 +111,10 @@ def statistics(rows: Iterable[Row]) -> JsonObject:
         for name, value in row.items():
             if name not in (PARAMS, "response", AGENT_REF):
                 _observe(name, value, numbers, texts)
-    told: JsonObject = {"Number of examples": count}
-    told |= {name: _spread(values) for name, values in numbers.items()}
-    told |= {name: {"unique_count": len(seen), "total_count": seen.total()} for name, seen in texts.items()}
-    return told
+    figures: JsonObject = {"Number of examples": count}
+    figures |= {name: _spread(values) for name, values in numbers.items()}
+    figures |= {name: {"unique_count": len(seen), "total_count": seen.total()} for name, seen in texts.items()}
+    return figures
 
 
 _TOOLS = "Number of tools"
@@ -125,7 +125,7 @@ _TEMPERATURE = "Temperature"
 
 def _dataset(agent: str, entry: JsonMapping, find: Callable[[str], Path]) -> Dataset:
     try:
-        split = Split(entry["type"])
+        split = DatasetSplit(entry["type"])
         path, name = entry["jsonl_fpath"], entry["name"]
     except (KeyError, ValueError) as error:
         raise CollectError(f"a dataset of {agent} is wrong: {error}; it has name, type and jsonl_fpath") from error

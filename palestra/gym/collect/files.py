@@ -32,7 +32,7 @@ class OutputFiles:
     def _beside(self, ending: str) -> Path:
         return self.results.with_name(self.results.stem + ending)
 
-    def start_over(self, results: Lines, failures: Lines) -> None:
+    def start_over(self, results: JsonLinesFile, failures: JsonLinesFile) -> None:
         """With its two files held: whoever is writing them is not robbed."""
         for lines in (results, failures):
             lines.empty()
@@ -40,7 +40,7 @@ class OutputFiles:
             path.unlink(missing_ok=True)
 
 
-class Lines:
+class JsonLinesFile:
     """A file of JSON lines that only grows, by whole lines. One writer: a second one is refused."""
 
     def __init__(self, path: Path) -> None:

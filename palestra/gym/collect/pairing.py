@@ -19,7 +19,7 @@ from palestra.util.json_types import JsonObject
 _TOLD = 10
 
 
-class Pair(Struct, frozen=True):
+class RowWithResult(Struct, frozen=True):
     row: Row
     result: JsonObject
 
@@ -45,7 +45,7 @@ def merged(paths: Iterable[Path]) -> list[JsonObject]:
     return [found[key] for key in sorted(found)]
 
 
-def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[Pair]:
+def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[RowWithResult]:
     """In the order of tasks. Raises CollectError where they are not of one collection; rows without a result are
     an error unless `partial`."""
     for path in (inputs, rollouts):
@@ -54,13 +54,15 @@ def paired(inputs: Path, rollouts: Path, *, partial: bool) -> list[Pair]:
     rows, results = indexed(inputs), indexed(rollouts)
     strange = sorted(results.keys() - rows.keys())
     if strange:
-        raise CollectError(f"{rollouts} has {len(strange)} results that {inputs} has no row for: {_told(strange)}")
+        raise CollectError(f"{rollouts} has {len(strange)} results that {inputs} has no row for: {_listed(strange)}")
     missing = sorted(rows.keys() - results.keys())
     if missing and not partial:
-        raise CollectError(f"{len(missing)} rows have no result: {_told(missing)}; go on collecting, or say --partial")
-    return [Pair(rows[key], results[key]) for key in sorted(results)]
+        raise CollectError(
+            f"{len(missing)} rows have no result: {_listed(missing)}; go on collecting, or say --partial"
+        )
+    return [RowWithResult(rows[key], results[key]) for key in sorted(results)]
 
 
-def _told(keys: list[Key]) -> str:
-    told = ", ".join(f"{task}:{rollout}" for task, rollout in keys[:_TOLD])
-    return told + (", …" if len(keys) > _TOLD else "")
+def _listed(keys: list[Key]) -> str:
+    listed = ", ".join(f"{task}:{rollout}" for task, rollout in keys[:_TOLD])
+    return listed + (", …" if len(keys) > _TOLD else "")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import orjson
 from msgspec import Struct, field
 
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.playing import AWAY_S, RowCalls, pause_s
 from palestra.gym.collect.rows import Row, agent_of, key_of
@@ -33,11 +33,11 @@ from palestra.types.gym import (
     ROLLOUT_INDEX,
     TASK_INDEX,
 )
-from palestra.types.gym_failures import REASON_CHARS, Failure, FailureClass
+from palestra.types.gym_failures import REASON_CHARS, FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject
 
 
-class Captured:
+class CapturedCalls:
     """What a gym keeps of model calls: exchanges, token ids, both or neither, in folders that this machine sees."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Captured:
         self._calls, self._tokens, self._rebuilds = calls, tokens, rebuilds
 
     @classmethod
-    def of_gym(cls, settings: JsonMapping) -> Captured:
+    def of_gym(cls, settings: JsonMapping) -> CapturedCalls:
         """Raises GymConfigError."""
         found = read_capture(settings)
         return cls(*folders(found), rebuilds=found.tokens.rebuild_response)
@@ -79,7 +79,7 @@ RUN_LIMIT_S = 3_600.0
 _CARRIED = ("skills_ref", ATTEMPT_INDEX, ROLLOUT_ID)
 
 
-class Patience(Struct, frozen=True, kw_only=True):
+class RetryPolicy(Struct, frozen=True, kw_only=True):
     attempts: int = 3
     """How often a rollout that fails is played. Those lost with their server have as many of their own."""
     lost: int = 5
@@ -88,7 +88,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """How long a server may be away before its rows fail."""
 
 
-class Played(Struct, kw_only=True):
+class PlayedRow(Struct, kw_only=True):
     """What became of a row."""
 
     row: Row
@@ -100,7 +100,7 @@ class Played(Struct, kw_only=True):
     def give_up(self, why: Exception) -> None:
         """Its result cannot be kept."""
         self.result = None
-        failure = Failure(kind=FailureClass.BAD_ANSWER, reason=f"cannot be written: {why}", is_final=True)
+        failure = RowFailure(kind=FailureClass.BAD_ANSWER, reason=f"cannot be written: {why}", is_final=True)
         self.failures.append(_labelled(self.row, failure.fields()))
 
 
@@ -110,23 +110,23 @@ class RowPlayer:
     def __init__(
         self,
         client: HttpClient,
-        directory: Directory,
-        patience: Patience | None = None,
-        captured: Captured | None = None,
+        directory: ServerDirectory,
+        patience: RetryPolicy | None = None,
+        captured: CapturedCalls | None = None,
     ) -> None:
         self._directory = directory
-        self._patience = patience or Patience()
+        self._patience = patience or RetryPolicy()
         self._calls = RowCalls(client, directory, self._patience.lost_limit_s)
-        self._captured = captured or Captured()
+        self._captured = captured or CapturedCalls()
 
     def check(self, rows: Iterable[Row]) -> None:
         """Raises UnknownAgent for one that the gym does not have."""
         for name in {agent_of(row) or "" for row in rows}:
             self._directory.agent(name)
 
-    async def play(self, row: Row, failed_before: int = 0) -> Played:
+    async def play(self, row: Row, failed_before: int = 0) -> PlayedRow:
         """Never raises but when it is cancelled. `failed_before`: attempts of an earlier run of the collection."""
-        played = Played(row=row)
+        played = PlayedRow(row=row)
         tries, lost = failed_before, 0
         while True:
             if tries + lost:
@@ -163,7 +163,7 @@ class RowPlayer:
 
 
 def _failed(row: Row, kind: FailureClass, reason: str) -> JsonObject:
-    return _labelled(row, Failure.of(kind, reason).fields())
+    return _labelled(row, RowFailure.of(kind, reason).fields())
 
 
 def _labelled(row: Row, answer: JsonObject) -> JsonObject:

@@ -21,13 +21,13 @@ from palestra.types.gym import AGENT_REF, TASK_INDEX
 from palestra.util.json_types import JsonObject
 
 
-class Profile(Struct, frozen=True):
+class RewardProfile(Struct, frozen=True):
     tasks: list[JsonObject]
     """Per task: figures of every number, how many rollouts, the row, what failed."""
     agents: list[JsonObject]
 
 
-def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
+def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> RewardProfile:
     """Raises CollectError."""
     pairs = paired(inputs, rollouts, partial=partial)
     expected = Counter(row[TASK_INDEX] for row in read_lines(inputs))
@@ -36,7 +36,7 @@ def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
     failed = FailedAttempts([rollouts])
     agents = by_agent(pair.result for pair in pairs)
     tasks = with_expected(figures["group_level_metrics"], expected, samples)
-    return Profile(
+    return RewardProfile(
         [{**one, FAILED_ATTEMPTS: dict(failed.by_task[one[TASK_INDEX]])} for one in tasks],
         [
             {**_of_agent(name, agents.get(name, [])), FAILED_ATTEMPTS: dict(failed.by_agent[name])}
@@ -45,7 +45,7 @@ def profile(inputs: Path, rollouts: Path, *, partial: bool = False) -> Profile:
     )
 
 
-def save(made: Profile, rollouts: Path) -> tuple[Path, Path]:
+def save(made: RewardProfile, rollouts: Path) -> tuple[Path, Path]:
     """Beside the rollouts."""
     tasks = rollouts.with_name(f"{rollouts.stem}_reward_profiling.jsonl")
     agents = rollouts.with_name(f"{rollouts.stem}_agent_metrics.json")

@@ -23,7 +23,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 _KINDS = frozenset(ServerKind)
 
 
-class Progress(Struct):
+class CollectionProgress(Struct):
     """How far the rows of a collection are."""
 
     done: set[Key]
@@ -37,9 +37,9 @@ class Progress(Struct):
         return key not in self.done and key not in self.terminal and self.failed[key] < attempts
 
 
-def progress_of(files: OutputFiles) -> Progress:
+def progress_of(files: OutputFiles) -> CollectionProgress:
     """Raises CollectError where a file is damaged, or has a row twice."""
-    found = Progress(set(), Counter(), set())
+    found = CollectionProgress(set(), Counter(), set())
     for result in read_lines(files.results):
         key = _key(result)
         if key is None:

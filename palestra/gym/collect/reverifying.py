@@ -13,9 +13,9 @@ from pathlib import Path
 import orjson
 from msgspec import Struct
 
-from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.files import Lines, OutputFiles, read_lines
-from palestra.gym.collect.pairing import Pair, indexed, paired
+from palestra.environments.gym.directory import ServerDirectory
+from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines
+from palestra.gym.collect.pairing import RowWithResult, indexed, paired
 from palestra.gym.collect.playing import as_finished
 from palestra.gym.collect.rows import Key, agent_of, key_of
 from palestra.gym.errors import CollectError, answer_failure
@@ -23,7 +23,7 @@ from palestra.gym.records import ServerKind
 from palestra.gym.servers.verdicts import JUDGE_WORDS
 from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym import AGENT_REF, FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX
-from palestra.types.gym_failures import Failure, FailureClass
+from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject
 
 UNSUPPORTED = "unsupported"
@@ -32,7 +32,7 @@ LIMIT_S = 1_800.0
 _MARKS = (FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, JUDGE_WORDS)
 
 
-class Regrading(Struct, frozen=True, kw_only=True):
+class ReverifyRequest(Struct, frozen=True, kw_only=True):
     """What to grade again."""
 
     inputs: Path
@@ -54,7 +54,7 @@ class Regrading(Struct, frozen=True, kw_only=True):
         return OutputFiles(self.output.with_name(f"unsafe_{self.output.name}") if self.force else self.output)
 
 
-class Regraded(Struct):
+class ReverifyStatus(Struct):
     total: int
     done: int = 0
     failed: int = 0
@@ -67,7 +67,7 @@ class Regraded(Struct):
 class Grader:
     """Asks the resources server of each row's agent."""
 
-    def __init__(self, client: HttpClient, directory: Directory, gym: JsonMapping) -> None:
+    def __init__(self, client: HttpClient, directory: ServerDirectory, gym: JsonMapping) -> None:
         self._client = client
         self._urls = directory.urls
         self._servers = {name: found for name, block in gym.items() if (found := _resources_of(block))}
@@ -88,12 +88,12 @@ class Grader:
             if reply.status == 200 and reply.json() == UNSUPPORTED:
                 raise CollectError(f"{name} cannot grade stored rollouts; --force does it all the same, at your risk")
 
-    async def grade(self, pair: Pair) -> JsonObject:
+    async def grade(self, pair: RowWithResult) -> JsonObject:
         """The new result, or a failure. Never raises but when it is cancelled."""
         result = {name: value for name, value in pair.result.items() if name not in _MARKS}
         body = orjson.dumps({**result, **pair.row, "response": pair.result.get("response")})
         name = self.server_of(pair.row)
-        failure = Failure.of(FailureClass.VERIFIER_ERROR, f"{name} was not asked")
+        failure = RowFailure.of(FailureClass.VERIFIER_ERROR, f"{name} was not asked")
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt)
             try:
@@ -104,40 +104,44 @@ class Grader:
                 if failure.is_final:
                     break
             except TimeoutError:
-                failure = Failure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {LIMIT_S:g} s")
+                failure = RowFailure.of(FailureClass.TIMEOUT, f"{name} gave no verdict within {LIMIT_S:g} s")
             except CallFailed as error:
-                failure = Failure.of(FailureClass.SERVER_DIED, f"{name}: {error}")
+                failure = RowFailure.of(FailureClass.SERVER_DIED, f"{name}: {error}")
             except ValueError as error:
-                failure = Failure.of(FailureClass.BAD_ANSWER, f"{name} gave no JSON: {error}")
+                failure = RowFailure.of(FailureClass.BAD_ANSWER, f"{name} gave no JSON: {error}")
         return {**pair.result, **failure.fields(), **_labels(pair.row)}
 
 
-async def reverify(wanted: Regrading, grader: Grader, told: Callable[[Regraded], None] = lambda _: None) -> Regraded:
+async def reverify(
+    request: ReverifyRequest, grader: Grader, on_progress: Callable[[ReverifyStatus], None] = lambda _: None
+) -> ReverifyStatus:
     """Raises CollectError; what was written until then stays, for `resume`."""
-    files = wanted.files
-    pairs = _pairs(wanted)[: wanted.limit]
-    if not wanted.force:
+    files = request.files
+    pairs = _pairs(request)[: request.limit]
+    if not request.force:
         await grader.check(pair.row for pair in pairs)
-    if files.results.resolve() == wanted.rollouts.resolve() and not wanted.append:
+    if files.results.resolve() == request.rollouts.resolve() and not request.append:
         raise CollectError("--output is the rollouts' own file: choose another, or use --judge-failed-only --append")
-    with Lines(files.results) as results, Lines(files.failures) as failures:
-        done = _begun(files, results, failures, wanted)
+    with JsonLinesFile(files.results) as results, JsonLinesFile(files.failures) as failures:
+        done = _begun(files, results, failures, request)
         left = [pair for pair in pairs if key_of(pair.row) not in done]
-        standing = Regraded(total=len(pairs), done=len(pairs) - len(left))
-        if wanted.judge_failed_only:
-            standing.kept = _keep(wanted, results, done)
+        standing = ReverifyStatus(total=len(pairs), done=len(pairs) - len(left))
+        if request.judge_failed_only:
+            standing.kept = _keep(request, results, done)
 
-        async def graded_pair(pair: Pair) -> tuple[Pair, JsonObject]:
+        async def graded_pair(pair: RowWithResult) -> tuple[RowWithResult, JsonObject]:
             return pair, await grader.grade(pair)
 
-        async with aclosing(as_finished(graded_pair, left, wanted.concurrency)) as all_graded:
+        async with aclosing(as_finished(graded_pair, left, request.concurrency)) as all_graded:
             async for pair, graded in all_graded:
                 _note(standing, pair, graded, results, failures)
-                told(standing)
+                on_progress(standing)
     return standing
 
 
-def _note(standing: Regraded, pair: Pair, graded: JsonObject, results: Lines, failures: Lines) -> None:
+def _note(
+    standing: ReverifyStatus, pair: RowWithResult, graded: JsonObject, results: JsonLinesFile, failures: JsonLinesFile
+) -> None:
     if graded.get(FAILURE_CLASS):
         failures.append(graded)
         standing.failed += 1
@@ -147,30 +151,30 @@ def _note(standing: Regraded, pair: Pair, graded: JsonObject, results: Lines, fa
     standing.changed += graded.get("reward") != pair.result.get("reward")
 
 
-def _pairs(wanted: Regrading) -> list[Pair]:
-    if not wanted.judge_failed_only:
-        return paired(wanted.inputs, wanted.rollouts, partial=True)
-    rows, good = indexed(wanted.inputs), indexed(wanted.rollouts)
+def _pairs(request: ReverifyRequest) -> list[RowWithResult]:
+    if not request.judge_failed_only:
+        return paired(request.inputs, request.rollouts, partial=True)
+    rows, good = indexed(request.inputs), indexed(request.rollouts)
     failed = {
         key_of(one): one
-        for one in read_lines(OutputFiles(wanted.rollouts).failures)
+        for one in read_lines(OutputFiles(request.rollouts).failures)
         if one.get(FAILURE_CLASS) == FailureClass.JUDGE_FAILED and TASK_INDEX in one and ROLLOUT_INDEX in one
     }
-    return [Pair(rows[key], failed[key]) for key in sorted(failed) if key in rows and key not in good]
+    return [RowWithResult(rows[key], failed[key]) for key in sorted(failed) if key in rows and key not in good]
 
 
-def _begun(files: OutputFiles, results: Lines, failures: Lines, wanted: Regrading) -> set[Key]:
+def _begun(files: OutputFiles, results: JsonLinesFile, failures: JsonLinesFile, request: ReverifyRequest) -> set[Key]:
     """What is in the output already."""
-    if not results.is_empty and not (wanted.resume or wanted.append):
-        if not wanted.overwrite:
+    if not results.is_empty and not (request.resume or request.append):
+        if not request.overwrite:
             raise CollectError(f"{files.results} exists: go on with --resume, or lose it with --overwrite")
         files.start_over(results, failures)
     return set(indexed(files.results))
 
 
-def _keep(wanted: Regrading, results: Lines, done: set[Key]) -> int:
+def _keep(request: ReverifyRequest, results: JsonLinesFile, done: set[Key]) -> int:
     """The results that were good go into a new output first, as they are."""
-    kept = [one for key, one in indexed(wanted.rollouts).items() if key not in done]
+    kept = [one for key, one in indexed(request.rollouts).items() if key not in done]
     for one in kept:
         results.append(one)
     return len(kept)

@@ -134,8 +134,10 @@ def expanded(rows: Iterable[tuple[bytes, Row]], how: Expansion) -> list[Row]:
             made.append(_repeat(row, repeats[index], how.seeds))
             repeats[index] += 1
     if nameless:
-        told = ", ".join(map(str, nameless[:_TOLD])) + (", …" if len(nameless) > _TOLD else "")
-        raise CollectError(f"{len(nameless)} rows name no agent (rows {told}): say --agent, or put agent_ref into them")
+        listed = ", ".join(map(str, nameless[:_TOLD])) + (", …" if len(nameless) > _TOLD else "")
+        raise CollectError(
+            f"{len(nameless)} rows name no agent (rows {listed}): say --agent, or put agent_ref into them"
+        )
     if numbered and indices:
         raise CollectError(f"{numbered} rows have a {TASK_INDEX} and others have none: number all of them, or none")
     note = overruled(how.agent, [agent_of(row) or "" for row in made])

@@ -13,8 +13,8 @@ from pathlib import Path
 from palestra.gym.config.directives import apply_directives, merge_placeholders
 from palestra.gym.config.interpolation import resolved
 from palestra.gym.config.merging import UNSET, dotted, leaves
-from palestra.gym.config.ports import Ports
-from palestra.gym.config.servers import Entry, Found, field_problems, find_servers, reference_problems
+from palestra.gym.config.ports import ReservedPorts
+from palestra.gym.config.servers import FoundServers, ServerEntry, field_problems, find_servers, reference_problems
 from palestra.gym.config.settings import (
     COPIED_TO_AGENTS,
     DEFAULTS,
@@ -24,11 +24,11 @@ from palestra.gym.config.settings import (
     is_on_ray,
     our_settings,
 )
-from palestra.gym.config.sources import GymSources, Merged
+from palestra.gym.config.sources import GymSources, MergedSources
 from palestra.gym.errors import GymConfigError
+from palestra.gym.nemo_gym_compat import missing_names
 from palestra.gym.records import GymConfig, Isolation, ServerInstance, ServerKind
 from palestra.gym.registry import OURS, Implementation, locate
-from palestra.gym.stand_in import missing_names
 from palestra.gym.venvs import has_requirements
 from palestra.util.json_types import JsonObject
 
@@ -36,26 +36,26 @@ from palestra.util.json_types import JsonObject
 def load_gym(
     sources: GymSources,
     *,
-    ports: Ports | None = None,
+    ports: ReservedPorts | None = None,
     is_code_needed: bool = True,
-    tell: Callable[[str], None] = lambda notice: None,
+    report: Callable[[str], None] = lambda notice: None,
 ) -> GymConfig:
     """`ports` holds what was chosen; without it a config is only looked at. `is_code_needed=False`: the servers'
     folders need not be here. `tell` hears what is worth knowing but no mistake. Raises GymConfigError."""
-    merged = Merged(sources, tell)
+    merged = MergedSources(sources, report)
     data = apply_directives(merged.data)
     merge_placeholders(data)
     data = DEFAULTS | {key: value for key, value in data.items() if value is not None or key not in DEFAULTS}
     _check_nothing_unset(data, merged)
-    found = _find_servers(data, tell)
+    found = _find_servers(data, report)
     # An address may be said by interpolation, and interpolations may speak of addresses.
     known = resolved(data, merged.source_of, is_final=False)
-    _fill_addresses(data, found.entries, known, Ports(is_binding=False) if ports is None else ports)
+    _fill_addresses(data, found.entries, known, ReservedPorts(is_binding=False) if ports is None else ports)
     settings = resolved(data, merged.source_of)
-    entries = _checked(settings, found, tell)
+    entries = _checked(settings, found, report)
     _copy_to_agents(settings, entries)
     servers = {
-        entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, tell) for entry in entries
+        entry.name: _instance(entry, settings, merged.roots if is_code_needed else None, report) for entry in entries
     }
     _check_stock_names(servers.values())
     return GymConfig(
@@ -67,7 +67,7 @@ def load_gym(
     )
 
 
-def _check_nothing_unset(data: JsonObject, merged: Merged) -> None:
+def _check_nothing_unset(data: JsonObject, merged: MergedSources) -> None:
     unset = [path for path, value in leaves(data) if value == UNSET]
     if unset:
         lines = "".join(f"\n  {dotted(path)} ({merged.source_of(path)})" for path in unset)
@@ -75,16 +75,16 @@ def _check_nothing_unset(data: JsonObject, merged: Merged) -> None:
         raise GymConfigError(f"{len(unset)} values must be set:{lines}\n  as in: ++{example}=VALUE, or in env.yaml")
 
 
-def _find_servers(data: JsonObject, tell: Callable[[str], None]) -> Found:
+def _find_servers(data: JsonObject, report: Callable[[str], None]) -> FoundServers:
     found = find_servers(data)
     for name in found.partial:
-        tell(f"{name}: has no entrypoint, so nothing is started for it")
+        report(f"{name}: has no entrypoint, so nothing is started for it")
     for name in found.relays:
-        tell(f"{name}: only hands on to its agent, which is called itself; nothing is started for it")
+        report(f"{name}: only hands on to its agent, which is called itself; nothing is started for it")
     return found
 
 
-def _checked(settings: JsonObject, found: Found, tell: Callable[[str], None]) -> list[Entry]:
+def _checked(settings: JsonObject, found: FoundServers, report: Callable[[str], None]) -> list[ServerEntry]:
     """The servers again, with everything filled in; those that cannot be are an error or left out, as settings say."""
     entries = find_servers({entry.name: settings[entry.name] for entry in found.entries}).entries
     almost = dict(found.almost)
@@ -95,34 +95,34 @@ def _checked(settings: JsonObject, found: Found, tell: Callable[[str], None]) ->
     if almost and settings.get("error_on_almost_servers", True):
         raise GymConfigError(f"{lines}\n  to go on without: ++error_on_almost_servers=false")
     if almost:
-        tell(f"not started: {', '.join(almost)}\n{lines}")
+        report(f"not started: {', '.join(almost)}\n{lines}")
     sound = [entry for entry in entries if entry.name not in almost]
     if problems := reference_problems(sound):
         raise GymConfigError("\n".join(problems))
     return sound
 
 
-def _fill_addresses(data: JsonObject, entries: list[Entry], known: JsonObject, ports: Ports) -> None:
+def _fill_addresses(data: JsonObject, entries: list[ServerEntry], known: JsonObject, ports: ReservedPorts) -> None:
     """`known`: the same with interpolations filled in. Where a port is said, it is that one or an error."""
     check_settings(known)
     host = _own_address() if known["use_absolute_ip"] else known.get("default_host") or "127.0.0.1"
     data[HEAD] = {**(known.get(HEAD) or {})}
     servers_host = _own_address() if is_on_ray(known) and not known.get("default_host") else host
     data[HEAD]["host"] = data[HEAD].get("host") or host
-    wanted = data[HEAD].get("port")
-    data[HEAD]["port"] = ports.hold(data[HEAD]["host"], HEAD_PORT if wanted is None else wanted, f"{HEAD}.port")
-    fixed: list[Entry] = []
+    port = data[HEAD].get("port")
+    data[HEAD]["port"] = ports.reserve(data[HEAD]["host"], HEAD_PORT if port is None else port, f"{HEAD}.port")
+    fixed: list[ServerEntry] = []
     for entry in entries:
         fields = known[entry.name][entry.kind][entry.implementation]
         entry.fields["host"] = fields.get("host") or servers_host
         if fields.get("port"):
             entry.fields["port"] = fields["port"]
             fixed.append(entry)
-    _hold_fixed(fixed, data[HEAD]["port"], ports)
+    _reserve_fixed(fixed, data[HEAD]["port"], ports)
     avoid = {one for one in known.get("disallowed_ports") or [] if isinstance(one, int)}
     for entry in entries:
         if not entry.fields.get("port"):
-            entry.fields["port"] = ports.hold_any(
+            entry.fields["port"] = ports.reserve_any(
                 entry.fields["host"],
                 known["port_range_low"],
                 known["port_range_high"],
@@ -132,7 +132,7 @@ def _fill_addresses(data: JsonObject, entries: list[Entry], known: JsonObject, p
     data["disallowed_ports"] = ports.numbers()
 
 
-def _hold_fixed(entries: list[Entry], head_port: int, ports: Ports) -> None:
+def _reserve_fixed(entries: list[ServerEntry], head_port: int, ports: ReservedPorts) -> None:
     owners = {head_port: HEAD}
     for entry in entries:
         port = entry.fields["port"]
@@ -140,7 +140,7 @@ def _hold_fixed(entries: list[Entry], head_port: int, ports: Ports) -> None:
             raise GymConfigError(f"{entry.where}.port: {port} is also that of {owners[port]}; give one another port")
         owners[port] = entry.name
         if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536:
-            ports.hold(entry.fields["host"], port, f"{entry.where}.port")
+            ports.reserve(entry.fields["host"], port, f"{entry.where}.port")
 
 
 def _own_address() -> str:
@@ -150,7 +150,7 @@ def _own_address() -> str:
         raise GymConfigError(f"use_absolute_ip: this machine's address cannot be found ({error})") from None
 
 
-def _copy_to_agents(settings: JsonObject, entries: list[Entry]) -> None:
+def _copy_to_agents(settings: JsonObject, entries: list[ServerEntry]) -> None:
     for entry in entries:
         if entry.kind is ServerKind.AGENT:
             for key in COPIED_TO_AGENTS:
@@ -159,7 +159,7 @@ def _copy_to_agents(settings: JsonObject, entries: list[Entry]) -> None:
 
 
 def _instance(
-    entry: Entry, settings: JsonObject, roots: Sequence[Path] | None, tell: Callable[[str], None]
+    entry: ServerEntry, settings: JsonObject, roots: Sequence[Path] | None, report: Callable[[str], None]
 ) -> ServerInstance:
     ours = our_settings(settings)
     code = (
@@ -174,7 +174,7 @@ def _instance(
             f"{entry.where}.isolation: cannot be shared: {code.folder} has requirements of its own or is NeMo Gym's"
         )
     if (entry.fields.get("num_workers") or 1) > 1:
-        tell(f"{entry.where}.num_workers: this server runs in one process, which keeps its sessions")
+        report(f"{entry.where}.num_workers: this server runs in one process, which keeps its sessions")
     return ServerInstance(
         name=entry.name,
         kind=entry.kind,

@@ -19,68 +19,68 @@ BACKLOG = 4096
 TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 
-class Ports:
+class ReservedPorts:
     """What is held, by address. Close it, or use it as a context."""
 
     def __init__(self, *, is_binding: bool = True) -> None:
         """`is_binding=False`: ports are only named, for a config that is looked at and not started."""
         self._is_binding = is_binding
-        self._held: dict[tuple[str, int], socket.socket | None] = {}
+        self._reserved: dict[tuple[str, int], socket.socket | None] = {}
 
-    def __enter__(self) -> Ports:
+    def __enter__(self) -> ReservedPorts:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        for held in self._held.values():
-            if held is not None:
-                held.close()
-        self._held.clear()
+        for reserved in self._reserved.values():
+            if reserved is not None:
+                reserved.close()
+        self._reserved.clear()
 
     def socket_of(self, host: str, port: int) -> socket.socket:
-        held = self._held[host, port]
-        assert held is not None, "these ports are only named"
-        return held
+        reserved = self._reserved[host, port]
+        assert reserved is not None, "these ports are only named"
+        return reserved
 
     def numbers(self) -> list[int]:
-        return sorted(port for _, port in self._held)
+        return sorted(port for _, port in self._reserved)
 
-    def hold(self, host: str, port: int, who: str) -> int:
+    def reserve(self, host: str, port: int, who: str) -> int:
         """This very one; 0 is any. Raises GymConfigError where somebody else has it."""
         try:
-            return self._hold(host, port)
+            return self._reserve(host, port)
         except OSError as error:
             reason = error.strerror or error
             raise GymConfigError(f"{who}: cannot listen at {host}:{port} ({reason}); choose another") from None
 
-    def hold_for(self, host: str, port: int, here: str) -> int:
+    def reserve_for(self, host: str, port: int, here: str) -> int:
         """Any free port of this machine, for a server that others know by another machine's address."""
         listener = listening(here, 0)
-        self._held[host, port] = listener
+        self._reserved[host, port] = listener
         return listener.getsockname()[1]
 
-    def hold_any(self, host: str, low: int, high: int, *, avoid: set[int], who: str) -> int:
+    def reserve_any(self, host: str, low: int, high: int, *, avoid: set[int], who: str) -> int:
         """A free one of a range."""
         wide = f"widen port_range_low={low}, port_range_high={high}"
         candidates = [port for port in _some_of(low, high) if port not in avoid.union(self.numbers())]
         for port in candidates:
             try:
-                return self._hold(host, port)
+                return self._reserve(host, port)
             except OSError as error:
                 if error.errno not in TAKEN:
                     reason = error.strerror or error
                     raise GymConfigError(f"{who}: cannot listen at {host} ({reason}); choose another host") from None
         raise GymConfigError(f"{who}: found no free port in {len(candidates)} tries; {wide}")
 
-    def _hold(self, host: str, port: int) -> int:
+    def _reserve(self, host: str, port: int) -> int:
         if not self._is_binding:
-            self._held[host, port] = None
+            self._reserved[host, port] = None
             return port
         listener = listening(host, port)
         number: int = listener.getsockname()[1]
-        self._held[host, number] = listener
+        self._reserved[host, number] = listener
         return number
 
 

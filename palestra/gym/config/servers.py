@@ -86,7 +86,7 @@ RELAY = "legacy_agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ServerEntry:
     """A top-level entry that has the shape of a server: `name: {kind: {implementation: fields}}`."""
 
     name: str
@@ -101,8 +101,8 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Found:
-    entries: list[Entry]
+class FoundServers:
+    entries: list[ServerEntry]
     almost: dict[str, list[str]]
     """Look like servers, but cannot be: their mistakes."""
     partial: list[str]
@@ -111,9 +111,9 @@ class Found:
     """Environment servers that only hand on to an agent: nothing starts for them either."""
 
 
-def find_servers(data: JsonObject) -> Found:
+def find_servers(data: JsonObject) -> FoundServers:
     """By shape alone: values may still be interpolations."""
-    found = Found([], {}, [], [])
+    found = FoundServers([], {}, [], [])
     for name, value in data.items():
         if name in RESERVED or not isinstance(value, dict):
             continue
@@ -138,7 +138,7 @@ def find_servers(data: JsonObject) -> Found:
             ]
         else:
             implementation, fields = runnable[0]
-            found.entries.append(Entry(name, ServerKind(kinds[0]), implementation, fields))
+            found.entries.append(ServerEntry(name, ServerKind(kinds[0]), implementation, fields))
     return found
 
 
@@ -154,7 +154,7 @@ def _implementations(value: object) -> Iterator[tuple[str, JsonObject]]:
         yield from ((str(name), fields) for name, fields in value.items() if isinstance(fields, dict))
 
 
-def field_problems(entry: Entry) -> list[str]:
+def field_problems(entry: ServerEntry) -> list[str]:
     """Mistakes in the fields that every server has, once they are interpolated."""
     fields = entry.fields
     problems = dataset_problems(fields.get("datasets"))
@@ -184,7 +184,7 @@ def _domain_problems(domain: object) -> list[str]:
     return [f"domain: {domain!r} is none of {', '.join(DOMAINS)}{did_you_mean(str(domain), DOMAINS)}"]
 
 
-def reference_problems(entries: list[Entry]) -> list[str]:
+def reference_problems(entries: list[ServerEntry]) -> list[str]:
     """Direct fields `{type, name}` that name a server which is not there."""
     by_kind = {kind: [one.name for one in entries if one.kind == kind] for kind in ServerKind}
     problems: list[str] = []

@@ -17,7 +17,7 @@ from palestra.gym.config.directives import COPY, INHERIT
 from palestra.gym.config.interpolation import references
 from palestra.gym.config.merging import dotted, without_unset
 from palestra.gym.config.settings import CONFIG_PATHS, KNOWN
-from palestra.gym.config.values import GymOverride, How
+from palestra.gym.config.values import GymOverride, OverrideKind
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerKind
 from palestra.gym.roots import did_you_mean, find_below, search_roots
@@ -48,12 +48,12 @@ class GymSources:
     """False: for commands that only read data; `policy_*` and `policy_model` need not be given."""
 
 
-class Merged:
+class MergedSources:
     """All sources, laid over each other."""
 
-    def __init__(self, sources: GymSources, tell: Callable[[str], None]) -> None:
+    def __init__(self, sources: GymSources, report: Callable[[str], None]) -> None:
         self.roots = search_roots(sources.roots)
-        self.tell = tell
+        self.tell = report
         self._layers = Layers()
         self._overrides = [GymOverride.parse(text) for text in sources.overrides]
         env_file = sources.env_file or find_below(self.roots, ENV_FILE)
@@ -77,7 +77,7 @@ class Merged:
 
     def _config_paths(self, env: JsonObject, initial: JsonObject) -> list[str]:
         """The highest source that names any has the say."""
-        typed = [one.value for one in self._overrides if one.key == CONFIG_PATHS and one.how != How.DELETE]
+        typed = [one.value for one in self._overrides if one.key == CONFIG_PATHS and one.how != OverrideKind.DELETE]
         named = (*reversed(typed), initial.get(CONFIG_PATHS), env.get(CONFIG_PATHS))
         return _paths(next((value for value in named if value is not None), []), CONFIG_PATHS)
 
@@ -121,10 +121,10 @@ class Merged:
             if one.key == CONFIG_PATHS:
                 continue
             try:
-                if one.how == How.DELETE:
+                if one.how == OverrideKind.DELETE:
                     self._delete(one)
                     continue
-                if one.how == How.CHANGE:
+                if one.how == OverrideKind.CHANGE:
                     self._check_known(one)
                 self._layers.override(Override(one.key, one.value, one.text))
             except ConfigError as error:

@@ -21,7 +21,7 @@ _WORDS = {"null": None, "true": True, "false": False}
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
-class How(StrEnum):
+class OverrideKind(StrEnum):
     CHANGE = ""
     ADD = "+"
     SET = "++"
@@ -30,7 +30,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GymOverride:
-    how: How
+    how: OverrideKind
     key: str
     """Dotted."""
     value: Any
@@ -40,11 +40,11 @@ class GymOverride:
     @classmethod
     def parse(cls, text: str) -> GymOverride:
         found = _KEY.fullmatch(text)
-        if found is None or (found["rest"] is None and found["how"] != How.DELETE):
+        if found is None or (found["rest"] is None and found["how"] != OverrideKind.DELETE):
             raise GymConfigError(f"{redact(text)!r}: an override is key=value, +key=value, ++key=value or ~key")
         shown = f"{found['how']}{found['key']}={MASK}" if is_secret_name(found["key"]) else redact(text)
         value = None if found["rest"] is None else parsed(found["rest"][1:], shown)
-        return cls(How(found["how"]), found["key"], value, shown)
+        return cls(OverrideKind(found["how"]), found["key"], value, shown)
 
 
 def parsed(text: str, whole: str) -> object:

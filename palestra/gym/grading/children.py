@@ -27,25 +27,25 @@ class NoChildError(Exception):
     """None can be started: that says nothing about the question, so it is nobody's wrong answer."""
 
 
-class Children:
+class GraderProcesses:
     """At most `count` of them; started when needed, kept for the next question."""
 
     def __init__(self, module: str, count: int | None = None) -> None:
         self._module = module
-        self._room = asyncio.Semaphore(count or os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(count or os.cpu_count() or 1)
         self._idle: list[asyncio.subprocess.Process] = []
 
-    async def ask(self, question: object, limit_s: float) -> Any:
+    async def request(self, question: object, limit_s: float) -> Any:
         """Raises ChildError; the child is ended then, and the next question gets another. Raises NoChildError."""
         try:
-            asked = orjson.dumps(question)
+            encoded = orjson.dumps(question)
         except TypeError as error:  # half characters
             raise ChildError(f"it cannot be asked: {error}") from None
-        async with self._room:
+        async with self._slots:
             child = self._idle.pop() if self._idle else await self._start()
             try:
                 async with asyncio.timeout(limit_s):
-                    answer = await _asked(child, asked)
+                    answer = await _exchange(child, encoded)
             except TimeoutError:
                 await kill(child)
                 raise ChildError(f"no answer within {limit_s:g} s") from None
@@ -74,7 +74,7 @@ class Children:
         return child
 
 
-async def _asked(child: asyncio.subprocess.Process, question: bytes) -> Any:
+async def _exchange(child: asyncio.subprocess.Process, question: bytes) -> Any:
     assert child.stdin is not None
     try:
         child.stdin.write(question + b"\n")

@@ -1,4 +1,4 @@
-"""The process that runs a stranger's Python program against inputs, behind walls.
+"""The process that runs a stranger's Python program against inputs, in the sandbox.
 
 Owns: feeding inputs, calling a function, what was printed or returned. Never touches: expected outputs; they are not
 sent here, so that a program cannot know them. The standard library only.
@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from palestra.environments.walls import jail
+from palestra.environments.sandbox import jail
 from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """
@@ -25,14 +25,14 @@ IMPORTABLE = """
     functools heapq io itertools json math numbers operator queue random re statistics string struct sys textwrap
     threading time types typing unicodedata zlib
 """
-"""What a program may import: it must be loaded before the walls are up."""
+"""What a program may import: it must be loaded before the sandbox closes."""
 MAX_PRINTED = 4 * 1024 * 1024
 FILE = "<program>"
-NO_WALLS = 77
-"""The exit code where the kernel holds no walls."""
+NO_SANDBOX = 77
+"""The exit code where the kernel has no sandbox."""
 
 
-class OutOfTime(BaseException):
+class ProgramTimeout(BaseException):
     """Not an Exception: programs catch those."""
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _out_of_time)
     _run_threads_at_once()
     if not jail.enter(header["memory_bytes"], header["cpu_s"]) and not header["are_trusted"]:
-        os._exit(NO_WALLS)
+        os._exit(NO_SANDBOX)
     for given in header["inputs"]:
         outcome = _ran(header["source"], header.get("function"), given, header["test_s"])
         _say(answers, outcome)
@@ -65,7 +65,7 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonO
             result = _called(source, function, given) if function else _program(source, given)
         signal.setitimer(signal.ITIMER_REAL, 0)
         return {"printed": _text(printed)[:MAX_PRINTED], "result": result}
-    except OutOfTime:
+    except ProgramTimeout:
         return {"error": f"no end within {limit_s:g} s", "is_late": True}
     except BaseException as error:  # the program's own
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -73,7 +73,7 @@ def _ran(source: str, function: str | None, given: str, limit_s: float) -> JsonO
 
 
 def _run_threads_at_once() -> None:
-    """Programs start `main` in a thread for the sake of its stack; no thread can be started behind the walls."""
+    """Programs start `main` in a thread for the sake of its stack; no thread can be started in the sandbox."""
     threading.Thread.start = threading.Thread.run
     threading.Thread.join = lambda self, timeout=None: None
 
@@ -119,7 +119,7 @@ def _called(source: str, function: str, given: str) -> Any:
 
 
 def _out_of_time(*_: object) -> None:
-    raise OutOfTime
+    raise ProgramTimeout
 
 
 def _say(pipe: int, answer: JsonObject) -> None:

@@ -10,14 +10,15 @@ import asyncio
 import importlib
 import math
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from palestra.environments.walls import process
+from palestra.environments.sandbox import process
 from palestra.gym.errors import GymError
-from palestra.gym.grading.program_child import NO_WALLS
+from palestra.gym.grading.program_child import NO_SANDBOX
+from palestra.util.renamed import renamed
 
 CHILD = "palestra.gym.grading.program_child"
 MAX_ANSWER = 64 * 1024 * 1024
@@ -35,11 +36,11 @@ class Program(Struct, frozen=True, kw_only=True):
     """Run it though the kernel here has no filter to hold it."""
 
 
-class NoWalls(GymError):
+class NoSandbox(GymError):
     """Nothing here keeps a program from doing harm."""
 
 
-class Outcome(Struct, frozen=True):
+class ProgramOutcome(Struct, frozen=True):
     """What came of one input."""
 
     printed: str = ""
@@ -47,22 +48,22 @@ class Outcome(Struct, frozen=True):
     error: str | None = None
 
 
-class Sandbox(Protocol):
+class ProgramSandbox(Protocol):
     """Something that runs programs of strangers. A setting names one: `sandbox: module:Class`."""
 
-    async def run(self, program: Program) -> list[Outcome]:
+    async def run(self, program: Program) -> list[ProgramOutcome]:
         """One for each input, in order; those that were not reached have an error. Never raises for what the program
         does; NoWalls where it cannot be held."""
         ...
 
 
-class Jail:
+class JailSandbox:
     """A child process that the kernel lets do nothing but compute, with limits on time and memory."""
 
     def __init__(self, at_once: int | None = None) -> None:
-        self._room = asyncio.Semaphore(at_once or os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(at_once or os.cpu_count() or 1)
 
-    async def run(self, program: Program) -> list[Outcome]:
+    async def run(self, program: Program) -> list[ProgramOutcome]:
         total_s = program.test_s * len(program.inputs)
         header = {
             "source": program.source,
@@ -74,30 +75,36 @@ class Jail:
             "are_trusted": program.are_trusted,
         }
         question = msgspec.json.encode(header) + b"\n"
-        async with self._room:
-            said = await process.ask(CHILD, question, limit_s=total_s + START_S, max_answer=MAX_ANSWER)
-        if said.status == NO_WALLS and not said.answer:
-            raise NoWalls(
+        async with self._slots:
+            said = await process.run_sandboxed(CHILD, question, limit_s=total_s + START_S, max_answer=MAX_ANSWER)
+        if said.status == NO_SANDBOX and not said.answer:
+            raise NoSandbox(
                 "the kernel here has no filter for system calls (it takes Linux with seccomp), so nothing holds what a "
                 "model wrote; name a sandbox (`sandbox: module:Class`), or say `trust_programs: true`"
             )
         return _outcomes(said, len(program.inputs))
 
 
-def sandbox_named(name: str | None, at_once: int | None) -> Sandbox:
+def sandbox_named(name: str | None, at_once: int | None) -> ProgramSandbox:
     """Ours where none is named. Raises ImportError, AttributeError."""
     if name is None:
-        return Jail(at_once)
+        return JailSandbox(at_once)
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)()
 
 
-def _outcomes(said: process.Said, count: int) -> list[Outcome]:
+def _outcomes(said: process.ChildAnswer, count: int) -> list[ProgramOutcome]:
     """A program can write into the pipe, too: what is no outcome ends them."""
-    found: list[Outcome] = []
+    found: list[ProgramOutcome] = []
     for line in said.answer.splitlines()[:count]:
         try:
-            found.append(msgspec.json.decode(line, type=Outcome))
+            found.append(msgspec.json.decode(line, type=ProgramOutcome))
         except (msgspec.DecodeError, UnicodeDecodeError):
             break
-    return found + [Outcome(error=f"not reached: the program's process ended ({said.status})")] * (count - len(found))
+    return found + [ProgramOutcome(error=f"not reached: the program's process ended ({said.status})")] * (
+        count - len(found)
+    )
+
+
+if not TYPE_CHECKING:  # type checkers know the new names only
+    __getattr__ = renamed(__name__, Outcome="ProgramOutcome", Sandbox="ProgramSandbox", Jail="JailSandbox")

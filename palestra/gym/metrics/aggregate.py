@@ -121,12 +121,12 @@ def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Map
     """How much of each task's rollouts there is, and the row they were played from."""
     for group in groups:
         index = group[TASK_INDEX]
-        wanted, found = expected.get(index, group["num_rollouts"]), group["num_rollouts"]
+        expected_count, found = expected.get(index, group["num_rollouts"]), group["num_rollouts"]
         row = samples.get(index, {})
         group["sample"] = {name: value for name, value in row.items() if name not in (TASK_INDEX, ROLLOUT_INDEX)}
-        group["expected_num_rollouts"] = wanted
-        group["missing_num_rollouts"] = wanted - found
-        group["reward_profile_completion_pct"] = 100.0 * found / wanted if wanted else 100.0
+        group["expected_num_rollouts"] = expected_count
+        group["missing_num_rollouts"] = expected_count - found
+        group["reward_profile_completion_pct"] = 100.0 * found / expected_count if expected_count else 100.0
     return groups
 
 

@@ -24,7 +24,7 @@ STATISTICS = ("std_dev_across_runs", "std_err_across_runs", "avg_sample_std_dev"
 PER_SAMPLE = "per_sample_aggregate"
 
 
-class Scored(Struct, frozen=True):
+class TaskScores(Struct, frozen=True):
     """One task: the scores of its rollouts, and what each answered."""
 
     scores: list[Scores]
@@ -111,17 +111,17 @@ def _accuracy(rollout: Rollout) -> Mapping[str, float]:
     return {"accuracy": rollout["reward"]}
 
 
-def _scored(task: Sequence[Rollout], score: ScoreOf, answer_key: str | None) -> Scored:
+def _scored(task: Sequence[Rollout], score: ScoreOf, answer_key: str | None) -> TaskScores:
     scores = [{name: float(value) for name, value in score(one).items()} for one in task]
     if answer_key is None:
-        return Scored(scores, [])
+        return TaskScores(scores, [])
     answers = [one.get(answer_key) for one in task]
     for one, answer in zip(scores, answers, strict=True):
         one["no_answer"] = float(answer is None)
-    return Scored(scores, answers)
+    return TaskScores(scores, answers)
 
 
-def _majority(task: Scored, name: str, k: int) -> float:
+def _majority(task: TaskScores, name: str, k: int) -> float:
     """The score of the answer most often given; of several such, their average. No answer at all: 0."""
     given = zip(task.answers[:k], task.scores[:k], strict=True)
     votes = Counter((_hashable(answer), one[name]) for answer, one in given if answer is not None and name in one)
@@ -131,7 +131,7 @@ def _majority(task: Scored, name: str, k: int) -> float:
     return _mean([score for (_, score), count in votes.items() if count == most])
 
 
-def _per_run(scored: Sequence[Scored], names: Sequence[str], most: int) -> dict[str, list[float]]:
+def _per_run(scored: Sequence[TaskScores], names: Sequence[str], most: int) -> dict[str, list[float]]:
     """What each run over all tasks would have got alone."""
     runs: dict[str, list[float]] = {}
     for name in names:
@@ -142,7 +142,7 @@ def _per_run(scored: Sequence[Scored], names: Sequence[str], most: int) -> dict[
     return runs
 
 
-def _variation(label: str, runs: list[float], scored: Sequence[Scored], name: str, k: int) -> dict[str, float]:
+def _variation(label: str, runs: list[float], scored: Sequence[TaskScores], name: str, k: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     if len(runs) >= 2:
         figures[f"{label}/std_dev_across_runs"] = spread = deviation(runs)

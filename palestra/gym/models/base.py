@@ -12,22 +12,22 @@ from msgspec import Struct
 
 from palestra.gym.errors import BadRequest, PeerFailed, UnreachableServer
 from palestra.gym.models import messages, streams
-from palestra.gym.models.capture import Captures, Exchange
+from palestra.gym.models.capture import CapturedExchange, Captures
 from palestra.gym.models.conversions import output_items
 from palestra.gym.models.requests import checked, fitted
 from palestra.gym.models.settings import read_capture
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymRequest, GymResponse
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
 
-class Told(Struct):
+class ModelAnswer(Struct):
     """An answer, with what is kept of it."""
 
-    answer: Answer
+    answer: GymResponse
     response: JsonObject | None
     """The whole object in the caller's API, also where it was streamed. None: there is none."""
     items: list[JsonObject] | None = None
@@ -39,59 +39,59 @@ class ModelServer(GymServer):
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self._ways: dict[str, tuple[str, Callable[[Call, JsonObject], Awaitable[Told]]]] = {
+        self._ways: dict[str, tuple[str, Callable[[GymRequest, JsonObject], Awaitable[ModelAnswer]]]] = {
             "/v1/responses": ("responses", self._by_responses),
             "/v1/chat/completions": ("chat", self._by_chat),
             "/v1/messages": ("messages", self._by_messages),
         }
         self._captures = Captures.of(read_capture(peers.settings), self.name)
 
-    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
         """A Responses object. `params` are checked; `beside` are fields of the endpoint that they have no word for."""
         raise NotImplementedError
 
-    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
+    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
         """A chat completion."""
         raise NotImplementedError
 
     def routes(self) -> dict[str, JsonObject]:
         return {path: {"type": "object"} for path in self._ways}
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         dialect, way = self._ways.get(call.path, (None, None))
         if dialect is None or way is None:
-            return Answer(status=404, body={"detail": "Not Found"})
+            return GymResponse(status=404, body={"detail": "Not Found"})
         if not isinstance(call.body, dict):
             raise BadRequest((), "Input should be an object", kind="dict_type", given=call.body)
         if call.rollout_id is None or self._captures is None:
             return (await way(call, call.body)).answer
-        exchange = Exchange(call.rollout_id, dialect, call.body)
+        exchange = CapturedExchange(call.rollout_id, dialect, call.body)
         try:
-            told = await way(call, call.body)
+            answered = await way(call, call.body)
         except Exception as error:  # kept for the record, and raised again
             await self._captures.keep_failure(exchange, error)
             raise
-        await self._captures.keep(exchange, told.answer.status, told.response)
+        await self._captures.keep(exchange, answered.answer.status, answered.response)
         if call.captures_tokens:
-            await self._captures.keep_tokens(exchange, told.response, told.items)
-        return told.answer
+            await self._captures.keep_tokens(exchange, answered.response, answered.items)
+        return answered.answer
 
     # The three APIs
 
-    async def _by_responses(self, call: Call, body: JsonObject) -> Told:
+    async def _by_responses(self, call: GymRequest, body: JsonObject) -> ModelAnswer:
         if not body.get("stream"):
             response = await self.respond(call, checked(body), {})
-            return Told(Answer(body=response), response, response["output"])
+            return ModelAnswer(GymResponse(body=response), response, response["output"])
         params, joined = fitted(body)
         params = checked(params)
         try:
             response = await self.respond(call, params, {})
         except (PeerFailed, UnreachableServer) as error:
             log.warning("%s%s, streaming: %s", self.name, call.path, error)
-            return Told(streams.streamed(streams.failure_events(str(error))), None)
-        return Told(streams.streamed(streams.response_events(response, joined)), response, response["output"])
+            return ModelAnswer(streams.streamed(streams.failure_events(str(error))), None)
+        return ModelAnswer(streams.streamed(streams.response_events(response, joined)), response, response["output"])
 
-    async def _by_chat(self, call: Call, body: JsonObject) -> Told:
+    async def _by_chat(self, call: GymRequest, body: JsonObject) -> ModelAnswer:
         if not isinstance(body.get("messages"), list) or not body["messages"]:
             raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
         is_streamed = body.get("stream", False)
@@ -103,15 +103,15 @@ class ModelServer(GymServer):
         if call.captures_tokens:
             items = output_items(completion["choices"][0]["message"], has_thoughts=True)
         if not is_streamed:
-            return Told(Answer(body=completion), completion, items)
+            return ModelAnswer(GymResponse(body=completion), completion, items)
         options = body.get("stream_options")
         has_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        return Told(streams.streamed(streams.chat_events(completion, has_usage=has_usage)), completion, items)
+        return ModelAnswer(streams.streamed(streams.chat_events(completion, has_usage=has_usage)), completion, items)
 
-    async def _by_messages(self, call: Call, body: JsonObject) -> Told:
+    async def _by_messages(self, call: GymRequest, body: JsonObject) -> ModelAnswer:
         params, beside = messages.as_responses(body)
         response = await self.respond(call, checked(params), beside)
         message = messages.as_message(response, model=str(body.get("model") or response["model"]))
         if not body.get("stream"):
-            return Told(Answer(body=message), message, response["output"])
-        return Told(streams.streamed(streams.message_events(message)), message, response["output"])
+            return ModelAnswer(GymResponse(body=message), message, response["output"])
+        return ModelAnswer(streams.streamed(streams.message_events(message)), message, response["output"])

@@ -31,6 +31,6 @@ class CallSeeds:
         self._calls[rollout_seed] = number + 1
         if len(self._calls) > self._most:
             self._calls.popitem(last=False)
-        asked = [[one.get("role"), one.get("content")] for one in messages]
-        digest = blake2b(encoded([rollout_seed, number, asked]), digest_size=8).digest()
+        turns = [[one.get("role"), one.get("content")] for one in messages]
+        digest = blake2b(encoded([rollout_seed, number, turns]), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -33,7 +33,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(slots=True)
-class Exchange:
+class CapturedExchange:
     """A call that is under way."""
 
     rollout_id: str
@@ -45,7 +45,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class Kept:
+class CapturedRecords:
     """What a file has."""
 
     lines: list[JsonObject]
@@ -73,9 +73,9 @@ class CaptureFolder:
     def mark_incomplete(self, rollout_id: str) -> None:
         self._path(rollout_id, "incomplete").touch()
 
-    def read(self, rollout_id: str) -> Kept:
+    def read(self, rollout_id: str) -> CapturedRecords:
         path = self._path(rollout_id)
-        kept = Kept([], 0, self._path(rollout_id, "incomplete").exists())
+        kept = CapturedRecords([], 0, self._path(rollout_id, "incomplete").exists())
         for raw in path.read_bytes().splitlines() if path.exists() else ():
             try:
                 line = orjson.loads(raw)
@@ -110,16 +110,16 @@ class Captures:
         calls, tokens = folders(settings)
         return None if calls is None and tokens is None else cls(server, calls, tokens)
 
-    async def keep(self, exchange: Exchange, status: int, response: JsonObject | None) -> None:
+    async def keep(self, exchange: CapturedExchange, status: int, response: JsonObject | None) -> None:
         problem = "upstream_error" if response is None else None
         await self._keep(exchange, status, problem, response)
 
-    async def keep_failure(self, exchange: Exchange, error: Exception) -> None:
+    async def keep_failure(self, exchange: CapturedExchange, error: Exception) -> None:
         status = error.status if isinstance(error, PeerFailed | BadCall) else 500
         await self._keep(exchange, status, _category(error), None, response_raw=str(error))
 
     async def _keep(
-        self, exchange: Exchange, status: int, problem: str | None, response: JsonObject | None, **more: object
+        self, exchange: CapturedExchange, status: int, problem: str | None, response: JsonObject | None, **more: object
     ) -> None:
         if self._calls is None:
             return
@@ -140,7 +140,7 @@ class Captures:
         await asyncio.to_thread(_written, self._calls, exchange.rollout_id, line)
 
     async def keep_tokens(
-        self, exchange: Exchange, response: JsonObject | None, items: list[JsonObject] | None
+        self, exchange: CapturedExchange, response: JsonObject | None, items: list[JsonObject] | None
     ) -> None:
         """Keeps the token ids of a call that came with `/training-token-capture`."""
         if self._tokens is None or response is None or not items:

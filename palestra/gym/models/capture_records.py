@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import orjson
 
-from palestra.gym.models.capture import Kept
+from palestra.gym.models.capture import CapturedRecords
 from palestra.util.json_types import JsonMapping, JsonObject
 
 SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "latency_total_ms")
 
 
-def model_call_capture(rollout_id: str, kept: Kept) -> JsonObject:
+def model_call_capture(rollout_id: str, kept: CapturedRecords) -> JsonObject:
     """A row's `ng_model_call_capture`. Requests and answers stay in their file."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     capture: JsonObject = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
@@ -21,7 +21,7 @@ def model_call_capture(rollout_id: str, kept: Kept) -> JsonObject:
     return capture | ({"gaps": gaps} if gaps else {})
 
 
-def trajectory(task_id: str, rollout_id: str, kept: Kept) -> JsonObject:
+def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonObject:
     """A row's `ng_trajectory`: the calls of one agent in the order they were answered."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     answered = [call for call in calls if call["error_category"] is None]
@@ -45,7 +45,7 @@ def call_record(line: JsonMapping, index: int) -> JsonObject:
     """One call without its bodies."""
     response = line.get("response") or {}
     usage = _usage(response.get("usage") or {})
-    tool_calls, reasoning = _said(response)
+    tool_calls, reasoning = _message_text(response)
     return {
         "model_call_id": line.get("model_call_id"),
         "response_id": response.get("id"),
@@ -74,7 +74,7 @@ def _metrics(calls: list[JsonObject]) -> JsonObject:
     return sums | {"num_calls": len(calls)}
 
 
-def _gaps(kept: Kept) -> list[JsonObject]:
+def _gaps(kept: CapturedRecords) -> list[JsonObject]:
     gaps: list[JsonObject] = []
     if kept.damaged:
         gaps.append({"code": "model_call_capture_records_unreadable", "detail": f"count={kept.damaged}"})
@@ -115,7 +115,7 @@ def _finish(response: JsonMapping) -> str | None:
     return response.get("stop_reason") or choices[0].get("finish_reason") or incomplete.get("reason")
 
 
-def _said(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
+def _message_text(response: JsonMapping) -> tuple[list[JsonObject], list[str]]:
     """Tool calls and reasoning."""
     calls: list[JsonObject] = []
     reasoning: list[str] = []

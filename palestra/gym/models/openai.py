@@ -11,7 +11,7 @@ from palestra.gym.models.settings import OpenAISettings, read_settings
 from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
-from palestra.gym.wire import Answer, Call, encoded
+from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.util.json_types import JsonObject
 
 
@@ -27,16 +27,16 @@ class OpenAIModel(ModelServer):
     async def close(self) -> None:
         await self.upstream.close()
 
-    async def look(self, path: str) -> Answer | None:
-        return Answer(body=dict(self.upstream.counts)) if path == "/stats" else None
+    async def look(self, path: str) -> GymResponse | None:
+        return GymResponse(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
         body = {**self.settings.extra_body, **beside, **params, "model": self.settings.openai_model}
         if self.settings.drop_input_reasoning_items and isinstance(body["input"], list):
             body["input"] = [item for item in body["input"] if item.get("type") != "reasoning"]
         return whole_response(await self.upstream.post(call.session_id, "/responses", body), self.upstream)
 
-    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
+    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
         body = {**self.settings.extra_body, **body, "model": self.settings.openai_model}
         return whole_completion(await self.upstream.post(call.session_id, "/chat/completions", body), self.upstream)
 

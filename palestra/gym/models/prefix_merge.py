@@ -20,7 +20,7 @@ from palestra.util.json_types import JsonMapping, JsonObject
 CAPTURE = "_ng_token_capture"
 
 
-class Fault(StrEnum):
+class MergeFault(StrEnum):
     """Why a rollout is not trained on."""
 
     MISSING = "missing"
@@ -42,14 +42,14 @@ class _Call:
 
 
 @dataclass(slots=True)
-class Rebuilt:
+class MergedCalls:
     output: list[JsonObject]
     """Items of the delivered calls; each call's last one has its ids, and begins with all those before it."""
-    fault: Fault | None
+    fault: MergeFault | None
     metrics: JsonObject
 
 
-def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> Rebuilt:
+def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> MergedCalls:
     """`entries` as they were kept, in the order the calls ended."""
     calls = _linked(sorted(entries, key=lambda entry: entry["created_at"]))
     roots: dict[bytes, list[_Call]] = defaultdict(list)
@@ -57,23 +57,23 @@ def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> R
         if call.parent is None:
             roots[call.prompt].append(call)
     chain: list[_Call] = []
-    fault: Fault | None = Fault.MISSING if is_incomplete or not calls else None
+    fault: MergeFault | None = MergeFault.MISSING if is_incomplete or not calls else None
     attempts = next(iter(roots.values()), [])  # the conversation whose first answer was first
     while attempts:
         call = _chosen(attempts)
         if call is None:
-            fault = fault or Fault.RETRIES
+            fault = fault or MergeFault.RETRIES
             break
         chain.append(call)
         if len(call.attempts) > 1:
-            fault = fault or Fault.FORK
+            fault = fault or MergeFault.FORK
             break
         attempts = next(iter(call.attempts.values()), [])
     metrics = {"calls": len(calls), "delivered": len(chain), "conversations": len(roots), "fault": fault}
-    return Rebuilt([item for call in chain for item in _items(call.entry)], fault, metrics)
+    return MergedCalls([item for call in chain for item in _items(call.entry)], fault, metrics)
 
 
-def folded(row: JsonObject, rebuilt: Rebuilt, *, rebuild_response: bool = True) -> JsonObject:
+def folded(row: JsonObject, rebuilt: MergedCalls, *, rebuild_response: bool = True) -> JsonObject:
     """The row with its ids, or masked. One that has ids already is left alone."""
     response = row.get("response") or {}
     if any(item.get("generation_token_ids") for item in response.get("output") or ()):

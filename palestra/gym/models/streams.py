@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from uuid import uuid4
 
-from palestra.gym.wire import Answer, encoded
+from palestra.gym.wire import GymResponse, encoded
 from palestra.util.json_types import JsonMapping, JsonObject
 
 DONE = b"data: [DONE]\n\n"
 
 
-def streamed(events: Iterator[bytes]) -> Answer:
-    return Answer(body=b"".join(events), content_type="text/event-stream")
+def streamed(events: Iterator[bytes]) -> GymResponse:
+    return GymResponse(body=b"".join(events), content_type="text/event-stream")
 
 
 def _event(data: JsonObject) -> bytes:
@@ -28,8 +28,8 @@ def _event(data: JsonObject) -> bytes:
 def chat_events(completion: JsonMapping, *, has_usage: bool) -> Iterator[bytes]:
     for choice in completion["choices"]:
         for delta, finish in _deltas(choice):
-            told = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
-            yield _chunk(completion, [told])
+            choice_out = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
+            yield _chunk(completion, [choice_out])
     if has_usage and completion.get("usage") is not None:
         yield _chunk(completion, [], usage=completion["usage"])
     yield DONE
@@ -66,9 +66,9 @@ def response_events(response: JsonObject, joined: Mapping[str, tuple[str, str]])
 
 def failure_events(message: str) -> Iterator[bytes]:
     """A stream that was promised ends as one: an error status would look like a broken line."""
-    told = {"id": f"resp_{uuid4().hex}", "object": "response", "output": [], "tools": []}
-    begun = {**told, "status": "in_progress", "error": None}
-    failed = {**told, "status": "failed", "error": {"code": "server_error", "message": message}}
+    response = {"id": f"resp_{uuid4().hex}", "object": "response", "output": [], "tools": []}
+    begun = {**response, "status": "in_progress", "error": None}
+    failed = {**response, "status": "failed", "error": {"code": "server_error", "message": message}}
     yield _event({"type": "response.created", "response": begun, "sequence_number": 0})
     yield _event({"type": "response.failed", "response": failed, "sequence_number": 1})
 
@@ -102,9 +102,9 @@ def _item_events(at: int, item: JsonObject) -> Iterator[JsonObject]:
                 yield from _summary_events({**where, "summary_index": index}, part)
         case "function_call":
             yield {"type": "response.output_item.added", "output_index": at, "item": {**item, "arguments": ""}}
-            told, arguments = "response.function_call_arguments", item.get("arguments") or ""
-            yield {"type": f"{told}.delta", **where, "delta": arguments}
-            yield {"type": f"{told}.done", **where, "name": item.get("name"), "arguments": arguments}
+            choice_out, arguments = "response.function_call_arguments", item.get("arguments") or ""
+            yield {"type": f"{choice_out}.delta", **where, "delta": arguments}
+            yield {"type": f"{choice_out}.done", **where, "name": item.get("name"), "arguments": arguments}
         case _:
             yield {"type": "response.output_item.added", "output_index": at, "item": item}
     yield {"type": "response.output_item.done", "output_index": at, "item": item}

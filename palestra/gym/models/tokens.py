@@ -51,8 +51,8 @@ def generated(choice: JsonMapping) -> tuple[list[int], list[float]]:
 
 def generated_text(choice: JsonMapping) -> tuple[list[int], list[float]]:
     """The same for an answer of text completions. Raises TokensMissing."""
-    told = choice.get("logprobs") or {}
-    logprobs, names = told.get("token_logprobs"), told.get("tokens")
+    logprob_fields = choice.get("logprobs") or {}
+    logprobs, names = logprob_fields.get("token_logprobs"), logprob_fields.get("tokens")
     if not isinstance(logprobs, list) or not isinstance(names, list):
         raise TokensMissing("it has no logprobs, though they were asked for")
     content = [{"token": name, "logprob": one} for name, one in zip(names, logprobs, strict=False)]
@@ -61,8 +61,8 @@ def generated_text(choice: JsonMapping) -> tuple[list[int], list[float]]:
 
 def prompt_ids(completion: JsonMapping) -> list[int] | None:
     """As vLLM and our endpoint tell them, beside the choices, or in one (text completions). None: not told."""
-    told = completion.get("prompt_token_ids")
-    return completion["choices"][0].get("prompt_token_ids") if told is None else told
+    ids = completion.get("prompt_token_ids")
+    return completion["choices"][0].get("prompt_token_ids") if ids is None else ids
 
 
 def put(completion: JsonObject, prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:

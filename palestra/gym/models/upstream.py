@@ -46,14 +46,14 @@ DOUBLINGS = 10  # a wait is at its longest by then
 
 
 @dataclass(slots=True)
-class Replica:
+class UpstreamReplica:
     url: str
     down_until: float = 0.0
 
 
 class Upstream:
     def __init__(self, urls: list[str], headers: Mapping[str, str], settings: CommonSettings) -> None:
-        self.replicas = [Replica(url.rstrip("/")) for url in urls]
+        self.replicas = [UpstreamReplica(url.rstrip("/")) for url in urls]
         self.counts: Counter[str] = Counter()
         """`calls`, `retries`, `failed`, `affinity_lost` (calls that went elsewhere than their session's replica)."""
         self._client = HttpClient(timeout_s=settings.request_timeout_s, headers=headers)
@@ -77,7 +77,7 @@ class Upstream:
             raise
         return _parsed(replica.url, path, reply.body)
 
-    async def _tried(self, home: int, path: str, payload: bytes) -> tuple[Replica, HttpReply]:
+    async def _tried(self, home: int, path: str, payload: bytes) -> tuple[UpstreamReplica, HttpReply]:
         attempts, limit = 0, self._settings.max_attempts + len(self.replicas) - 1
         while True:
             replica = self._pick(home, attempts)
@@ -106,7 +106,7 @@ class Upstream:
             self.counts["retries"] += 1
             await asyncio.sleep(wait_s)
 
-    async def _sent(self, replica: Replica, path: str, payload: bytes) -> HttpReply:
+    async def _sent(self, replica: UpstreamReplica, path: str, payload: bytes) -> HttpReply:
         try:
             return await self._client.post(_url(replica.url, path), payload, max_bytes=MAX_ANSWER_BYTES)
         except TimeoutError:  # it may still be at work: a second attempt would only add to that
@@ -114,7 +114,7 @@ class Upstream:
             reason = f"{path} was not answered within {self._settings.request_timeout_s:g} s"
             raise UnreachableServer(replica.url, reason, FailureClass.MODEL_TIMEOUT) from None
 
-    async def _noted(self, replica: Replica, path: str, payload: bytes, reply: HttpReply) -> None:
+    async def _noted(self, replica: UpstreamReplica, path: str, payload: bytes, reply: HttpReply) -> None:
         if self._log is not None:
             await asyncio.to_thread(_append, self._log, replica.url + path, payload, reply)
 
@@ -126,7 +126,7 @@ class Upstream:
             return 0
         return int.from_bytes(sha256(session_id.encode()).digest()[:8], "big") % len(self.replicas)
 
-    def _pick(self, home: int, attempts: int) -> Replica:
+    def _pick(self, home: int, attempts: int) -> UpstreamReplica:
         """The session's own unless it is down; then the next one that is not, or each in turn where all are."""
         now, count = monotonic(), len(self.replicas)
         for step in range(count):
@@ -172,14 +172,14 @@ def _failure_class(status: int) -> FailureClass:
     return FailureClass.MODEL_RATE_LIMITED if status == 429 else FailureClass.MODEL_ERROR
 
 
-def _retry_after(told: str | None) -> float:
-    if told is None:
+def _retry_after(header: str | None) -> float:
+    if header is None:
         return 0.0
     try:
-        wait_s = float(told)
+        wait_s = float(header)
     except ValueError:
         try:
-            wait_s = parsedate_to_datetime(told).timestamp() - time()
+            wait_s = parsedate_to_datetime(header).timestamp() - time()
         except (ValueError, OverflowError):
             return 0.0
     return min(max(wait_s, 0.0), MAX_RETRY_AFTER_S) if wait_s == wait_s else 0.0

@@ -21,7 +21,7 @@ from palestra.gym.models.settings import VLLMSettings, read_settings
 from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
-from palestra.gym.wire import Answer, Call, encoded
+from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED, TOKEN_FIELDS
 from palestra.util.json_types import JsonObject
 
@@ -46,10 +46,10 @@ class VLLMModel(ModelServer):
     async def close(self) -> None:
         await self.upstream.close()
 
-    async def look(self, path: str) -> Answer | None:
-        return Answer(body=dict(self.upstream.counts)) if path == "/stats" else None
+    async def look(self, path: str) -> GymResponse | None:
+        return GymResponse(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
         settings = self.settings
         if settings.is_responses_native:
             return await self._respond_natively(call, params, beside)
@@ -57,7 +57,7 @@ class VLLMModel(ModelServer):
         completion = await self.complete(call, body | beside)
         return response(params, completion, model=self._model(params), has_thoughts=settings.uses_reasoning_parser)
 
-    async def complete(self, call: Call, body: JsonObject) -> JsonObject:
+    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
         body = self._request(body)
         messages = body["messages"]
         if not self.settings.sequential_reasoning_allowed and _is_only_thought(messages[-1]):
@@ -104,8 +104,8 @@ class VLLMModel(ModelServer):
 
     def _model(self, body: JsonObject) -> str:
         metadata = body.get("metadata")
-        wanted = metadata.get(POLICY) if isinstance(metadata, dict) else None
-        return wanted if isinstance(wanted, str) and wanted else self.settings.model
+        policy = metadata.get(POLICY) if isinstance(metadata, dict) else None
+        return policy if isinstance(policy, str) and policy else self.settings.model
 
     def _message(self, message: object) -> JsonObject:
         """As the endpoint wants roles and reasoning. The one given is left as it is."""
@@ -153,7 +153,7 @@ class VLLMModel(ModelServer):
             )
         message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
 
-    async def _place_tokens(self, call: Call, body: JsonObject, completion: JsonObject) -> None:
+    async def _place_tokens(self, call: GymRequest, body: JsonObject, completion: JsonObject) -> None:
         choice = completion["choices"][0]
         try:
             if tokens.found_on_message(choice["message"]):
@@ -167,11 +167,11 @@ class VLLMModel(ModelServer):
             prompt = await self._tokenized(call, {key: body[key] for key in TOKENIZED if key in body})
         tokens.put(completion, prompt, ids, logprobs)
 
-    async def _tokenized(self, call: Call, body: JsonObject) -> list[int]:
-        told = await self.upstream.post(call.session_id, TOKENIZE, body)
-        prompt = told.get("tokens")
+    async def _tokenized(self, call: GymRequest, body: JsonObject) -> list[int]:
+        tokenized = await self.upstream.post(call.session_id, TOKENIZE, body)
+        prompt = tokenized.get("tokens")
         if not isinstance(prompt, list):
-            raise self._bad(TOKENIZE, "no `tokens`", told)
+            raise self._bad(TOKENIZE, "no `tokens`", tokenized)
         return prompt
 
     def _empty(self, finish: str) -> JsonObject:
@@ -190,7 +190,7 @@ class VLLMModel(ModelServer):
 
     # Other routes of the endpoint
 
-    async def _complete_text(self, call: Call, body: JsonObject) -> JsonObject:
+    async def _complete_text(self, call: GymRequest, body: JsonObject) -> JsonObject:
         request = text_request(body, self._template, with_ids=self.settings.return_token_id_information)
         answer = whole_completion(await self.upstream.post(call.session_id, TEXT, request), self.upstream, key="text")
         choice = answer["choices"][0]
@@ -207,7 +207,7 @@ class VLLMModel(ModelServer):
         tokens.put(completion, prompt, ids, logprobs)
         return completion
 
-    async def _respond_natively(self, call: Call, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def _respond_natively(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
         settings = self.settings
         body = {**(settings.extra_body or {}), **beside, **params, "model": self._model(params)}
         if settings.chat_template_kwargs:
@@ -219,11 +219,11 @@ class VLLMModel(ModelServer):
         if settings.return_token_id_information:
             body["return_token_ids"] = True
         answer = await self.upstream.post(call.session_id, RESPONSES, body | (settings.sampling_overrides or {}))
-        told = whole_response(answer, self.upstream)
-        last = told["output"][-1] if told["output"] else {}
+        tokenized = whole_response(answer, self.upstream)
+        last = tokenized["output"][-1] if tokenized["output"] else {}
         if settings.return_token_id_information and any(last.get(key) is None for key in TOKEN_FIELDS):
-            raise self._bad(RESPONSES, "no token ids on its last item; say is_responses_native: false", told)
-        return told
+            raise self._bad(RESPONSES, "no token ids on its last item; say is_responses_native: false", tokenized)
+        return tokenized
 
 
 def _is_only_thought(message: JsonObject) -> bool:

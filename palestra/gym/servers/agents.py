@@ -16,8 +16,8 @@ from palestra.gym.errors import BadCall, PeerFailed, RolloutTimeout
 from palestra.gym.records import ROLLOUT_NAME, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
-from palestra.gym.servers.settings import Reference, settings_of, settings_type
-from palestra.gym.wire import NO_COOKIES, Answer, Call, Cookies
+from palestra.gym.servers.settings import ServerReference, settings_of, settings_type
+from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse
 from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -42,7 +42,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
 class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
     """Settings of agents that play in the world of a resources server."""
 
-    resources_server: Reference
+    resources_server: ServerReference
     """The resources server to play in: `{type: resources_servers, name: NAME}`."""
 
 
@@ -87,18 +87,18 @@ class AgentServer(GymServer, Generic[S]):
         """Play, without seed and verdict."""
         raise NotImplementedError(f"{type(self).__name__} does not respond")
 
-    async def aggregate(self, call: Call) -> Answer:
+    async def aggregate(self, call: GymRequest) -> GymResponse:
         return aggregated(call)
 
     # The rest
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         match call.path:
             case "/run":
-                return Answer(body=await self._in_time(self._run(call)))
+                return GymResponse(body=await self._in_time(self._run(call)))
             case "/v1/responses":
                 reply = await self._in_time(self._respond(call))
-                return Answer(body=reply.response, cookies=dict(reply.cookies))
+                return GymResponse(body=reply.response, cookies=dict(reply.cookies))
             case "/aggregate_metrics":
                 return await self.aggregate(call)
         raise BadCall(404, "Not Found")
@@ -108,14 +108,14 @@ class AgentServer(GymServer, Generic[S]):
 
     async def asked(
         self, name: str, path: str, body: object, cookies: Cookies, timeout_s: float | None = None
-    ) -> Answer:
+    ) -> GymResponse:
         """Raises PeerFailed where it is no success."""
         answer = await self.peers.post(name, path, body, cookies=cookies, timeout_s=timeout_s)
         if not answer.is_ok:
             raise PeerFailed(name, path, answer.status, answer.raw())
         return answer
 
-    async def _run(self, call: Call) -> JsonObject:
+    async def _run(self, call: GymRequest) -> JsonObject:
         row = call.body
         if not isinstance(row, dict):
             raise BadCall(422, [{"type": "dict_type", "loc": ["body"], "msg": "Input should be an object"}])
@@ -125,7 +125,7 @@ class AgentServer(GymServer, Generic[S]):
         prefix = _prefix(call.rollout_id or (rollout_id_of(row) if is_named else None), captures)
         return await self.run(row, Rollout(cookies=call.cookies, prefix=prefix))
 
-    async def _respond(self, call: Call) -> Reply:
+    async def _respond(self, call: GymRequest) -> Reply:
         params = checked_params(call.body, [])
         prefix = _prefix(call.rollout_id, call.captures_tokens)
         return await self.respond(params, Rollout(cookies=call.cookies, prefix=prefix))
@@ -164,11 +164,11 @@ class WorldAgentServer(AgentServer[W]):
         verdict = await self.ask_resources("/verify", played, reply.cookies)
         return checked_verdict(verdict.value(), self.settings.resources_server.name)
 
-    async def aggregate(self, call: Call) -> Answer:
+    async def aggregate(self, call: GymRequest) -> GymResponse:
         """The world knows which figures matter."""
         return await self.ask_resources("/aggregate_metrics", call.body, NO_COOKIES)
 
-    async def ask_resources(self, path: str, body: object, cookies: Cookies) -> Answer:
+    async def ask_resources(self, path: str, body: object, cookies: Cookies) -> GymResponse:
         """Raises PeerFailed where it is no success."""
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 

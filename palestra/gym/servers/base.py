@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import Answer, Call, Cookies
+from palestra.gym.wire import Cookies, GymRequest, GymResponse
 from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -34,7 +34,7 @@ class Peers(Protocol):
 
     async def post(
         self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
-    ) -> Answer:
+    ) -> GymResponse:
         """Whatever status it has. Raises UnreachableServer after bounded retries; only what cannot have been
         begun (no connection) is sent again, unless the path is one that may be repeated."""
         ...
@@ -64,7 +64,7 @@ class GymServer:
     async def close(self) -> None:
         """After the last call."""
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         """To a POST. Exceptions become a 500 in the front, in NeMo Gym's words."""
         raise NotImplementedError
 
@@ -72,7 +72,7 @@ class GymServer:
         """JSON Schema of the body by path, for `/openapi.json`."""
         return {}
 
-    async def look(self, path: str) -> Answer | None:
+    async def look(self, path: str) -> GymResponse | None:
         """To a GET; None: there is nothing. `/` and the health routes are the front's."""
         return None
 
@@ -82,10 +82,10 @@ FIELD = "verify_responses"
 
 
 def aggregated(
-    call: Call,
+    call: GymRequest,
     compute: Callable[[list[list[JsonMapping]]], JsonObject] | None = None,
     pick: Callable[[JsonObject], JsonObject] | None = None,
-) -> Answer:
+) -> GymResponse:
     """Raises BadCall."""
     from palestra.gym.metrics import aggregate
 
@@ -96,7 +96,7 @@ def aggregated(
         if not isinstance(one, dict) or any(type(one.get(index, 0)) is not int for index in INDICES):
             words = f"Input should be a rollout: an object whose {' and '.join(INDICES)} are whole numbers"
             raise BadCall(422, [_problem("dict_type", [number], words, one)])
-    return Answer(body=aggregate(rollouts, compute, pick))
+    return GymResponse(body=aggregate(rollouts, compute, pick))
 
 
 def _problem(kind: str, where: list[int], words: str, given: object) -> JsonObject:

@@ -24,8 +24,8 @@ from palestra.gym.records import STEP_ID, ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.handlers import Handler
 from palestra.gym.servers.resources import ResourcesServer, Route, S
-from palestra.gym.servers.states import Session, States
-from palestra.gym.wire import Answer, Call
+from palestra.gym.servers.states import Session, SessionStates
+from palestra.gym.wire import GymRequest, GymResponse
 from palestra.util.json_types import JsonObject
 
 SUPPORTS = {"supports_explicit_close": True, "supports_step_idempotency": True}
@@ -73,7 +73,7 @@ class GymnasiumServer(ResourcesServer[S]):
         super().__init__(instance, peers)
         limit, idle_s = self.settings.max_sessions, self.settings.session_idle_s
         # The last step of a session by its id: who did not get the answer asks again, and the world moves once.
-        self._answered = States(lambda _: None, limit=limit, idle_s=idle_s)
+        self._answered = SessionStates(lambda _: None, limit=limit, idle_s=idle_s)
 
     async def reset(self, *_: Any, **__: Any) -> Start | str | None:
         """Begin. Its parameters are fields of the row."""
@@ -91,28 +91,28 @@ class GymnasiumServer(ResourcesServer[S]):
             "/aggregate_metrics": self._aggregated,
         }
 
-    async def _began(self, call: Call) -> Answer:
+    async def _began(self, call: GymRequest) -> GymResponse:
         self._answered.drop(call.session_id)
         start = Start.from_result(await self._reset.run(self, self.session(call), call.body))
-        return Answer(body={"observation": start.observation, "info": SUPPORTS | start.info})
+        return GymResponse(body={"observation": start.observation, "info": SUPPORTS | start.info})
 
-    async def _stepped(self, call: Call) -> Answer:
+    async def _stepped(self, call: GymRequest) -> GymResponse:
         step_id = call.body.get(STEP_ID) if isinstance(call.body, dict) else None
         if step_id is not None and call.session_id in self._answered:
-            last_id, told = self._answered.get(call.session_id)
+            last_id, answered = self._answered.get(call.session_id)
             if last_id == step_id:
-                return Answer(body=told)
+                return GymResponse(body=answered)
         step = await self._step.run(self, self.session(call), call.body)
         if not isinstance(step, Step):
             raise TypeError(f"step returns a Step, found {type(step).__name__}")
-        told = step.fields()
+        answered = step.fields()
         if step.terminated or step.truncated:
             self.states.retire(call.session_id)
         if step_id is not None:
-            self._answered.put(call.session_id, (step_id, told))
-        return Answer(body=told)
+            self._answered.put(call.session_id, (step_id, answered))
+        return GymResponse(body=answered)
 
-    async def _ended(self, call: Call) -> Answer:
+    async def _ended(self, call: GymRequest) -> GymResponse:
         self._answered.drop(call.session_id)
         return await self._closed(call)
 

@@ -26,7 +26,7 @@ AS_IT_IS = {dict: dict, JsonObject: dict, list: list, list[Any]: list}
 """Types that are looked at but not converted: a copy of all token ids is not for free."""
 
 
-class Field(Struct, frozen=True):
+class HandlerField(Struct, frozen=True):
     name: str
     type: Any
     default: Any = REQUIRED
@@ -72,7 +72,7 @@ class Handler:
         self._takes_session, self._takes_row = SESSION in named, ROW in named
         self._is_async = inspect.iscoroutinefunction(function)
         self.fields = [
-            Field(one.name, hints.get(one.name, Any), one.default)
+            HandlerField(one.name, hints.get(one.name, Any), one.default)
             for one in parameters
             if one.name not in (SESSION, ROW)
         ]
@@ -118,7 +118,7 @@ def _problem(kind: str, where: list[str], words: str, given: object) -> JsonObje
     return {"type": kind, "loc": ["body", *where], "msg": words, "input": given}
 
 
-def _schema(fields: list[Field]) -> JsonObject:
+def _schema(fields: list[HandlerField]) -> JsonObject:
     schemas, components = msgspec.json.schema_components([one.type for one in fields], ref_template="#/$defs/{name}")
     found: JsonObject = {
         "type": "object",

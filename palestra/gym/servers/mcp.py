@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.handlers import ToolSpec
-from palestra.gym.servers.states import Session, States
+from palestra.gym.servers.states import Session, SessionStates
 from palestra.gym.sessions import SessionSigner
-from palestra.gym.wire import Answer, Call, encoded
+from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.net import mcp
 from palestra.util.json_types import JsonObject
 
@@ -25,14 +25,14 @@ TOKEN_HEADER = "X-NeMo-Gym-Session-Token"
 PURPOSE = "mcp"
 
 
-class McpFace:
+class McpEndpoint:
     """Also the protocol's `Toolset`."""
 
     def __init__(
         self,
         name: str,
         signer: SessionSigner,
-        states: States,
+        states: SessionStates,
         tool_specs: Callable[[], Sequence[ToolSpec]],
         call_tool: Callable[[Session, str, Any], Awaitable[Any]],
     ) -> None:
@@ -87,7 +87,7 @@ class McpFace:
             and item["name"].startswith(self._prefix)
         )
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         session_id = self._signer.session_of(call.headers.get(TOKEN_HEADER.lower(), ""))
         if session_id is None:
             raise BadCall(401, f"{TOKEN_HEADER} is missing or not of this server: it comes with /seed_session")
@@ -100,7 +100,7 @@ class McpFace:
         if isinstance(found, mcp.ToolRequest):
             session = Session(session_id, self._states, call.rollout_id)
             found = found.answered(await self._called(session, found.name, found.arguments))
-        return Answer(status=found.status, body=found.body)
+        return GymResponse(status=found.status, body=found.body)
 
     async def _called(self, session: Session, name: str, arguments: object) -> mcp.ToolResult:
         try:

@@ -28,16 +28,16 @@ from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer, Peers, aggregated
 from palestra.gym.servers.handlers import Handler, ToolSpec
-from palestra.gym.servers.mcp import PURPOSE, McpFace
+from palestra.gym.servers.mcp import PURPOSE, McpEndpoint
 from palestra.gym.servers.responses import check_given
 from palestra.gym.servers.settings import settings_of, settings_type
-from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, States
+from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, SessionStates
 from palestra.gym.servers.verdicts import Verdict, unjudged, verified
-from palestra.gym.wire import Answer, Call, encoded
+from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.util.json_types import JsonMapping, JsonObject
 
 F = TypeVar("F", bound=Callable[..., Any])
-Route = Callable[[Call], Awaitable[Answer]]
+Route = Callable[[GymRequest], Awaitable[GymResponse]]
 
 RESERVED = frozenset({"seed_session", "verify", "aggregate_metrics", "close_session", "mcp"})
 """Routes of servers: no tool has such a name, and no model may call them."""
@@ -95,8 +95,8 @@ class ResourcesServer(GymServer, Generic[S]):
         super().__init__(instance, peers)
         self.settings: S = settings_of(instance, settings_type(type(self), ResourcesSettings))
         limit, idle_s = self.settings.max_sessions, self.settings.session_idle_s
-        self.states = States(self.release, limit=limit, idle_s=idle_s)
-        self._mcp = self._mcp_face() if self.settings.expose_tools_over_mcp else None
+        self.states = SessionStates(self.release, limit=limit, idle_s=idle_s)
+        self._mcp = self._mcp_endpoint() if self.settings.expose_tools_over_mcp else None
         self._table = self.table()
 
     # What a server of this kind says
@@ -131,9 +131,9 @@ class ResourcesServer(GymServer, Generic[S]):
 
     # The rest
 
-    def _mcp_face(self) -> McpFace:
+    def _mcp_endpoint(self) -> McpEndpoint:
         signer = self.peers.signer(self.cookie_name, PURPOSE)
-        return McpFace(self.name, signer, self.states, self.tool_specs, self.call_tool)
+        return McpEndpoint(self.name, signer, self.states, self.tool_specs, self.call_tool)
 
     def table(self) -> dict[str, Route]:
         routes: dict[str, Route] = {
@@ -144,12 +144,12 @@ class ResourcesServer(GymServer, Generic[S]):
         }
         return routes | {"/mcp": self._mcp.answer} if self._mcp else routes
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         route = self._table.get(call.path)
         return await (route(call) if route is not None else self._called(call))
 
-    async def look(self, path: str) -> Answer | None:
-        return Answer(body=self.reverify_mode.value) if path == "/reverify_mode" else None
+    async def look(self, path: str) -> GymResponse | None:
+        return GymResponse(body=self.reverify_mode.value) if path == "/reverify_mode" else None
 
     def routes(self) -> dict[str, JsonObject]:
         own: dict[str, JsonObject] = {path: {"type": "object"} for path in self._table}
@@ -158,23 +158,23 @@ class ResourcesServer(GymServer, Generic[S]):
     async def close(self) -> None:
         self.states.clear()
 
-    def session(self, call: Call) -> Session:
+    def session(self, call: GymRequest) -> Session:
         return Session(call.session_id, self.states, call.rollout_id)
 
-    async def _seeded(self, call: Call) -> Answer:
+    async def _seeded(self, call: GymRequest) -> GymResponse:
         session = self.session(call)
         found = await self._seed.run(self, session, call.body)
-        told = dict(found or {})
-        return Answer(body=told | self._mcp.invitation(session.id) if self._mcp else told)
+        seeded = dict(found or {})
+        return GymResponse(body=seeded | self._mcp.invitation(session.id) if self._mcp else seeded)
 
-    async def _called(self, call: Call) -> Answer:
+    async def _called(self, call: GymRequest) -> GymResponse:
         """As text at once: that is what a model reads, and what is no JSON is a mistake of this server."""
         result = await self.call_tool(self.session(call), call.path[1:], call.body)
         if isinstance(result, str):
-            return Answer(body=result.encode(errors="replace"), content_type=TEXT)
-        return Answer(body=encoded(result))
+            return GymResponse(body=result.encode(errors="replace"), content_type=TEXT)
+        return GymResponse(body=encoded(result))
 
-    async def _verified(self, call: Call) -> Answer:
+    async def _verified(self, call: GymRequest) -> GymResponse:
         row = call.body
         if isinstance(row, dict) and "response" in row:
             check_given(row["response"])
@@ -182,18 +182,18 @@ class ResourcesServer(GymServer, Generic[S]):
             seen = self._mcp.with_bare_names(row) if self._mcp else row
             verdict = Verdict.from_result(await self._verify.run(self, self.session(call), seen))
         except JudgeError as error:
-            return Answer(body=unjudged(row, error))
+            return GymResponse(body=unjudged(row, error))
         self.states.retire(call.session_id)
-        return Answer(body=verified(row, [one.name for one in self._verify.fields], verdict))
+        return GymResponse(body=verified(row, [one.name for one in self._verify.fields], verdict))
 
-    async def _aggregated(self, call: Call) -> Answer:
+    async def _aggregated(self, call: GymRequest) -> GymResponse:
         return aggregated(call, self.compute_metrics, self.key_metrics)
 
-    async def _closed(self, call: Call) -> Answer:
+    async def _closed(self, call: GymRequest) -> GymResponse:
         """NeMo Gym 0.7 names the session in the body; there is nothing wrong with one that is gone."""
         named = call.body.get("resources_session_id") if isinstance(call.body, dict) else None
         self.states.drop(named if isinstance(named, str) else call.session_id)
-        return Answer(body={})
+        return GymResponse(body={})
 
     async def ask_judge(self, name: str, body: object, path: str = "/v1/responses", timeout_s: float = 600) -> Any:
         """A model's answer. Whatever keeps it from coming is a JudgeError: the rollout is no wrong answer for that."""

@@ -40,7 +40,7 @@ COMMON = frozenset(
 S = TypeVar("S", bound=Struct)
 
 
-class Reference(Struct, frozen=True, forbid_unknown_fields=True):
+class ServerReference(Struct, frozen=True, forbid_unknown_fields=True):
     """To another server of the gym: `{type: resources_servers, name: mcqa}`."""
 
     name: str

@@ -20,7 +20,7 @@ IDLE_S = 7200.0  # twice the longest rollout
 RETIRED, RETIRED_S = 1_000, 120.0  # verified ones that stay, for somebody who asks again: peers do within a minute
 
 
-class States:
+class SessionStates:
     """By session id. `release` is told each state that leaves."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Session:
 
     __slots__ = ("_states", "id", "rollout_id")
 
-    def __init__(self, session_id: str, states: States, rollout_id: str | None = None) -> None:
+    def __init__(self, session_id: str, states: SessionStates, rollout_id: str | None = None) -> None:
         self.id = session_id
         self.rollout_id = rollout_id
         self._states = states

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from palestra.gym.errors import JudgeError
 from palestra.types.gym import PARAMS
-from palestra.types.gym_failures import Failure, FailureClass
+from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject
 
 REWARD, COMPONENTS = "reward", "reward_components"
@@ -63,5 +63,5 @@ def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject
 
 
 def unjudged(row: JsonMapping, error: JudgeError) -> JsonObject:
-    failure = Failure.of(FailureClass.JUDGE_FAILED, str(error))
+    failure = RowFailure.of(FailureClass.JUDGE_FAILED, str(error))
     return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from palestra.config.redaction import redact
 from palestra.gym.errors import ServerStartError
-from palestra.gym.supervisor.plan import Command, Process
-from palestra.gym.supervisor.reaper import Reaper
+from palestra.gym.supervisor.plan import PlannedProcess, ProcessCommand
+from palestra.gym.supervisor.reaper import OrphanReaper
 from palestra.util.processes import STDOUT, signal_group, spawn
 
 LAST_LINES = 30
@@ -41,21 +41,28 @@ class _Pipes:
             self.to_it.abort()  # what was not read by now never will be
 
 
-class Child:
+class GymProcess:
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, pipes: _Pipes, reaper: Reaper, tell: Callable[[str], None]
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        pipes: _Pipes,
+        reaper: OrphanReaper,
+        report: Callable[[str], None],
     ) -> None:
         self.name = name
         self._process = process
         self._pipes = pipes
         self._reaper = reaper
-        self._tell = tell
+        self._report = report
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._reading = asyncio.create_task(self._read(), name=f"{name}-output")
         self._ending: asyncio.Task[int] = asyncio.create_task(self._end(), name=f"{name}-end")
 
     @classmethod
-    async def start(cls, name: str, command: Command, reaper: Reaper, tell: Callable[[str], None]) -> Child:
+    async def start(
+        cls, name: str, command: ProcessCommand, reaper: OrphanReaper, report: Callable[[str], None]
+    ) -> GymProcess:
         """Raises ServerStartError where there is no such program."""
         its_input, our_output = os.pipe()
         our_input, its_output = os.pipe()
@@ -78,15 +85,15 @@ class Child:
             os.close(its_output)
         reaper.add(process.pid)
         pipes = await _connected(our_input, our_output)
-        pipes.to_it.write(command.told)  # stays open after it: its end is ours
-        return cls(name, process, pipes, reaper, tell)
+        pipes.to_it.write(command.stdin)  # stays open after it: its end is ours
+        return cls(name, process, pipes, reaper, report)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return "\n".join(self._last)
 
     @property
@@ -126,17 +133,17 @@ class Child:
         while part := await self._pipes.said.read(PART_BYTES):
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
-                self._heard(line)
+                self._on_line(line)
             if len(rest) > LONGEST_LINE:
-                self._heard(rest)
+                self._on_line(rest)
                 rest = b""
         if rest:
-            self._heard(rest)
+            self._on_line(rest)
 
-    def _heard(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         text = redact(line[:LONGEST_LINE].decode(errors="replace").rstrip("\r"))
         self._last.append(text)
-        self._tell(f"({self.name}) {text}")
+        self._report(f"({self.name}) {text}")
 
 
 async def _connected(our_input: int, our_output: int) -> _Pipes:
@@ -149,7 +156,7 @@ async def _connected(our_input: int, our_output: int) -> _Pipes:
     return _Pipes(said, from_it, to_it)
 
 
-def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
+def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[str], None]:
     """`nemo_gym_log_dir`: what a process says goes to a file of its own, too. One that cannot be written is told of
     once and costs the lines: a process whose words nobody takes would stand still."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +164,7 @@ def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[st
 
     is_broken = False
 
-    def told(line: str) -> None:
+    def written(line: str) -> None:
         nonlocal is_broken
         try:
             with file.open("a", encoding="utf-8", errors="replace") as out:
@@ -165,28 +172,28 @@ def log_to(folder: Path, name: str, tell: Callable[[str], None]) -> Callable[[st
             is_broken = False
         except OSError as error:
             if not is_broken:
-                tell(f"{name}: cannot write {file} ({error.strerror}); until it can, what it says is only shown")
+                report(f"{name}: cannot write {file} ({error.strerror}); until it can, what it says is only shown")
             is_broken = True
-        tell(line)
+        report(line)
 
-    return told
+    return written
 
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class NotPlaced(ServerStartError):
     """No place for it just now. Another try may find one."""
 
 
-class Running(Protocol):
+class RunningProcess(Protocol):
     """One started process, wherever it is."""
 
     @property
     def pid(self) -> int: ...
 
     @property
-    def last_words(self) -> str: ...
+    def last_output(self) -> str: ...
 
     @property
     def has_ended(self) -> bool: ...
@@ -201,14 +208,14 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
+    async def start(self, process: PlannedProcess, report: Report, heard: Report) -> RunningProcess:
         """`tell` is for people, `heard` for what the process prints. Raises ServerStartError."""
         ...
 
 
 class ThisMachine:
-    def __init__(self, reaper: Reaper) -> None:
+    def __init__(self, reaper: OrphanReaper) -> None:
         self._reaper = reaper
 
-    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
-        return await Child.start(process.name, await process.command(tell), self._reaper, heard)
+    async def start(self, process: PlannedProcess, report: Report, heard: Report) -> RunningProcess:
+        return await GymProcess.start(process.name, await process.command(report), self._reaper, heard)

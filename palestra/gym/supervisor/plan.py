@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from palestra.gym.config import Ports, to_yaml
+from palestra.gym.config import ReservedPorts, to_yaml
 from palestra.gym.errors import ServerStartError
+from palestra.gym.nemo_gym_compat import COMPAT, provided_packages, stock_path
 from palestra.gym.records import GymConfig, Isolation, ServerInstance
-from palestra.gym.stand_in import STAND_IN, brought_along, stock_path
-from palestra.gym.start import Start, to_bytes
+from palestra.gym.start import ProcessStart, to_bytes
 from palestra.gym.venvs import interpreter_for, requirements_of
 
 SHARED = "gym"
@@ -29,43 +29,43 @@ LONGEST_VARIABLE = 128 * 1024 - 1  # Linux: of one string, its name included
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ProcessCommand:
     arguments: list[str]
     environment: dict[str, str]
     folder: Path | None
-    told: bytes
+    stdin: bytes
     """Written to its standard input, which stays open."""
     sockets: list[int]
     """Descriptors it inherits, under the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class PlannedProcess:
     """One process of a gym, whenever it is started."""
 
     name: str
     servers: list[ServerInstance]
     config: GymConfig
-    ports: Ports
+    ports: ReservedPorts
 
-    async def command(self, tell: Callable[[str], None]) -> Command:
+    async def command(self, report: Callable[[str], None]) -> ProcessCommand:
         """May build an environment first. Raises ServerStartError."""
         sockets = {one.name: self.ports.socket_of(one.host, one.port).fileno() for one in self.servers}
         first = self.servers[0]
         if first.is_stock:
-            return await self._stock(first, sockets[first.name], tell)
+            return await self._stock(first, sockets[first.name], report)
         interpreter = sys.executable
         if first.isolation is Isolation.PROCESS and first.folder is not None:
-            interpreter = await interpreter_for(first.folder, self.config.settings, tell)
-        return Command(
+            interpreter = await interpreter_for(first.folder, self.config.settings, report)
+        return ProcessCommand(
             arguments=[interpreter, "-m", "palestra.gym.host"],
             environment=os.environ | {"PYTHONUNBUFFERED": "1"},
             folder=None,
-            told=to_bytes(Start(config=self.config, sockets=sockets)),
+            stdin=to_bytes(ProcessStart(config=self.config, sockets=sockets)),
             sockets=list(sockets.values()),
         )
 
-    async def _stock(self, server: ServerInstance, socket: int, tell: Callable[[str], None]) -> Command:
+    async def _stock(self, server: ServerInstance, socket: int, report: Callable[[str], None]) -> ProcessCommand:
         assert server.folder is not None
         folder = server.folder.absolute()
         text = to_yaml(self.config.settings)
@@ -84,19 +84,19 @@ class Process:
             BOUNDED_HTTP_VARIABLE: str(BOUNDED_HTTP),
         }
         entrypoint = server.settings["entrypoint"]
-        more = brought_along(folder / entrypoint)
-        interpreter = await interpreter_for(folder, self.config.settings, tell, more, requirements_of(STAND_IN))
-        return Command(
+        more = provided_packages(folder / entrypoint)
+        interpreter = await interpreter_for(folder, self.config.settings, report, more, requirements_of(COMPAT))
+        return ProcessCommand(
             arguments=[interpreter, entrypoint],
             environment=os.environ | environment,
             folder=folder,
-            told=b"",
+            stdin=b"",
             sockets=[socket],
         )
 
 
-def processes(config: GymConfig, ports: Ports) -> list[Process]:
+def processes(config: GymConfig, ports: ReservedPorts) -> list[PlannedProcess]:
     shared = [one for one in config.servers.values() if one.isolation is Isolation.SHARED]
     own = [one for one in config.servers.values() if one.isolation is not Isolation.SHARED]
-    together = [Process(SHARED, shared, config, ports)] if shared else []
-    return [*together, *(Process(one.name, [one], config, ports) for one in own)]
+    together = [PlannedProcess(SHARED, shared, config, ports)] if shared else []
+    return [*together, *(PlannedProcess(one.name, [one], config, ports) for one in own)]

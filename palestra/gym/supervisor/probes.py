@@ -70,13 +70,13 @@ def upstreams(config: GymConfig) -> Iterator[tuple[str, str]]:
                     yield url, f"{server.name}.{server.kind}.{server.implementation}.{key}"
 
 
-async def wait_for_upstreams(config: GymConfig, tell: Callable[[str], None]) -> None:
+async def wait_for_upstreams(config: GymConfig, report: Callable[[str], None]) -> None:
     """Any answer counts. Raises ServerStartError with those that gave none in time."""
     limit_s = config.settings[READINESS]
     if not limit_s:
         return
     found = list(upstreams(config))
-    results = await asyncio.gather(*(_wait(url, limit_s, tell) for url, _ in found))
+    results = await asyncio.gather(*(_wait(url, limit_s, report) for url, _ in found))
     silent = [(url, key, problem) for (url, key), problem in zip(found, results, strict=True) if problem]
     if silent:
         lines = "".join(f"\n  {url} ({key}): {problem}" for url, key, problem in silent)
@@ -86,7 +86,7 @@ async def wait_for_upstreams(config: GymConfig, tell: Callable[[str], None]) -> 
         )
 
 
-async def _wait(url: str, limit_s: float, tell: Callable[[str], None]) -> str | None:
+async def _wait(url: str, limit_s: float, report: Callable[[str], None]) -> str | None:
     asked = f"{url.rstrip('/')}/models" if url.rstrip("/").endswith("/v1") else url
     until = time.monotonic() + limit_s
     tell_at = time.monotonic() + TELL_S
@@ -98,6 +98,6 @@ async def _wait(url: str, limit_s: float, tell: Callable[[str], None]) -> str | 
             if time.monotonic() + PAUSE_S > until:
                 return str(error)
             if time.monotonic() > tell_at:
-                tell(f"waiting for the model endpoint {url} ({error})")
+                report(f"waiting for the model endpoint {url} ({error})")
                 tell_at += TELL_S
         await asyncio.sleep(PAUSE_S)

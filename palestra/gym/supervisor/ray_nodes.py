@@ -18,13 +18,13 @@ import ray  # pyright: ignore[reportMissingImports]
 from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-from palestra.gym.config.ports import Ports
+from palestra.gym.config.ports import ReservedPorts
 from palestra.gym.records import GymConfig
-from palestra.gym.start import Start, read_start, to_bytes
-from palestra.gym.supervisor.child import LAST_LINES, Child, NotPlaced, Running, Tell
-from palestra.gym.supervisor.plan import Process
-from palestra.gym.supervisor.reaper import Reaper
-from palestra.gym.supervisor.relay import Relay
+from palestra.gym.start import ProcessStart, read_start, to_bytes
+from palestra.gym.supervisor.child import LAST_LINES, GymProcess, NotPlaced, Report, RunningProcess
+from palestra.gym.supervisor.plan import PlannedProcess
+from palestra.gym.supervisor.reaper import OrphanReaper
+from palestra.gym.supervisor.relay import TcpRelay
 
 PLACE_S = 120.0  # for an actor to come up on some node
 GOODBYE_S = 5.0
@@ -37,20 +37,20 @@ class RemoteProcess:
     """Runs on the node, as an actor: the same child as on this machine, with its own reaper."""
 
     def __init__(self) -> None:
-        self._reaper = Reaper()
-        self._ports = Ports()
+        self._reaper = OrphanReaper()
+        self._ports = ReservedPorts()
         self._lines: asyncio.Queue[str] = asyncio.Queue()
-        self._child: Child | None = None
+        self._child: GymProcess | None = None
 
-    async def start(self, name: str, told: bytes) -> dict[str, tuple[str, int]]:
+    async def start(self, name: str, stdin: bytes) -> dict[str, tuple[str, int]]:
         """Where each server listens on this node."""
-        start = read_start(io.BytesIO(told))
+        start = read_start(io.BytesIO(stdin))
         servers = [start.config.servers[one] for one in start.sockets]
         address = ray.util.get_node_ip_address()
-        found = {one.name: (address, self._ports.hold_for(one.host, one.port, address)) for one in servers}
-        process = Process(name, servers, start.config, self._ports)
+        found = {one.name: (address, self._ports.reserve_for(one.host, one.port, address)) for one in servers}
+        process = PlannedProcess(name, servers, start.config, self._ports)
         command = await process.command(self._lines.put_nowait)
-        self._child = await Child.start(name, command, self._reaper, self._lines.put_nowait)
+        self._child = await GymProcess.start(name, command, self._reaper, self._lines.put_nowait)
         return found
 
     async def pid(self) -> int:
@@ -79,17 +79,17 @@ class RemoteProcess:
 class RemoteChild:
     """The same process as the supervisor sees it."""
 
-    def __init__(self, actor: Any, pid: int, relays: list[Relay], heard: Tell) -> None:
+    def __init__(self, actor: Any, pid: int, relays: list[TcpRelay], on_line: Report) -> None:
         self.pid = pid
         self._actor = actor
         self._relays = relays
-        self._heard = heard
+        self._heard = on_line
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._reading = asyncio.create_task(self._read(), name="ray-output")
         self._ending: asyncio.Task[int] = asyncio.create_task(self._end(), name="ray-end")
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return "\n".join(self._last)
 
     @property
@@ -134,9 +134,9 @@ class RemoteChild:
 class RayNodes:
     """Processes are spread evenly; one that is started again goes elsewhere, since its node may be the trouble."""
 
-    def __init__(self, config: GymConfig, ports: Ports) -> None:
+    def __init__(self, config: GymConfig, ports: ReservedPorts) -> None:
         self._config = config
-        self._relays = {one.name: Relay(ports.socket_of(one.host, one.port)) for one in config.servers.values()}
+        self._relays = {one.name: TcpRelay(ports.socket_of(one.host, one.port)) for one in config.servers.values()}
         self._nodes: dict[str, str] = {}
         """The last node of each process."""
 
@@ -157,16 +157,16 @@ class RayNodes:
         self._nodes[name] = min(alive, key=lambda node: (node == last, load[node]))
         return self._nodes[name]
 
-    async def start(self, process: Process, tell: Tell, heard: Tell) -> Running:
+    async def start(self, process: PlannedProcess, report: Report, on_line: Report) -> RunningProcess:
         node = self._chosen(process.name)
         actor = (
             ray.remote(RemoteProcess)
             .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
             .remote()
         )
-        told = to_bytes(Start(config=self._config, sockets={one.name: 0 for one in process.servers}))
+        stdin = to_bytes(ProcessStart(config=self._config, sockets={one.name: 0 for one in process.servers}))
         try:
-            found = await asyncio.wait_for(actor.start.remote(process.name, told), PLACE_S)
+            found = await asyncio.wait_for(actor.start.remote(process.name, stdin), PLACE_S)
             pid = await actor.pid.remote()
         except (RayError, TimeoutError) as error:
             with suppress(RayError):
@@ -174,5 +174,5 @@ class RayNodes:
             raise NotPlaced(f"no node of the cluster took it ({error!r})") from None
         for name, (host, port) in found.items():
             self._relays[name].point_to((host, port))
-            tell(f"{name} is on a node of the cluster, at {host}:{port}")
-        return RemoteChild(actor, pid, [self._relays[one.name] for one in process.servers], heard)
+            report(f"{name} is on a node of the cluster, at {host}:{port}")
+        return RemoteChild(actor, pid, [self._relays[one.name] for one in process.servers], on_line)

@@ -30,7 +30,7 @@ for group in groups:
 """
 
 
-class Reaper:
+class OrphanReaper:
     def __init__(self) -> None:
         self._groups: set[int] = set()
         self._process = self._started()

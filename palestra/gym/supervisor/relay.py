@@ -18,7 +18,7 @@ RETRY_S = 0.1
 PART_BYTES = 1 << 18
 
 
-class Relay:
+class TcpRelay:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._server: asyncio.Server | None = None

@@ -18,35 +18,35 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-from palestra.gym.config import Ports, our_settings
+from palestra.gym.config import ReservedPorts, our_settings
 from palestra.gym.config.settings import is_on_ray
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.head import head_app, is_loopback
 from palestra.gym.records import GymConfig, ServerInstance
 from palestra.gym.supervisor.child import Place, ThisMachine
-from palestra.gym.supervisor.keeper import Keeper, State
 from palestra.gym.supervisor.plan import processes
 from palestra.gym.supervisor.probes import wait_for_upstreams
-from palestra.gym.supervisor.reaper import Reaper
+from palestra.gym.supervisor.process_keeper import ProcessKeeper, ProcessState
+from palestra.gym.supervisor.reaper import OrphanReaper
 from palestra.net.serving import HttpServer
 from palestra.util.json_types import JsonObject
 
 READY = "All {count} / {count} servers ready!"
 WAITING_S = 30.0
-STATUS = {State.HEALTHY: "success", State.FAILED: "unknown_error"}
+STATUS = {ProcessState.HEALTHY: "success", ProcessState.FAILED: "unknown_error"}
 """In NeMo Gym's words; anything else is `connection_error`. `state` says it in ours."""
 
 
 class Supervisor:
     """`tell` gets what a person wants to know, and what the servers print. Not restartable."""
 
-    def __init__(self, config: GymConfig, ports: Ports, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: GymConfig, ports: ReservedPorts, report: Callable[[str], None]) -> None:
         if not config.servers:
             raise GymConfigError("the config has no servers: nothing to run; type: palestra gym run -c FILE")
         self.config = config
         self._ports = ports
-        self._tell = tell
-        self._keepers: list[Keeper] = []
+        self._report = report
+        self._keepers: list[ProcessKeeper] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = AsyncExitStack()
         self._is_ready = False
@@ -61,7 +61,7 @@ class Supervisor:
         async with self._stack as stack:
             await self._start_head(stack)
             place = await self._place(stack)
-            self._keepers = [Keeper(one, place, self._tell) for one in processes(self.config, self._ports)]
+            self._keepers = [ProcessKeeper(one, place, self._report) for one in processes(self.config, self._ports)]
             stack.push_async_callback(self._end_all)
             self._tasks = [asyncio.create_task(one.keep(), name=f"keep-{one.name}") for one in self._keepers]
             self._stack = stack.pop_all()
@@ -73,14 +73,14 @@ class Supervisor:
     async def build(self) -> None:
         """The environments of all servers, one after another, without starting any: for images without a network."""
         for one in processes(self.config, self._ports):
-            await one.command(self._tell)
+            await one.command(self._report)
 
     async def ready(self) -> None:
         """Until every server is healthy and every model endpoint answers. Raises ServerStartError."""
         waiting = asyncio.create_task(self._all_healthy(), name="all-healthy")
         await self._unless_broken(waiting)
-        self._tell(READY.format(count=len(self.config.servers)))
-        await self._unless_broken(asyncio.create_task(wait_for_upstreams(self.config, self._tell), name="upstreams"))
+        self._report(READY.format(count=len(self.config.servers)))
+        await self._unless_broken(asyncio.create_task(wait_for_upstreams(self.config, self._report), name="upstreams"))
         self._is_ready = True
 
     async def run(self) -> None:
@@ -89,11 +89,11 @@ class Supervisor:
 
     def instances(self) -> list[JsonObject]:
         """As `/server_instances` tells them."""
-        return [_told(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
+        return [_described(server, keeper) for keeper in self._keepers for server in keeper.process.servers]
 
     @property
     def is_healthy(self) -> bool:
-        return self._is_ready and all(keeper.state is State.HEALTHY for keeper in self._keepers)
+        return self._is_ready and all(keeper.state is ProcessState.HEALTHY for keeper in self._keepers)
 
     async def _place(self, stack: AsyncExitStack) -> Place:
         if is_on_ray(self.config.settings):
@@ -106,7 +106,7 @@ class Supervisor:
             nodes = RayNodes(self.config, self._ports)
             await nodes.open(stack)
             return nodes
-        reaper = Reaper()
+        reaper = OrphanReaper()
         stack.callback(reaper.close)
         return ThisMachine(reaper)
 
@@ -133,7 +133,7 @@ class Supervisor:
                     await waited[0].is_ready.wait()
             except TimeoutError:
                 names = ", ".join(server.name for keeper in waited for server in keeper.process.servers)
-                self._tell(f"waiting for {names}")
+                self._report(f"waiting for {names}")
 
     async def _unless_broken(self, task: asyncio.Task[Any]) -> None:
         """Its result; or the error of the first keeper that gave up meanwhile."""
@@ -155,7 +155,7 @@ class Supervisor:
         await asyncio.gather(*keeping, return_exceptions=True)
 
 
-def _told(server: ServerInstance, keeper: Keeper) -> JsonObject:
+def _described(server: ServerInstance, keeper: ProcessKeeper) -> JsonObject:
     return {
         "process_name": server.name,
         "config_path": server.name,
@@ -169,7 +169,7 @@ def _told(server: ServerInstance, keeper: Keeper) -> JsonObject:
         "pid": None if keeper.child is None else keeper.child.pid,
         "start_time": keeper.started_at,
         "status": STATUS.get(keeper.state, "connection_error"),
-        "uptime_seconds": time.time() - keeper.started_at if keeper.state is State.HEALTHY else 0.0,
+        "uptime_seconds": time.time() - keeper.started_at if keeper.state is ProcessState.HEALTHY else 0.0,
         "state": keeper.state,
         "restarts": keeper.restarts,
         "isolation": server.isolation,

@@ -17,24 +17,24 @@ from palestra.net.mcp.rpc import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     STATUS,
-    Answer,
     RpcError,
+    RpcResponse,
     error_answer,
     read_message,
     result_answer,
 )
 from palestra.net.mcp.server import ListedTool, ToolRequest, ToolResult, Toolset, begin
-from palestra.net.mcp.versions import Headers
+from palestra.net.mcp.versions import McpHeaders
 
 __all__ = [
     "INTERNAL",
     "INVALID_PARAMS",
     "INVALID_REQUEST",
     "STATUS",
-    "Answer",
-    "Headers",
     "ListedTool",
+    "McpHeaders",
     "RpcError",
+    "RpcResponse",
     "ToolRequest",
     "ToolResult",
     "Toolset",

@@ -18,7 +18,7 @@ STATUS = {PARSE_ERROR: 400, INVALID_REQUEST: 400, INVALID_PARAMS: 400, HEADER_MI
 MODERN_STATUS = STATUS | {NO_METHOD: 404}
 
 
-class Answer(NamedTuple):
+class RpcResponse(NamedTuple):
     status: int
     body: bytes
     """Empty where there is nothing to say."""
@@ -47,13 +47,13 @@ def read_message(body: bytes) -> JsonObject:
     return message
 
 
-def result_answer(request_id: str | int, result: bytes) -> Answer:
-    return Answer(200, b'{"jsonrpc":"2.0","id":' + msgspec.json.encode(request_id) + b',"result":' + result + b"}")
+def result_answer(request_id: str | int, result: bytes) -> RpcResponse:
+    return RpcResponse(200, b'{"jsonrpc":"2.0","id":' + msgspec.json.encode(request_id) + b',"result":' + result + b"}")
 
 
-def error_answer(request_id: str | int | None, error: RpcError, statuses: Mapping[int, int] = STATUS) -> Answer:
+def error_answer(request_id: str | int | None, error: RpcError, statuses: Mapping[int, int] = STATUS) -> RpcResponse:
     content: JsonObject = {"code": error.code, "message": error.message}
     if error.data is not None:
         content["data"] = error.data
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": request_id, "error": content})
-    return Answer(statuses.get(error.code, 200), body)
+    return RpcResponse(statuses.get(error.code, 200), body)

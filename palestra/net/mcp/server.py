@@ -17,12 +17,12 @@ from palestra.net.mcp.rpc import (
     MODERN_STATUS,
     NO_METHOD,
     STATUS,
-    Answer,
     RpcError,
+    RpcResponse,
     error_answer,
     result_answer,
 )
-from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, Headers, check_envelope, is_modern, version_of
+from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, McpHeaders, check_envelope, is_modern, version_of
 from palestra.util.json_types import JsonObject
 
 CAPABILITIES = {"tools": {"listChanged": False}}
@@ -82,7 +82,7 @@ class ToolRequest:
     """It comes from a client of OpenEnv's, which looks for the result under `data`."""
     _statuses: Mapping[int, int]
 
-    def answered(self, result: ToolResult) -> Answer:
+    def answered(self, result: ToolResult) -> RpcResponse:
         content: JsonObject = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
         if self._has_session:
             content["data"] = msgspec.Raw(result.text.encode())
@@ -90,16 +90,16 @@ class ToolRequest:
             content["resultType"] = "complete"
         return result_answer(self._id, msgspec.json.encode(content))
 
-    def failed(self, code: int, message: str) -> Answer:
+    def failed(self, code: int, message: str) -> RpcResponse:
         return error_answer(self._id, RpcError(code, message), self._statuses)
 
 
 def begin(
-    toolset: Toolset, headers: Headers | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
-) -> Answer | ToolRequest:
+    toolset: Toolset, headers: McpHeaders | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
+) -> RpcResponse | ToolRequest:
     """`headers` None: it did not come over HTTP. `statuses`: those of errors in the handshake era."""
     if "id" not in message:
-        return Answer(202, b"")  # notifications: nothing here depends on one
+        return RpcResponse(202, b"")  # notifications: nothing here depends on one
     version = version_of(headers)
     modern = is_modern(message, version)
     statuses = MODERN_STATUS if modern else statuses

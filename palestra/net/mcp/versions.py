@@ -21,7 +21,7 @@ META = "io.modelcontextprotocol"
 VERSION_HEADER, METHOD_HEADER, NAME_HEADER = "mcp-protocol-version", "mcp-method", "mcp-name"
 
 
-class Headers(Protocol):
+class McpHeaders(Protocol):
     """Those of a request, as Starlette has them."""
 
     def getlist(self, key: str, /) -> list[str]: ...
@@ -35,7 +35,7 @@ def is_modern(message: JsonObject, version: str | None) -> bool:
     return isinstance(meta, dict) and f"{META}/protocolVersion" in meta
 
 
-def check_envelope(message: JsonObject, headers: Headers | None, version: str | None) -> None:
+def check_envelope(message: JsonObject, headers: McpHeaders | None, version: str | None) -> None:
     """In the order of the specification: what is missing, what disagrees, then the version. Raises RpcError."""
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
@@ -52,7 +52,7 @@ def check_envelope(message: JsonObject, headers: Headers | None, version: str | 
         raise _unknown_version(requested)
 
 
-def _check_headers(headers: Headers, message: JsonObject, requested: object) -> None:
+def _check_headers(headers: McpHeaders, message: JsonObject, requested: object) -> None:
     version, method, name = (_only(headers, key) for key in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
     if version is None or version != requested:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
@@ -62,7 +62,7 @@ def _check_headers(headers: Headers, message: JsonObject, requested: object) -> 
         raise RpcError(HEADER_MISMATCH, f"the header {NAME_HEADER} is not the tool's name in the body")
 
 
-def _only(headers: Headers, name: str) -> str | None:
+def _only(headers: McpHeaders, name: str) -> str | None:
     """Its value without the spaces around it, which parsers leave there."""
     values = headers.getlist(name)
     if len(values) > 1:
@@ -70,7 +70,7 @@ def _only(headers: Headers, name: str) -> str | None:
     return values[0].strip(" \t") if values else None
 
 
-def version_of(headers: Headers | None) -> str | None:
+def version_of(headers: McpHeaders | None) -> str | None:
     """The first that a header names."""
     values = headers.getlist(VERSION_HEADER) if headers is not None else []
     return values[0].strip(" \t") if values else None

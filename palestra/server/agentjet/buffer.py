@@ -5,7 +5,7 @@ Owns: how they are shown. Never touches: keys; they are masked.
 
 from __future__ import annotations
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.server.agentjet.names import ADDRESS, uuid_of
 from palestra.server.core.callers import EPISODE_PREFIX
 from palestra.types.episodes import EpisodeInfo, EpisodeState
@@ -14,7 +14,7 @@ from palestra.types.tinkerscript import EpisodeBuffer, EpisodeStatus
 MASKED = f"{EPISODE_PREFIX}****"
 
 
-def buffer_of(board: Board, owner: str, holders: str | None, limit: int) -> EpisodeBuffer:
+def buffer_of(board: EpisodeBoard, owner: str, holders: str | None, limit: int) -> EpisodeBuffer:
     """`holders`: what the names of those begin with who may see it; None: whoever plays, and what waits too."""
     played = board.episodes(owner, state=EpisodeState.LEASED, limit=limit if holders is None else ALL)
     if holders is not None:
@@ -43,7 +43,7 @@ def _shown(episode: EpisodeInfo, cut: int) -> EpisodeStatus:
 
 
 def _last_activity(episode: EpisodeInfo) -> float:
-    """Of a lease that does not age now: when it was claimed."""
+    """When the lease was last renewed; for one that does not age now, when it was claimed."""
     if episode.expires_at is not None:
         return episode.expires_at - episode.lease_s
     return episode.claimed_at or episode.created_at

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.errors import BoardError
 from palestra.server.core.errors import Refusal
 from palestra.types.episodes import EpisodeInfo, Lease, LeaseRef
 
 RUN = "tinkerscript"
-"""Of episodes that a trainer registers one by one, under names of its own."""
+"""The run of episodes that a trainer registers one by one, under names of its own."""
 ADDRESS = "zmq_listen_result_addr"
 """The tag of such an episode: where its result goes. It may be empty, but it is there."""
 
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(?P<name>.+)#(?P<number>[1-9][0-9]{0,8})")
 
 
 def uuid_of(episode: Lease | EpisodeInfo) -> str:
-    """Of its present attempt."""
+    """The name of its present attempt."""
     name = own_name(episode.run, episode.group_id, episode.tags) or episode.episode_id
     return name if episode.attempt <= 1 else f"{name}{MARK}{episode.attempt}"
 
@@ -41,7 +41,7 @@ def lease_id_of(lease: Lease) -> str:
     return f"{lease.episode_id}{MARK}{lease.attempt}"
 
 
-def lease_of(board: Board, owner: str, episode_uuid: str, lease_id: str | None) -> LeaseRef:
+def lease_of(board: EpisodeBoard, owner: str, episode_uuid: str, lease_id: str | None) -> LeaseRef:
     """Which attempt is meant. Whether it is there, and whose it is, says the board."""
     named = _split(episode_uuid)
     if lease_id is None:

@@ -6,12 +6,12 @@ Owns: what a reward, a metric and a failure are in each. Never touches: whether 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from msgspec import to_builtins
 
 from palestra.server.core.errors import Refusal
 from palestra.types.episodes import EpisodeResult, GroupState, PlayedGroup
+from palestra.types.json import JsonObject
 from palestra.types.tinkerscript import WorkflowOutput
 
 METRICS = "tinkerscript/log_metrics"
@@ -34,7 +34,7 @@ def result_of(output: WorkflowOutput) -> EpisodeResult:
 
 
 def output_of(group: PlayedGroup) -> WorkflowOutput:
-    """Of a group of one. What came to nothing has no reward: AgentJet's trainer then plays its task anew."""
+    """The output of a group of one. What came to nothing has no reward: AgentJet's trainer then plays its task anew."""
     if group.state is GroupState.DROPPED or not group.episodes:
         return _failed("dropped", group.reason)
     (episode,) = group.episodes
@@ -74,7 +74,7 @@ def _failed(kind: str, message: str) -> WorkflowOutput:
     return WorkflowOutput(is_success=False, metadata={"error": {"type": kind, "message": message}})
 
 
-def _flatten(values: dict[str, Any], above: str, metrics: dict[str, float]) -> bool:
+def _flatten(values: JsonObject, above: str, metrics: dict[str, float]) -> bool:
     """Numbers by their path, lists of them by their mean. False: there is more to it than that."""
     is_plain = not above
     for name, value in values.items():

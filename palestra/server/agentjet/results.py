@@ -11,13 +11,13 @@ from functools import partial
 
 import msgspec
 
-from palestra.episodes.news import Progress
+from palestra.episodes.board_events import RunProgress
 from palestra.server.agentjet.names import ADDRESS, RUN
 from palestra.server.agentjet.outputs import output_of
 from palestra.server.broker.broker import Broker
-from palestra.server.broker.deliveries import Deliveries, Reading
+from palestra.server.broker.deliveries import Deliveries, DeliveryReading
 from palestra.server.broker.push_addresses import check_address
-from palestra.server.broker.push_errands import Errands, Manners, RunKey
+from palestra.server.broker.push_retries import PushTimings, RetriedPushes, RunKey
 from palestra.types.episodes import PlayedGroup
 
 ACK_S, LONGEST_ACK_S = 30.0, 60.0
@@ -29,13 +29,13 @@ ACK = "ack"
 
 
 class ResultPushes:
-    def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
-        self._broker, self._deliveries, self._errands = broker, deliveries, errands
-        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
+    def __init__(self, broker: Broker, deliveries: Deliveries, pushes: RetriedPushes):
+        self._broker, self._deliveries, self._retried_pushes = broker, deliveries, pushes
+        self._timings = PushTimings(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._seen: dict[RunKey, int] = {}
         """Groups up to there are on their way, or need not be."""
 
-    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+    def is_concerned(self, key: RunKey, progress: RunProgress) -> bool:
         return key[1] == RUN
 
     def look(self, key: RunKey) -> None:
@@ -44,7 +44,7 @@ class ResultPushes:
         while groups := self._unseen(key):
             for group in groups:
                 if address := group.tags.get(ADDRESS):
-                    self._errands.begin((key, group.number), partial(self._send, key, group.number, address))
+                    self._retried_pushes.begin((key, group.number), partial(self._send, key, group.number, address))
             self._seen[key] = groups[-1].number
 
     def forget(self, key: RunKey | None) -> None:
@@ -57,7 +57,7 @@ class ResultPushes:
 
     async def _send(self, key: RunKey, number: int, address: str) -> None:
         check_address(ADDRESS, address, self._broker.config.push_hosts)  # it may have been allowed once
-        sender = self._errands.sender(address, self._manners)
+        sender = self._retried_pushes.sender(address, self._timings)
         try:
             is_taken = await sender.send(partial(self._payload, key, number), ACK)
         finally:
@@ -69,7 +69,7 @@ class ResultPushes:
         """None: it is committed already."""
         if self._committed(key) >= number:
             return None
-        groups = await self._deliveries.read(Reading(*key, number - 1, 1), wait_s=0, tokens=True)
+        groups = await self._deliveries.read(DeliveryReading(*key, number - 1, 1), wait_s=0, tokens=True)
         if not groups or groups[0].number != number:
             return None
         return await asyncio.to_thread(lambda: msgspec.json.encode(output_of(groups[0])))

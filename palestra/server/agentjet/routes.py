@@ -14,14 +14,14 @@ from fastapi import APIRouter, Request, Response
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from palestra.episodes.board import Board
-from palestra.server.agentjet import registering
+from palestra.episodes.board import EpisodeBoard
+from palestra.server.agentjet import registration
 from palestra.server.agentjet.buffer import buffer_of
 from palestra.server.agentjet.names import lease_id_of, lease_of, uuid_of
 from palestra.server.agentjet.outputs import result_of
 from palestra.server.agentjet.trainer import AgentJetTrainer
 from palestra.server.broker.claims import Claim
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import TRAINERS
 from palestra.server.core.errors import Refusal
 from palestra.server.http.connection import while_connected
@@ -29,7 +29,7 @@ from palestra.server.http.episode_access import Claimant, EpisodesNow, Player, T
 from palestra.server.http.json_records import json_response, read_record
 from palestra.server.http.openapi import answer_of, body_of
 from palestra.types import tinkerscript as t
-from palestra.types.episodes import Beat, ClaimRequest, Ended, EndRequest, EndStatus, Lease
+from palestra.types.episodes import ClaimRequest, EndAnswer, EndRequest, EndStatus, HeartbeatAnswer, Lease
 from palestra.types.tinkerscript import EngineStatus
 
 HOLD_S = 20.0  # AgentJet's client hangs up after 30 s, and sleeps for 5 s after a refusal
@@ -61,9 +61,9 @@ async def health() -> Response:
 @playing_router.post("/claim_episode", openapi_extra=body_of(t.ClaimEpisode), responses=answer_of(t.ClaimedEpisode))
 async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
     """Claim an episode of any run of the key's owner. Waits a while for one, so that few clients ever sleep."""
-    asked = await read_record(request, t.ClaimEpisode, others_pass=True)
+    body = await read_record(request, t.ClaimEpisode, others_pass=True)
     try:
-        claim = _claim(asked, caller.owner, holder(caller, asked.client_uuid))
+        claim = _claim(body, caller.owner, holder(caller, body.client_uuid))
         got = await _claimed(request, episodes, claim)
     except Refusal as error:
         if error.status == 400:
@@ -73,19 +73,19 @@ async def claim_episode(request: Request, episodes: EpisodesNow, caller: Claiman
         got = error.detail
     if isinstance(got, str):
         return json_response(t.ClaimedEpisode(success=False, fail_cause=got))
-    return json_response(_told(asked.client_uuid, got))
+    return json_response(_with_reason(body.client_uuid, got))
 
 
 @playing_router.post("/end_episode", openapi_extra=body_of(t.EndEpisode), responses=answer_of(t.EpisodeEnded))
 async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Hand in a result: checked, on disk, then answered. 400: there is no such episode, or nothing can be learnt from
     this output."""
-    asked = await read_record(request, t.EndEpisode, others_pass=True)
-    result = result_of(asked.workflow_output)
+    body = await read_record(request, t.EndEpisode, others_pass=True)
+    result = result_of(body.workflow_output)
 
-    def end(board: Board, now: float) -> Ended:
-        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
-        who = speaker(caller, asked.client_uuid, [lease])
+    def end(board: EpisodeBoard, now: float) -> EndAnswer:
+        lease = lease_of(board, caller.owner, body.episode_uuid, body.lease_id)
+        who = speaker(caller, body.client_uuid, [lease])
         ends = [EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=result)]
         return board.end(caller.owner, who, ends, now)[0]
 
@@ -93,7 +93,7 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
     ended = await broker.do(end)
     broker.observer.ended(caller.owner, [ended], began_at)
     if ended.status is EndStatus.UNKNOWN:
-        raise Refusal(400, f"Episode {asked.episode_uuid[:128]} not found; it may be delivered, and forgotten")
+        raise Refusal(400, f"Episode {body.episode_uuid[:128]} not found; it may be delivered, and forgotten")
     if ended.status is EndStatus.INVALID:
         raise Refusal(400, f"workflow_output: {ended.detail}")
     return json_response(t.EpisodeEnded(success=ended.is_kept, failure_reason=ended.detail))
@@ -102,16 +102,16 @@ async def end_episode(request: Request, episodes: EpisodesNow, caller: Player) -
 @playing_router.post("/abort_episode", openapi_extra=body_of(t.AbortEpisode), responses=answer_of(t.EpisodeEnded))
 async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Give an episode back for somebody else; whatever output comes with it does not count."""
-    asked = await read_record(request, t.AbortEpisode, others_pass=True)
+    body = await read_record(request, t.AbortEpisode, others_pass=True)
 
-    def release(board: Board, now: float) -> Beat:
-        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
-        who = speaker(caller, asked.client_uuid, [lease])
-        return board.release(caller.owner, who, [lease], asked.reason, now)[0]
+    def release(board: EpisodeBoard, now: float) -> HeartbeatAnswer:
+        lease = lease_of(board, caller.owner, body.episode_uuid, body.lease_id)
+        who = speaker(caller, body.client_uuid, [lease])
+        return board.release(caller.owner, who, [lease], body.reason, now)[0]
 
-    told = await episodes.broker.do(release)
-    is_released = told.reason.startswith(RELEASED)
-    return json_response(t.EpisodeEnded(success=is_released, failure_reason="" if is_released else told.reason))
+    released = await episodes.broker.do(release)
+    is_released = released.reason.startswith(RELEASED)
+    return json_response(t.EpisodeEnded(success=is_released, failure_reason="" if is_released else released.reason))
 
 
 @playing_router.post(
@@ -119,13 +119,13 @@ async def abort_episode(request: Request, episodes: EpisodesNow, caller: Player)
 )
 async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Whether an episode is still this client's. Also a sign of life: the lease begins anew."""
-    asked = await read_record(request, t.ContinueEpisode, others_pass=True)
+    body = await read_record(request, t.ContinueEpisode, others_pass=True)
 
-    def beat(board: Board, now: float) -> t.CanContinue:
-        lease = lease_of(board, caller.owner, asked.episode_uuid, asked.lease_id)
-        who = speaker(caller, asked.client_uuid, [lease])
-        (told,) = board.heartbeat(caller.owner, who, [lease], now)
-        return t.CanContinue(can_continue=told.can_continue, reason=told.reason)
+    def beat(board: EpisodeBoard, now: float) -> t.CanContinue:
+        lease = lease_of(board, caller.owner, body.episode_uuid, body.lease_id)
+        who = speaker(caller, body.client_uuid, [lease])
+        (released,) = board.heartbeat(caller.owner, who, [lease], now)
+        return t.CanContinue(can_continue=released.can_continue, reason=released.reason)
 
     return json_response(await episodes.broker.do(beat))
 
@@ -136,42 +136,42 @@ async def can_continue_episode(request: Request, episodes: EpisodesNow, caller: 
 async def register_episode(request: Request, episodes: EpisodesNow, caller: Trainer) -> Response:
     """Register an episode for a trainer outside. The same again changes nothing; its result is sent to where the
     trainer listens."""
-    asked = await read_record(request, t.RegisterEpisode, others_pass=True)
-    return json_response(await registering.register(episodes, caller.owner, asked))
+    body = await read_record(request, t.RegisterEpisode, others_pass=True)
+    return json_response(await registration.register(episodes, caller.owner, body))
 
 
 @playing_router.post("/get_episode_buffer", openapi_extra=body_of(t.BufferQuery), responses=answer_of(t.EpisodeBuffer))
 async def get_episode_buffer(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
     """The episodes that wait or are played: all for a trainer's key, for a worker's what it plays itself."""
-    asked = await read_record(request, t.BufferQuery, others_pass=True)
-    if not 1 <= asked.limit <= MAX_LISTED:
-        raise Refusal(400, f"limit: 1 to {MAX_LISTED} is allowed, found {asked.limit}")
+    body = await read_record(request, t.BufferQuery, others_pass=True)
+    if not 1 <= body.limit <= MAX_LISTED:
+        raise Refusal(400, f"limit: 1 to {MAX_LISTED} is allowed, found {body.limit}")
     holders = None if caller.right in TRAINERS else holder(caller, "x")[:-1]
-    found = episodes.broker.do(lambda board, _now: buffer_of(board, caller.owner, holders, asked.limit))
+    found = episodes.broker.do(lambda board, _now: buffer_of(board, caller.owner, holders, body.limit))
     return json_response(await found)
 
 
-def _claim(asked: t.ClaimEpisode, owner: str, who: str) -> Claim:
-    wait_s = HOLD_S if asked.wait_s is None else asked.wait_s
+def _claim(body: t.ClaimEpisode, owner: str, who: str) -> Claim:
+    wait_s = HOLD_S if body.wait_s is None else body.wait_s
     if not (math.isfinite(wait_s) and wait_s >= 0):
         raise Refusal(400, f"wait_s: 0 seconds or more, found {wait_s}")
     request = ClaimRequest(
         client_id=who,
-        claim_id=secrets.token_hex(16) if asked.claim_id is None else asked.claim_id,
-        kind=asked.episode_type,
+        claim_id=secrets.token_hex(16) if body.claim_id is None else body.claim_id,
+        kind=body.episode_type,
         wait_s=wait_s,
-        lease_s=asked.allow_discard_timeout,
+        lease_s=body.allow_discard_timeout,
     )
     return Claim(owner, request)
 
 
 def _by_their_names(detail: str) -> str:
     """What the board says of a field of ours, of the one that the client has sent."""
-    ours, told, rest = detail.partition(": ")
-    return f"{THEIR_NAMES.get(ours, ours)}{told}{rest}"
+    ours, parts, rest = detail.partition(": ")
+    return f"{THEIR_NAMES.get(ours, ours)}{parts}{rest}"
 
 
-async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease | str:
+async def _claimed(request: Request, episodes: EpisodeService, claim: Claim) -> Lease | str:
     """Or why not. Who hangs up while it waits has claimed nothing."""
     hold, engine = partial(while_connected, request), request.app.state.trainer
     loop, wait_s = asyncio.get_running_loop(), min(claim.request.wait_s, episodes.broker.config.max_wait_s)
@@ -182,10 +182,12 @@ async def _claimed(request: Request, episodes: Episodes, claim: Claim) -> Lease 
     if status is not EngineStatus.ROLLING:
         return f"{status}: {ADVICE[status]}"
     left_s = max(until - loop.time(), 0.0)
-    asked = replace(claim.request, wait_s=left_s)
+    remaining = replace(claim.request, wait_s=left_s)
     base_url, model = endpoint(request)
-    wanted = Claim(claim.owner, asked, partial(_is_rolling, engine, claim.owner), base_url=base_url, model=model)
-    leases = await episodes.claims.claim(wanted, hold)
+    next_claim = Claim(
+        claim.owner, remaining, partial(_is_rolling, engine, claim.owner), base_url=base_url, model=model
+    )
+    leases = await episodes.claims.claim(next_claim, hold)
     if leases:
         return leases[0]
     status = engine.status(claim.owner)
@@ -196,18 +198,18 @@ def _is_rolling(engine: AgentJetTrainer, owner: str) -> bool:
     return engine.status(owner) is EngineStatus.ROLLING
 
 
-async def _settled(engine: AgentJetTrainer, owner: str, episodes: Episodes, until: float) -> EngineStatus:
+async def _settled(engine: AgentJetTrainer, owner: str, episodes: EpisodeService, until: float) -> EngineStatus:
     """What it is when weights are in place, or when the time is over."""
     loop = asyncio.get_running_loop()
     while (status := engine.status(owner)) in PASSES_SOON:
         left_s = until - loop.time()
-        if left_s <= 0 or episodes.broker.is_leaving:
+        if left_s <= 0 or episodes.broker.is_stopping:
             break
         await asyncio.sleep(min(LOOK_S, left_s))
     return status
 
 
-def _told(client_uuid: str, lease: Lease) -> t.ClaimedEpisode:
+def _with_reason(client_uuid: str, lease: Lease) -> t.ClaimedEpisode:
     return t.ClaimedEpisode(
         success=True,
         client_uuid=client_uuid,

@@ -13,6 +13,7 @@ from typing import Any
 
 from palestra.config.load import Layers, Override
 from palestra.server.agentjet.settings_file import SECTION, AgentJetError, read_keys
+from palestra.types.json import JsonObject
 
 DUMMY, JSONL = "random_dummy", "jsonl_dataset_file"
 PLACEHOLDERS = {"", "auto", "read_yaml_name"}
@@ -25,10 +26,10 @@ FULL_LR = 1e-5  # below it a rate was meant for all weights
 
 @dataclass(slots=True)
 class JobConfig:
-    """Of a training run, but for what only the server knows: name, folders, tasks."""
+    """The config of a training run, except for what only the server knows: name, folders, tasks."""
 
     layers: Layers = field(default_factory=Layers)
-    mapped: dict[str, Any] = field(default_factory=dict)
+    mapped: JsonObject = field(default_factory=dict)
     """`our.key`: value, as it was said or worked out."""
     unknown: list[str] = field(default_factory=list)
     """Their keys that change nothing here."""
@@ -92,7 +93,7 @@ def map_job(text: str, find_model: Callable[[str], str]) -> JobConfig:
 class _Keys:
     """What has not been looked at yet is left."""
 
-    def __init__(self, found: dict[str, Any]):
+    def __init__(self, found: JsonObject):
         self.left = found
 
     def name(self, theirs: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from palestra.config import ConfigError
 from palestra.config.load import parse_yaml
+from palestra.types.json import JsonObject
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ class AgentJetError(ValueError):
     """What is wrong with a config, by its key, and what to write instead."""
 
 
-def read_keys(text: str) -> dict[str, Any]:
+def read_keys(text: str) -> JsonObject:
     """Leaves by dotted key, `ajet` included; lists are leaves. What is null is not there."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise AgentJetError(f"the config is longer than {MAX_BYTES} bytes; send the settings, not the data")
@@ -41,9 +42,9 @@ def read_keys(text: str) -> dict[str, Any]:
     return _flatten(content)
 
 
-def _flatten(content: dict[Any, Any]) -> dict[str, Any]:
+def _flatten(content: dict[Any, Any]) -> JsonObject:
     """By hand and with an end: an alias may stand for a structure that holds itself."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     level: list[tuple[str, Any]] = [("", content)]
     for _ in range(MAX_DEPTH):
         inner: list[tuple[str, Any]] = []

@@ -16,14 +16,14 @@ import structlog
 from msgspec.structs import replace
 
 from palestra.config.serve import ServeConfig
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.server.agentjet import trainer_status as rules
 from palestra.server.agentjet.names import RUN as TRAINER_RUN
 from palestra.server.agentjet.settings import JobConfig
-from palestra.server.agentjet.trainer_book import EngineBook, EngineRecord
 from palestra.server.agentjet.trainer_config import make_config, map_for_server, name_run, renamed
-from palestra.server.agentjet.trainer_files import EngineFolder
+from palestra.server.agentjet.trainer_files import TrainerFolder
 from palestra.server.agentjet.trainer_process import TrainingProcess, put_down
+from palestra.server.agentjet.trainer_records import TrainerRecord, TrainerRecords
 from palestra.server.agentjet.trainer_status import FedRuns
 from palestra.server.broker.broker import Broker
 from palestra.server.core.background import Background
@@ -40,23 +40,23 @@ EVERYTHING = 1 << 30
 RESTARTED = "the server was restarted, and its engine ends with it; /start_engine goes on from the newest checkpoint"
 
 
-class EngineRefusal(Exception):
+class TrainerRefusal(Exception):
     """Not now: why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class TrainerStopped:
     pids: list[int]
     episodes: int
 
 
 @dataclass(slots=True)
 class _Life:
-    """Of an owner's engine, in this server."""
+    """The life of an owner's trainer in this server."""
 
     process: TrainingProcess | None = None
     before: rules.Weights = (0, None)
-    """Of its run, when the process was started."""
+    """The weights of its run when the process was started."""
     has_begun: bool = False
     is_stopping: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -68,19 +68,19 @@ class AgentJetTrainer:
         self, config: ServeConfig, store: Store, broker: Broker, *, clock: Callable[[], float] = time.monotonic
     ):
         self._config, self._broker = config, broker
-        self._book = EngineBook(store)
+        self._records = TrainerRecords(store)
         self._lives: dict[str, _Life] = {}
         self._fed = FedRuns(clock)
         self._watching = Background()
-        broker.observer.on_trainer = self._fed.hear
+        broker.observer.on_trainer = self._fed.note_feeding
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        for owner, record in (await self._book.load()).items():
+        for owner, record in (await self._records.load()).items():
             if record.process is not None:
                 await asyncio.to_thread(put_down, record.process)
             if record.is_running:
-                await self._book.save(owner, record.ended(RESTARTED))
+                await self._records.save(owner, record.ended(RESTARTED))
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class AgentJetTrainer:
 
     def status(self, owner: str) -> EngineStatus:
         """By the first row of the table in docs/tinkerscript.md that fits."""
-        life, record = self._lives.get(owner), self._book.of(owner)
+        life, record = self._lives.get(owner), self._records.of(owner)
         if life is not None and life.is_stopping:
             return S.OFFLINE
         if record.announced is not None:
@@ -109,48 +109,48 @@ class AgentJetTrainer:
         return rules.of_runs([run]) if run is not None and life.has_begun else S.BOOTING
 
     def detail(self, owner: str) -> str:
-        life, record = self._lives.get(owner), self._book.of(owner)
+        life, record = self._lives.get(owner), self._records.of(owner)
         if life is not None and life.process is not None:
             return f"run {record.run!r}, process {life.process.pid}; its log: {self._named(life.process)}"
         return record.detail if self.status(owner) is S.OFFLINE else ""
 
     def _feeding(self, owner: str) -> list[RunInfo]:
         """Runs of trainers that nobody started here."""
-        return self._fed.of(owner, self._broker.board.runs(owner), self._book.of(owner).set_aside)
+        return self._fed.of(owner, self._broker.board.runs(owner), self._records.of(owner).set_aside)
 
     def _run(self, owner: str, name: str) -> RunInfo | None:
         return next((run for run in self._broker.board.runs(owner) if run.run == name), None)
 
-    async def announce(self, owner: str, wanted: EngineStatus) -> None:
+    async def announce(self, owner: str, status: EngineStatus) -> None:
         """A trainer says how it is. It counts until it says that it is offline."""
         life = self._life(owner)
         async with life.lock:
             if life.process is not None:
-                raise EngineRefusal(f"the engine was started here, and what it does is seen; {_stop_it(life.process)}")
-            if reason := rules.why_not(self.status(owner), wanted):
-                raise EngineRefusal(reason)
-            record = replace(self._book.of(owner), announced=wanted)
-            if wanted is S.OFFLINE:
+                raise TrainerRefusal(f"the engine was started here, and what it does is seen; {_stop_it(life.process)}")
+            if reason := rules.why_not(self.status(owner), status):
+                raise TrainerRefusal(reason)
+            record = replace(self._records.of(owner), announced=status)
+            if status is S.OFFLINE:
                 record = replace(record.without(TRAINER_RUN), announced=None, detail="its trainer said so")
-            await self._book.save(owner, record)
-            if wanted is S.OFFLINE:
+            await self._records.save(owner, record)
+            if status is S.OFFLINE:
                 self._fed.forget(owner, TRAINER_RUN)
         self._broker.look_again(owner)
-        log.info("engine announced", owner=owner, status=wanted)
+        log.info("engine announced", owner=owner, status=status)
 
     # Config, start, stop
 
     async def sync(self, owner: str, text: str, url: str) -> JobConfig:
         """`url`: how a training process reaches this server. Raises AgentJetError, too."""
-        life, folder = self._life(owner), EngineFolder(self._config.state, owner)
+        life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             if life.process is not None:
-                raise EngineRefusal(f"the engine runs with the config it was started with; {_stop_it(life.process)}")
+                raise TrainerRefusal(f"the engine runs with the config it was started with; {_stop_it(life.process)}")
             job = await asyncio.to_thread(map_for_server, text, self._config.models)
-            record = self._book.of(owner)
+            record = self._records.of(owner)
             run = name_run(job.run, record, folder, self._taken(owner))
             config = await _on_disk(make_config, job, run, folder, url)
-            await self._book.save(owner, replace(record, config=config, run=run, asked_name=job.run))
+            await self._records.save(owner, replace(record, config=config, run=run, asked_name=job.run))
         if folder.has_begun(run):
             job.notes.append(f"/start_engine goes on with run {run!r}; another experiment_name begins anew")
         log.info("engine config taken", owner=owner, run=run, unknown=len(job.unknown))
@@ -158,13 +158,17 @@ class AgentJetTrainer:
 
     async def start(self, owner: str, url: str, *, with_key: bool) -> int:
         """The training process; its pid."""
-        life, folder = self._life(owner), EngineFolder(self._config.state, owner)
+        life, folder = self._life(owner), TrainerFolder(self._config.state, owner)
         async with life.lock:
             record = replace(self._next_run(owner, life, folder), is_running=True, detail="")
             record = replace(record, set_aside=[run for run in record.set_aside if run != record.run])
             assert record.config is not None
             file = await _on_disk(folder.write_config, record.run, record.config | {"server": url})
-            key = await self._book.save_with_key(owner, record) if with_key else await self._book.save(owner, record)
+            key = (
+                await self._records.save_with_key(owner, record)
+                if with_key
+                else await self._records.save(owner, record)
+            )
             run = self._run(owner, record.run)
             life.before, life.has_begun = (0, None) if run is None else (run.version, run.model), False
             about = ["--resume", record.run, "-c", str(file)] if folder.has_begun(record.run) else [str(file)]
@@ -172,50 +176,54 @@ class AgentJetTrainer:
             try:
                 process = await TrainingProcess.start(about, folder.path, log_file, key)
             except OSError as error:
-                await self._book.save(owner, self._book.of(owner).ended(f"its process could not be started: {error}"))
-                raise EngineRefusal(f"the training process could not be started: {error}") from None
+                await self._records.save(
+                    owner, self._records.of(owner).ended(f"its process could not be started: {error}")
+                )
+                raise TrainerRefusal(f"the training process could not be started: {error}") from None
             life.process = process
             self._watching.run(self._watch(owner, life, process))
-            await self._book.save(owner, replace(self._book.of(owner), process=process.mark))
+            await self._records.save(owner, replace(self._records.of(owner), process=process.mark))
         log.info("engine started", owner=owner, run=record.run, pid=process.pid)
         return process.pid
 
-    async def stop(self, owner: str) -> Stopped:
+    async def stop(self, owner: str) -> TrainerStopped:
         """The process, and what there is to play of its run. Nothing, where it is offline."""
         life = self._life(owner)
         async with life.lock:
-            process, record = life.process, self._book.of(owner)
+            process, record = life.process, self._records.of(owner)
             if process is None and record.announced is None:
                 if fed := self._feeding(owner):
                     names = ", ".join(run.run for run in fed)
-                    raise EngineRefusal(f"no engine was started here: a trainer elsewhere feeds {names}; stop that one")
-                return Stopped([], 0)
+                    raise TrainerRefusal(
+                        f"no engine was started here: a trainer elsewhere feeds {names}; stop that one"
+                    )
+                return TrainerStopped([], 0)
             run, life.is_stopping = TRAINER_RUN if process is None else record.run, True
             try:
                 if process is not None:
                     await process.stop()
                 episodes = await self._broker.do(lambda board, now: _cancel_all(board, owner, run, now))
                 record = replace(record.ended("it was stopped by /stop_engine"), announced=None)
-                await self._book.save(owner, record.without(run))
+                await self._records.save(owner, record.without(run))
                 self._fed.forget(owner, run)
             finally:
                 life.process, life.is_stopping = None, False
         log.info("engine stopped", owner=owner, run=run, episodes=episodes)
-        return Stopped([] if process is None else [process.pid], episodes)
+        return TrainerStopped([] if process is None else [process.pid], episodes)
 
     async def _watch(self, owner: str, life: _Life, process: TrainingProcess) -> None:
         code = await process.wait()
         async with life.lock:
             if self._lives.get(owner) is not life or life.process is not process:  # stopped
                 return
-            record, detail = self._book.of(owner), "it came to its last step"
+            record, detail = self._records.of(owner), "it came to its last step"
             if code != 0:
-                words = await asyncio.to_thread(process.last_words)
+                words = await asyncio.to_thread(process.last_output)
                 detail = f"its training process ended with code {code}: {words} (its log: {self._named(process)})"
             log.warning("engine ended", owner=owner, run=record.run, code=code, detail=detail)
             self._fed.forget(owner, record.run)
             try:
-                await self._book.save(owner, record.ended(f"run {record.run!r}: {detail}", is_done=code == 0))
+                await self._records.save(owner, record.ended(f"run {record.run!r}: {detail}", is_done=code == 0))
             finally:
                 life.process = None
 
@@ -229,15 +237,15 @@ class AgentJetTrainer:
     def _taken(self, owner: str) -> set[str]:
         return {TRAINER_RUN, *(run.run for run in self._broker.board.runs(owner))}
 
-    def _next_run(self, owner: str, life: _Life, folder: EngineFolder) -> EngineRecord:
+    def _next_run(self, owner: str, life: _Life, folder: TrainerFolder) -> TrainerRecord:
         """The one of the config, or another like it where that one is done."""
-        record = self._book.of(owner)
+        record = self._records.of(owner)
         if life.process is not None:
-            raise EngineRefusal(f"an engine runs already, with run {record.run!r}; {_stop_it(life.process)}")
+            raise TrainerRefusal(f"an engine runs already, with run {record.run!r}; {_stop_it(life.process)}")
         if record.announced is not None:
-            raise EngineRefusal(f"a trainer has said that it is {record.announced}; stop that one first: /stop_engine")
+            raise TrainerRefusal(f"a trainer has said that it is {record.announced}; stop that one first: /stop_engine")
         if record.config is None:
-            raise EngineRefusal("there is no config yet; send one first: /sync_train_config")
+            raise TrainerRefusal("there is no config yet; send one first: /sync_train_config")
         if record.run not in record.done:
             return record
         run = name_run(record.asked_name, record, folder, self._taken(owner))
@@ -248,7 +256,7 @@ async def _on_disk(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
     try:
         return await asyncio.to_thread(work, *args, **kwargs)
     except OSError as error:
-        raise EngineRefusal(
+        raise TrainerRefusal(
             f"the engine's files cannot be written: {error}; see to the server's state folder"
         ) from None
 
@@ -257,7 +265,7 @@ def _stop_it(process: TrainingProcess) -> str:
     return f"/stop_engine ends process {process.pid}"
 
 
-def _cancel_all(board: Board, owner: str, run: str, now: float) -> int:
+def _cancel_all(board: EpisodeBoard, owner: str, run: str, now: float) -> int:
     if run not in {one.run for one in board.runs(owner)}:
         return 0
     states = (EpisodeState.QUEUED, EpisodeState.LEASED)

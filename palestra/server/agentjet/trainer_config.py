@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from palestra.config import ConfigError
 from palestra.config.load import validate
@@ -17,8 +16,9 @@ from palestra.config.serve import ModelConfig
 from palestra.config.train import GrpoConfig
 from palestra.server.agentjet.settings import JobConfig, map_job
 from palestra.server.agentjet.settings_file import AgentJetError
-from palestra.server.agentjet.trainer_book import EngineRecord
-from palestra.server.agentjet.trainer_files import ENVIRONMENT, EngineFolder
+from palestra.server.agentjet.trainer_files import ENVIRONMENT, TrainerFolder
+from palestra.server.agentjet.trainer_records import TrainerRecord
+from palestra.types.json import JsonObject
 
 NAMELESS = "agentjet"
 
@@ -30,23 +30,23 @@ def map_for_server(text: str, models: Sequence[ModelConfig]) -> JobConfig:
     return job
 
 
-def name_run(wanted: str | None, record: EngineRecord, folder: EngineFolder, taken: Collection[str]) -> str:
+def name_run(requested: str | None, record: TrainerRecord, folder: TrainerFolder, taken: Collection[str]) -> str:
     """A run that was called so and is not done is gone on with; without a name each is a new one."""
-    base = wanted or f"{NAMELESS}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = requested or f"{NAMELESS}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in count(1):
         name = base if number == 1 else f"{base}-{number}"
         is_ours = folder.has_begun(name)
-        if is_ours and wanted is not None and name not in record.done:
+        if is_ours and requested is not None and name not in record.done:
             return name
         if not is_ours and name not in taken:
             return name
     raise AssertionError("numbers do not end")
 
 
-def make_config(job: JobConfig, run: str, folder: EngineFolder, url: str) -> dict[str, Any]:
+def make_config(job: JobConfig, run: str, folder: TrainerFolder, url: str) -> JsonObject:
     """Checked as `palestra train` checks it. Writes its tasks."""
     tasks = folder.make_tasks(run, "train", job.train_file)
-    entry: dict[str, Any] = {"name": ENVIRONMENT, "tasks": str(folder.tasks_file(run, "train"))}
+    entry: JsonObject = {"name": ENVIRONMENT, "tasks": str(folder.tasks_file(run, "train"))}
     if job.eval_file is not None:
         folder.make_tasks(run, "eval", job.eval_file)
         entry["eval_tasks"] = str(folder.tasks_file(run, "eval"))
@@ -61,7 +61,7 @@ def make_config(job: JobConfig, run: str, folder: EngineFolder, url: str) -> dic
     return config.model_dump(mode="json")
 
 
-def renamed(config: dict[str, Any], run: str) -> dict[str, Any]:
+def renamed(config: JsonObject, run: str) -> JsonObject:
     return config | {"name": run, "alias": run, "episodes": config["episodes"] | {"run": run}}
 
 
@@ -72,15 +72,15 @@ def _checked(job: JobConfig) -> GrpoConfig:
         raise AgentJetError(str(error)) from None
 
 
-def _served(asked: str, models: Sequence[ModelConfig]) -> ModelConfig:
+def _served(requested: str, models: Sequence[ModelConfig]) -> ModelConfig:
     """By a name, by its folder, or by the last part of a path: a folder has another place on another machine."""
-    last = asked.rstrip("/").rpartition("/")[2]
+    last = requested.rstrip("/").rpartition("/")[2]
     for is_meant in (
-        lambda model: asked in model.name,
-        lambda model: Path(asked).is_absolute() and Path(asked) == model.path,
+        lambda model: requested in model.name,
+        lambda model: Path(requested).is_absolute() and Path(requested) == model.path,
         lambda model: last in {name.rpartition("/")[2] for name in model.name},
     ):
         if (found := next((model for model in models if is_meant(model)), None)) is not None:
             return found
     names = ", ".join(name for model in models for name in model.name)
-    raise AgentJetError(f"ajet.model.path: {asked[:200]!r} is not served here; this server has: {names}")
+    raise AgentJetError(f"ajet.model.path: {requested[:200]!r} is not served here; this server has: {names}")

@@ -10,21 +10,21 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from palestra.environments.errors import TaskFileError
 from palestra.environments.tasks import read_tasks
 from palestra.server.agentjet.settings_file import AgentJetError
+from palestra.types.json import JsonObject
 
 ENVIRONMENT = "agentjet"
-"""Of its tasks. Nobody has registered it: players bring their own."""
+"""The environment of its tasks. Nobody has registered it: players bring their own."""
 DUMMIES = 1000  # as AgentJet's
 MAX_TASKS_BYTES = 256 << 20
 
 
-class EngineFolder:
+class TrainerFolder:
     def __init__(self, state: Path, owner: str):
         mark = hashlib.sha256(owner.encode()).hexdigest()[:8]
         self.name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', owner)[:40]}-{mark}"
@@ -45,7 +45,7 @@ class EngineFolder:
         """The folder of a run has its config from the first moment."""
         return (self.runs / run / "config.json").is_file()
 
-    def write_config(self, run: str, config: dict[str, Any]) -> Path:
+    def write_config(self, run: str, config: JsonObject) -> Path:
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.config_file(run)
         file.write_text(json.dumps(config, indent=2))
@@ -79,27 +79,27 @@ class EngineFolder:
         return file
 
 
-def _dummies() -> Iterator[dict[str, Any]]:
+def _dummies() -> Iterator[JsonObject]:
     for number in range(DUMMIES):
         yield {"id": number, "prompt": f"Task {number}: whoever plays it brings its content."}
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
+def _rows(file: Path) -> Iterator[JsonObject]:
     for number, line in enumerate(file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
+            row = msgspec.json.decode(line, type=JsonObject)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise AgentJetError(f"{file.name}, line {number}: not a JSON object ({error})") from None
         yield row if "prompt" in row else _from_agentjet(row)
 
 
-def _from_agentjet(row: dict[str, Any]) -> dict[str, Any]:
+def _from_agentjet(row: JsonObject) -> JsonObject:
     """Their task: a query behind messages."""
     query, messages = row.get("main_query"), row.get("init_messages") or []
-    told = {"id": row["task_id"]} if "task_id" in row else {}
+    identity = {"id": row["task_id"]} if "task_id" in row else {}
     rest = {key: value for key, value in row.items() if key not in ("main_query", "init_messages", "task_id")}
     if query is None or not isinstance(messages, list):
-        return rest | told  # refused, with its line, by whoever reads it
-    return rest | told | {"prompt": [*messages, {"role": "user", "content": query}]}
+        return rest | identity  # refused, with its line, by whoever reads it
+    return rest | identity | {"prompt": [*messages, {"role": "user", "content": query}]}

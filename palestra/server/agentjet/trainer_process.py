@@ -17,7 +17,7 @@ import psutil
 from msgspec import Struct
 
 from palestra.util import processes
-from palestra.util.log_files import last_error, last_words, open_log
+from palestra.util.log_files import last_error, last_output, open_log
 
 STOP_S = 20.0  # it says goodbye to the server, and saves nothing
 
@@ -30,7 +30,7 @@ class ProcessMark(Struct, frozen=True):
 
 
 def put_down(mark: ProcessMark) -> None:
-    """Of a server that was killed: its child takes leave for some seconds, and holds its run meanwhile."""
+    """Ends the child of a server that was killed: it takes some seconds to stop, and holds its run meanwhile."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(mark.pid)
         if abs(process.create_time() - mark.born) < 1:  # the clock may have been set a little
@@ -78,6 +78,6 @@ class TrainingProcess:
     async def stop(self) -> None:
         await processes.stop(self._process, STOP_S)
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Its own error, or else its last line."""
-        return (last_error(self.log_file) or last_words(self.log_file)).splitlines()[0]
+        return (last_error(self.log_file) or last_output(self.log_file)).splitlines()[0]

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from palestra.server.agentjet.settings_file import AgentJetError
-from palestra.server.agentjet.trainer import AgentJetTrainer, EngineRefusal
+from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
 from palestra.server.http.episode_access import PLAYERS, Trainer
@@ -28,11 +28,11 @@ async def _engine(request: Request) -> AgentJetTrainer:
 
 
 async def _looker(request: Request) -> Caller:
-    return await request.app.state.doorkeeper.admit_player(request, rights=PLAYERS)
+    return await request.app.state.authenticator.admit_player(request, rights=PLAYERS)
 
 
 async def _admin(request: Request) -> Caller:
-    return await request.app.state.doorkeeper.admit(request, rights=(Rights.ADMIN,))
+    return await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN,))
 
 
 EngineNow = Annotated[AgentJetTrainer, Depends(_engine)]
@@ -52,14 +52,14 @@ async def get_engine_status(engine: EngineNow, caller: Looker) -> Response:
 )
 async def update_engine_status(request: Request, engine: EngineNow, caller: Trainer) -> Response:
     """A trainer says how it is; it holds until it says that it is offline."""
-    asked = await read_record(request, t.UpdateEngineStatus, others_pass=True)
-    if asked.engine_status not in list(EngineStatus):
+    body = await read_record(request, t.UpdateEngineStatus, others_pass=True)
+    if body.engine_status not in list(EngineStatus):
         known = ", ".join(EngineStatus)
-        reason = f"engine_status: {asked.engine_status[:80]!r} is none of {known}"
+        reason = f"engine_status: {body.engine_status[:80]!r} is none of {known}"
         return json_response(t.EngineStatusUpdated(success=False, failure_reason=reason))
     try:
-        await engine.announce(caller.owner, EngineStatus(asked.engine_status))
-    except EngineRefusal as refusal:
+        await engine.announce(caller.owner, EngineStatus(body.engine_status))
+    except TrainerRefusal as refusal:
         return json_response(t.EngineStatusUpdated(success=False, failure_reason=str(refusal)))
     return json_response(t.EngineStatusUpdated(success=True))
 
@@ -69,13 +69,13 @@ async def update_engine_status(request: Request, engine: EngineNow, caller: Trai
 )
 async def sync_train_config(request: Request, engine: EngineNow, caller: Admin) -> Response:
     """AgentJet's YAML for the next start: what it comes to here is told, and what means nothing."""
-    asked = await read_record(request, t.SyncTrainConfig, others_pass=True)
+    body = await read_record(request, t.SyncTrainConfig, others_pass=True)
     try:
-        job = await engine.sync(caller.owner, asked.yaml_as_string, _own_url(request))
-    except (EngineRefusal, AgentJetError) as refusal:
+        job = await engine.sync(caller.owner, body.yaml_as_string, _own_url(request))
+    except (TrainerRefusal, AgentJetError) as refusal:
         return json_response(t.TrainConfigSynced(success=False, error=str(refusal)))
-    told = t.TrainConfigSynced(success=True, mapped=job.mapped, unknown=job.unknown, notes=job.notes)
-    return json_response(told)
+    synced = t.TrainConfigSynced(success=True, mapped=job.mapped, unknown=job.unknown, notes=job.notes)
+    return json_response(synced)
 
 
 @engine_router.post("/start_engine", openapi_extra=body_of(t.StartEngine), responses=answer_of(t.EngineStarted))
@@ -84,7 +84,7 @@ async def start_engine(request: Request, engine: EngineNow, caller: Admin) -> Re
     await read_record(request, t.StartEngine, others_pass=True)
     try:
         pid = await engine.start(caller.owner, _own_url(request), with_key=caller.key is not None)
-    except EngineRefusal as refusal:
+    except TrainerRefusal as refusal:
         return json_response(t.EngineStarted(success=False, error=str(refusal)))
     return json_response(t.EngineStarted(success=True, pid=pid))
 
@@ -95,7 +95,7 @@ async def stop_engine(request: Request, engine: EngineNow, caller: Admin) -> Res
     await read_record(request, t.StopEngine, others_pass=True)
     try:
         stopped = await engine.stop(caller.owner)
-    except EngineRefusal as refusal:
+    except TrainerRefusal as refusal:
         return json_response(t.EngineStopped(success=False, error=str(refusal)))
     return json_response(t.EngineStopped(success=True, killed_pids=stopped.pids, episodes_removed=stopped.episodes))
 

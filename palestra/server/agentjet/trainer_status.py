@@ -23,7 +23,7 @@ class FedRuns:
         self._heard: dict[tuple[str, str], float] = {}
         """When a trainer last did something with its run, by owner and run."""
 
-    def hear(self, owner: str, run: str) -> None:
+    def note_feeding(self, owner: str, run: str) -> None:
         self._heard[owner, run] = self._clock()
 
     def forget(self, owner: str, run: str) -> None:
@@ -33,10 +33,10 @@ class FedRuns:
         """`set_aside`: those that count only once a trainer is heard of them again."""
         return [run for run in runs if self._is_fed(run, self._heard.get((owner, run.run)), run.run in set_aside)]
 
-    def _is_fed(self, run: RunInfo, heard: float | None, is_aside: bool) -> bool:
-        if heard is None:
+    def _is_fed(self, run: RunInfo, heard_at: float | None, is_aside: bool) -> bool:
+        if heard_at is None:
             return not is_aside and has_episodes(run)
-        return has_episodes(run) or self._clock() - heard < FED_S
+        return has_episodes(run) or self._clock() - heard_at < FED_S
 
 
 def has_begun(run: RunInfo, before: Weights) -> bool:
@@ -57,8 +57,8 @@ def of_runs(fed: Iterable[RunInfo]) -> EngineStatus:
     return S.WEIGHT_SYNCING if all(paused) else S.ROLLING
 
 
-def why_not(now: EngineStatus, wanted: EngineStatus) -> str:
+def why_not(now: EngineStatus, status: EngineStatus) -> str:
     """Empty: it may move there."""
-    if wanted is now or wanted in ENGINE_MOVES[now]:
+    if status is now or status in ENGINE_MOVES[now]:
         return ""
-    return f"the engine is {now}: from there it goes to {' or '.join(sorted(ENGINE_MOVES[now]))}, not to {wanted}"
+    return f"the engine is {now}: from there it goes to {' or '.join(sorted(ENGINE_MOVES[now]))}, not to {status}"

@@ -16,16 +16,16 @@ from typing import Generic, TypeVar
 import structlog
 
 from palestra.config.serve import EpisodesConfig
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
+from palestra.episodes.board_events import OpenLease, RunProgress
 from palestra.episodes.errors import BoardError
-from palestra.episodes.limits import Limits
-from palestra.episodes.news import OpenLease, Progress
+from palestra.episodes.limits import EpisodeLimits
 from palestra.episodes.staging import Parts
+from palestra.server.broker.attempt_keys import MAX_VOID, EpisodeKeys
+from palestra.server.broker.board_writer import BoardWriter, NotSaved
 from palestra.server.broker.clock import LOOK_S, Clock
-from palestra.server.broker.keys import MAX_VOID, EpisodeKeys
 from palestra.server.broker.observer import EpisodeObserver
-from palestra.server.broker.saving import NotSaved, Saving
-from palestra.server.broker.signals import Signals
+from palestra.server.broker.signals import NamedEvents
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
 from palestra.store import Store
@@ -47,22 +47,22 @@ class Broker:
     def __init__(self, store: Store, config: EpisodesConfig, observer: EpisodeObserver, secret: str):
         self.config, self.observer = config, observer
         self.clock, self.keys = Clock(), EpisodeKeys(secret)
-        self.has_groups, self.is_resumed = Signals(), Signals()
+        self.has_groups, self.is_resumed = NamedEvents(), NamedEvents()
         """By owner and run: there is something to read; its model calls may be looked at again."""
         self.on_claimable: Callable[[Callable[[str], bool]], None] = lambda _is_concerned: None
         """Owners for whom there is something to claim."""
         self.on_over: Callable[[AttemptRef], None] = lambda _attempt: None
-        self.on_delivered: Callable[[tuple[str, str], Progress], None] = lambda _run, _progress: None
+        self.on_delivered: Callable[[tuple[str, str], RunProgress], None] = lambda _run, _progress: None
         self.on_deleted: Callable[[tuple[str, str]], None] = lambda _run: None
         self.on_restored: Callable[[], None] = lambda: None
-        self.is_leaving = False
+        self.is_stopping = False
         self._store = store
         self._salt = hashlib.sha256(b"episode ids\0" + secret.encode()).digest()
-        self._board: Board | None = None
+        self._board: EpisodeBoard | None = None
         """None while it is read from the disk."""
         self._open_calls: dict[LeaseRef, int] = {}
         """Those that run meanwhile."""
-        self.saving = Saving(self._write, self._on_failure)
+        self.saving = BoardWriter(self._write, self._on_failure)
         self._alarm, self._wakes_at = asyncio.Event(), 0.0
         self._reloading: asyncio.Task[None] | None = None
         observer.watch(lambda: self._board, self.clock)
@@ -79,22 +79,22 @@ class Broker:
                 self._reloading.cancel()
             await self.saving.settle_down()
 
-    def leave(self) -> None:
+    def begin_shutdown(self) -> None:
         """Whoever waits is answered at once."""
-        self.is_leaving = True
+        self.is_stopping = True
         self.on_claimable(lambda _owner: True)
         self.has_groups.wake_all()
         self.is_resumed.wake_all()
 
     # The way of every call
 
-    async def do(self, work: Callable[[Board, float], T]) -> T:
+    async def do(self, work: Callable[[EpisodeBoard, float], T]) -> T:
         try:
             return self.apply(work)
         finally:
             await self.saving.saved()  # before a refusal too: what it speaks of may be new
 
-    async def do_in_parts(self, work: Callable[[Board, float], Parts[T]]) -> T:
+    async def do_in_parts(self, work: Callable[[EpisodeBoard, float], Parts[T]]) -> T:
         """As `do`. After each part the others get their turns, and a write of their own."""
         board, parts = self.board, self.apply(work)
         try:
@@ -106,7 +106,7 @@ class Broker:
                 self.apply(lambda _board, _now: parts.close())
             await self.saving.saved()
 
-    def apply(self, work: Callable[[Board, float], T]) -> T:
+    def apply(self, work: Callable[[EpisodeBoard, float], T]) -> T:
         """Not durable yet: see `saving`."""
         board = self.board
         try:
@@ -116,7 +116,7 @@ class Broker:
         finally:
             self._pass_on(board)
 
-    def look(self, see: Callable[[Board], T]) -> T:
+    def look(self, see: Callable[[EpisodeBoard], T]) -> T:
         """Changes nothing, and does not wait for the disk."""
         try:
             return see(self.board)
@@ -138,12 +138,12 @@ class Broker:
             self._open_calls.pop(attempt.ref, None)
 
     @property
-    def board(self) -> Board:
+    def board(self) -> EpisodeBoard:
         if self._board is None:
             raise Refusal(503, "episodes are being read from the disk again; send it again", retry_after_s=RELOAD_S)
         return self._board
 
-    def _pass_on(self, board: Board) -> None:
+    def _pass_on(self, board: EpisodeBoard) -> None:
         """What was changed, to the disk and to those who wait for it."""
         while True:
             news = board.take_news()
@@ -165,7 +165,7 @@ class Broker:
         if board.earliest_event() < self._wakes_at:
             self._alarm.set()
 
-    def _lease_is_over(self, board: Board, lease: OpenLease) -> None:
+    def _lease_is_over(self, board: EpisodeBoard, lease: OpenLease) -> None:
         attempt = AttemptRef(lease.owner, lease.ref.episode_id, lease.ref.attempt)
         self.keys.void(attempt)
         self.on_over(attempt)
@@ -219,7 +219,7 @@ class Broker:
         self.clock.begin_after(max((_last_change(row) for row in saved.episodes), default=0.0))
         now, limits = self.clock.now(), _limits(self.config)
         with _no_collection():
-            board = Board.restore(saved, now, limits=limits, salt=self._salt, open_calls=self._open_calls)
+            board = EpisodeBoard.restore(saved, now, limits=limits, salt=self._salt, open_calls=self._open_calls)
         self.keys.clear()
         for row in saved.episodes:
             for number in range(1, row.attempt + 1):
@@ -241,7 +241,7 @@ class _Done(Generic[T]):
     value: T
 
 
-def _next(board: Board, begun_on: Board, parts: Parts[T]) -> _Done[T] | None:
+def _next(board: EpisodeBoard, begun_on: EpisodeBoard, parts: Parts[T]) -> _Done[T] | None:
     if board is not begun_on:
         raise NotSaved
     try:
@@ -273,8 +273,8 @@ def _last_change(row: EpisodeRow) -> float:
     return max(row.created_at, row.claimed_at or 0.0, row.ended_at or 0.0)
 
 
-def _limits(config: EpisodesConfig) -> Limits:
-    return Limits(
+def _limits(config: EpisodesConfig) -> EpisodeLimits:
+    return EpisodeLimits(
         min_lease_s=config.min_lease_s,
         max_lease_s=config.max_lease_s,
         max_open_leases=config.max_leases,

@@ -12,17 +12,17 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.errors import BoardError
+from palestra.server.broker.backpressure import Backpressure
+from palestra.server.broker.board_writer import PendingWrite
 from palestra.server.broker.broker import BoardRefusal, Broker
-from palestra.server.broker.pressure import Pressure
-from palestra.server.broker.rates import Rates
-from palestra.server.broker.saving import Write
+from palestra.server.broker.rate_limits import RateLimiter
 from palestra.server.broker.tracing import traceparent_of
-from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.broker.waiting_claims import PassedOver, Waiter, WaitingClaims
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
-from palestra.types.episodes import ClaimRequest, Held, Lease
+from palestra.types.episodes import ClaimBlocker, ClaimRequest, Lease
 
 
 class Claim(Struct, frozen=True):
@@ -33,7 +33,7 @@ class Claim(Struct, frozen=True):
     base_url: str = ""
     """Where its player reaches the model."""
     model: str = ""
-    """Of runs that have none yet."""
+    """The model of runs that have none yet."""
 
     @property
     def interest(self) -> tuple[str, ...]:
@@ -45,21 +45,21 @@ class Claim(Struct, frozen=True):
         return self.owner, self.request.client_id, self.request.claim_id
 
 
-class Served(Struct, frozen=True):
+class ServedClaim(Struct, frozen=True):
     leases: list[Lease]
-    write: Write | None = None
+    write: PendingWrite | None = None
     """They are not to be told before that. By now others may have failed to be saved, and nothing is left to wait
     for."""
 
 
-Got = Served | BoardError
+Got = ServedClaim | BoardError
 Hold = Callable[[Coroutine[Any, Any, list[Lease]]], Awaitable[list[Lease]]]
 
 
-class Claims:
-    def __init__(self, broker: Broker, pressure: Pressure):
+class ClaimService:
+    def __init__(self, broker: Broker, pressure: Backpressure):
         self._broker, self._pressure = broker, pressure
-        self._rates = Rates(broker.config.max_claims_per_s)
+        self._rates = RateLimiter(broker.config.max_claims_per_s)
         self._waiting: WaitingClaims[Claim, Got] = WaitingClaims()
         broker.on_claimable = self._hand_out
         broker.observer.watch_claims(lambda: len(self._waiting))
@@ -90,7 +90,7 @@ class Claims:
         hold = self._broker.apply(lambda board, _now: board.why_nothing(claim.owner, claim.request, full=full))
         return str(hold or "")
 
-    def _take(self, board: Board, claim: Claim, now: float) -> list[Lease]:
+    def _take(self, board: EpisodeBoard, claim: Claim, now: float) -> list[Lease]:
         leases = board.claim(claim.owner, claim.request, now, full=self._pressure.full())
         keys = self._broker.keys
         refs = [AttemptRef(claim.owner, lease.episode_id, lease.attempt) for lease in leases]
@@ -107,7 +107,7 @@ class Claims:
 
     async def _wait(self, claim: Claim) -> list[Lease]:
         config = self._broker.config
-        if self._broker.is_leaving or len(self._waiting) >= config.max_waiting:
+        if self._broker.is_stopping or len(self._waiting) >= config.max_waiting:
             return []
         # Whoever holds the wait may begin it a turn of the loop later: what came in between woke nobody.
         if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
@@ -117,7 +117,7 @@ class Claims:
         try:
             await asyncio.wait({waiter.got}, timeout=min(claim.request.wait_s, config.max_wait_s))
         finally:
-            self._waiting.leave(waiter)
+            self._waiting.begin_shutdown(waiter)
         if not waiter.got.done():
             return []
         got = waiter.got.result()
@@ -134,22 +134,22 @@ class Claims:
         broker = self._broker
 
         def take(waiter: Waiter[Claim, Got]) -> Got | PassedOver | None:
-            if broker.is_leaving:
-                return Served([])
-            if waiter.asks.is_free is not None and not waiter.asks.is_free():
+            if broker.is_stopping:
+                return ServedClaim([])
+            if waiter.request.is_free is not None and not waiter.request.is_free():
                 return None
             try:
-                leases = self._take(broker.board, waiter.asks, broker.clock.now())
+                leases = self._take(broker.board, waiter.request, broker.clock.now())
             except BoardError as error:
                 return error
             if not leases:
-                return self._passed_over(broker.board, waiter.asks)
+                return self._passed_over(broker.board, waiter.request)
             broker.saving.touch()
-            return Served(leases, broker.saving.last)
+            return ServedClaim(leases, broker.saving.last)
 
         self._waiting.hand_out(take, is_concerned)
 
-    def _passed_over(self, board: Board, claim: Claim) -> PassedOver | None:
-        """Of those who wait for the same, only a client with no share left is no sign for the others."""
+    def _passed_over(self, board: EpisodeBoard, claim: Claim) -> PassedOver | None:
+        """Why a claim got nothing. A client with no share left is no sign for others that wait for the same."""
         hold = board.why_nothing(claim.owner, claim.request, full=self._pressure.full())
-        return PassedOver() if hold is not None and hold.code is Held.CLIENT_SHARE else None
+        return PassedOver() if hold is not None and hold.code is ClaimBlocker.CLIENT_SHARE else None

@@ -17,7 +17,7 @@ from palestra.server.core.callers import AttemptRef
 from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.store import Store
 from palestra.store import traces as rows
-from palestra.store.traces import Turn, TurnKey
+from palestra.store.traces import TraceTurn, TurnKey
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeTrajectory, PlayedEpisode, PlayedGroup
 
@@ -26,7 +26,7 @@ AGENT = "agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DeliveryReading:
     owner: str
     run: str
     after: int
@@ -38,7 +38,7 @@ class Deliveries:
     def __init__(self, broker: Broker, store: Store):
         self._broker, self._store = broker, store
 
-    async def read(self, reading: Reading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
+    async def read(self, reading: DeliveryReading, *, wait_s: float, tokens: bool) -> list[PlayedGroup]:
         """Empty when nothing came for so long."""
         broker, groups = self._broker, await self._wait(reading, wait_s)
         version = broker.board.run_info(reading.owner, reading.run).version
@@ -48,7 +48,7 @@ class Deliveries:
             return groups
         return await self._store.read(lambda conn: [_with_tokens(conn, reading.owner, group) for group in groups])
 
-    async def _wait(self, reading: Reading, wait_s: float) -> list[PlayedGroup]:
+    async def _wait(self, reading: DeliveryReading, wait_s: float) -> list[PlayedGroup]:
         broker, loop = self._broker, asyncio.get_running_loop()
         until = loop.time() + min(wait_s, broker.config.max_wait_s)
         while True:
@@ -63,7 +63,7 @@ class Deliveries:
                 )
             )
             left_s = until - loop.time()
-            if groups or left_s <= 0 or broker.is_leaving:
+            if groups or left_s <= 0 or broker.is_stopping:
                 return groups
             await broker.has_groups.wait((reading.owner, reading.run), left_s)
 
@@ -76,20 +76,20 @@ def _played(conn: Connection, owner: str, episode: PlayedEpisode) -> PlayedEpiso
     attempt = AttemptRef(owner, episode.info.episode_id, episode.info.attempt)
     turns = played_turns(conn, owner, attempt.origin)
     found = trajectories_of(one.turn for one in turns)
-    return replace(episode, trajectories=[_told(one, turns, episode.info.version) for one in found])
+    return replace(episode, trajectories=[_shown(one, turns, episode.info.version) for one in found])
 
 
 @dataclass(frozen=True, slots=True)
 class KeptTurn:
     trace_id: str
-    turn: Turn
+    turn: TraceTurn
     began_at: float
     """Not before those that were kept before it in its trace, whatever the system's clock said."""
 
 
 def played_turns(conn: Connection, owner: str, origin: str) -> list[KeptTurn]:
-    """Of an attempt, in the order they began, without those that its player never saw. Over all traces: calls that are
-    no conversation, such as text completions, begin a trace each."""
+    """The turns of an attempt in the order they began, without those that its player never saw. Over all traces:
+    calls that are no conversation, such as text completions, begin a trace each."""
     turns: list[KeptTurn] = []
     traces = rows.traces_of(conn, origin, owner)
     for trace in traces:
@@ -114,7 +114,7 @@ def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> b
     return one.turn.prompt in prompts and not went_on
 
 
-def _told(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
+def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
     """`version`: when it was claimed, for calls that have none."""
     length = len(trajectory.tokens)
     temperatures, versions = [0.0] * length, [0] * length

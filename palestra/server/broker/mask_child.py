@@ -55,8 +55,8 @@ class TimedMask(Mask):
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def masked(self, told: bytes) -> bytes:
-        value = msgspec.json.decode(told, type=Shown)
+    def masked(self, message: bytes) -> bytes:
+        value = msgspec.json.decode(message, type=Shown)
         self._until = time.process_time() + self._limit_s
         try:
             return msgspec.json.encode(self.of(value))
@@ -82,8 +82,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server: it closes stdin in its time
     orders = msgspec.json.decode(read_message(sys.stdin.buffer) or b"", type=Orders)
     mask = TimedMask(orders.limit_s, orders.patterns)
-    while (told := read_message(sys.stdin.buffer)) is not None:
-        sys.stdout.buffer.write(message(mask.masked(told)))
+    while (incoming := read_message(sys.stdin.buffer)) is not None:
+        sys.stdout.buffer.write(message(mask.masked(incoming)))
         sys.stdout.buffer.flush()
 
 

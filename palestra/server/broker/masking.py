@@ -45,7 +45,7 @@ class Masking:
             return self._keys.of(value)
         async with self._turn:
             try:
-                return msgspec.json.decode(await self._asked(message(data)), type=type(value))
+                return msgspec.json.decode(await self._request(message(data)), type=type(value))
             except (asyncio.IncompleteReadError, ConnectionError):
                 await self._end()
                 raise Refusal(503, "the process that masks has died; send it again", retry_after_s=1.0) from None
@@ -57,7 +57,7 @@ class Masking:
         async with self._turn:
             await self._end()
 
-    async def _asked(self, data: bytes) -> bytes:
+    async def _request(self, data: bytes) -> bytes:
         if self._child is None or self._child.returncode is not None:
             self._child = await spawn(sys.executable, "-m", CHILD, stdin=PIPE, stdout=PIPE, stderr=None)
             data = message(msgspec.json.encode(Orders(self._limit_s, self._patterns))) + data

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from palestra.episodes.board_events import AdmittedCall
 from palestra.episodes.errors import BoardError
-from palestra.episodes.news import Call
 from palestra.server.broker.broker import BoardRefusal, Broker
 from palestra.server.core.callers import AttemptRef, Caller
 from palestra.server.core.errors import ApiError, Refusal
@@ -25,13 +25,13 @@ class EpisodeCalls:
     def __init__(self, broker: Broker):
         self._broker = broker
         self._aborts: dict[AttemptRef, list[Callable[[], None]]] = {}
-        """Of what is being sampled."""
+        """What cancels the samples under way."""
         self.running: Counter[tuple[str, str]] = Counter()
         """By owner and run."""
         broker.on_over = self._abort
 
     @asynccontextmanager
-    async def calling(self, attempt: AttemptRef, traceparent: str) -> AsyncIterator[Call]:
+    async def calling(self, attempt: AttemptRef, traceparent: str) -> AsyncIterator[AdmittedCall]:
         """Around a call and its answer. The lease does not age meanwhile; that it was made is durable at the end."""
         began_at = self._broker.clock.now()
         try:
@@ -43,7 +43,7 @@ class EpisodeCalls:
             raise
 
     @asynccontextmanager
-    async def _calling(self, attempt: AttemptRef) -> AsyncIterator[Call]:
+    async def _calling(self, attempt: AttemptRef) -> AsyncIterator[AdmittedCall]:
         call = await self._admitted(attempt)
         noted, run = self._broker.saving.last, (attempt.owner, call.run)
         self.running[run] += 1
@@ -83,7 +83,7 @@ class EpisodeCalls:
         return self._broker.keys.is_live(attempt)
 
     def sampled(self, attempt: AttemptRef, tokens: int) -> None:
-        """Of an attempt that lives. It goes to the disk with whatever is next, its end at the latest."""
+        """Counts tokens that a live attempt sampled. The count is saved with the next change, its end at the latest."""
         self._broker.board.sampled(attempt.ref, tokens)
         self._broker.observer.sampled(attempt.owner, self._run_of(attempt), tokens)
 
@@ -102,7 +102,7 @@ class EpisodeCalls:
         self.check(attempt)
         return self._broker.board.run_info(attempt.owner, self._run_of(attempt)).model
 
-    async def _admitted(self, attempt: AttemptRef) -> Call:
+    async def _admitted(self, attempt: AttemptRef) -> AdmittedCall:
         broker, loop = self._broker, asyncio.get_running_loop()
         until = loop.time() + broker.config.hold_calls_s
         while True:
@@ -110,8 +110,8 @@ class EpisodeCalls:
             try:
                 return broker.apply(lambda board, now: board.note_call(attempt.owner, attempt.ref, now))
             except BoardRefusal as error:
-                if error.code != PAUSED or loop.time() >= until or broker.is_leaving:
-                    raise _told(error) from None
+                if error.code != PAUSED or loop.time() >= until or broker.is_stopping:
+                    raise _error_text(error) from None
             await broker.is_resumed.wait((attempt.owner, self._run_of(attempt)), until - loop.time())
 
     def _run_of(self, attempt: AttemptRef) -> str:
@@ -127,7 +127,7 @@ class EpisodeCalls:
         try:
             self._broker.apply(lambda board, now: board.note_call(attempt.owner, attempt.ref, now))
         except BoardRefusal as error:
-            return _void("is committed") if error.code == UNKNOWN else _told(error)
+            return _void("is committed") if error.code == UNKNOWN else _error_text(error)
         raise AssertionError(f"the key of a living attempt is void: {attempt.origin}")
 
     def _abort(self, attempt: AttemptRef) -> None:
@@ -139,7 +139,7 @@ def _void(what: str) -> ApiError:
     return ApiError(401, f"this key is void: its episode {what}; claim another one", code="invalid_api_key")
 
 
-def _told(error: BoardRefusal) -> ApiError:
+def _error_text(error: BoardRefusal) -> ApiError:
     """To come again helps while a run is paused, and never for a lost attempt."""
     return ApiError(
         error.status,

@@ -16,16 +16,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from palestra.episodes.board import Board
-from palestra.episodes.news import OpenLease, Progress
+from palestra.episodes.board import EpisodeBoard
+from palestra.episodes.board_events import OpenLease, RunProgress
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.tracing import attempt_spans, call_span, end_span, failed_call_span, trace_id_of
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.spans import Span
-from palestra.types.episodes import ClaimRequest, Ended, Lease, PlayedGroup, Registered
+from palestra.types.episodes import ClaimRequest, EndAnswer, Lease, PlayedGroup, Registered
 
 if TYPE_CHECKING:
-    from palestra.server.core.otlp import Traces
+    from palestra.server.core.otlp import OtlpExporter
     from palestra.store.traces import TurnFacts
 
 WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -44,7 +44,7 @@ RunName = tuple[str, str]
 class EpisodeObserver:
     """What goes as planned is logged at debug, the rest at info: there may be thousands in a second."""
 
-    def __init__(self, registry: CollectorRegistry, traces: Traces | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry, traces: OtlpExporter | None = None) -> None:
         self._traces = traces
         # Bound once, with the level that was set: a line that is not wanted then costs nothing.
         self._log = structlog.get_logger("palestra.episodes").bind()
@@ -83,7 +83,7 @@ class EpisodeObserver:
         self.on_trainer: Callable[[str, str], None] = lambda _owner, _run: None
         """Somebody trains this run, it seems."""
 
-    def watch(self, board: Callable[[], Board | None], clock: Clock) -> None:
+    def watch(self, board: Callable[[], EpisodeBoard | None], clock: Clock) -> None:
         self._at_scrape.board, self._at_scrape.clock = board, clock
 
     def watch_claims(self, count: Callable[[], int]) -> None:
@@ -134,7 +134,7 @@ class EpisodeObserver:
         if self._traces is not None:
             self._add(self._traces, [failed_call_span(attempt, traceparent, began_at, now, error)])
 
-    def ended(self, owner: str, ends: Sequence[Ended], began_at: float) -> None:
+    def ended(self, owner: str, ends: Sequence[EndAnswer], began_at: float) -> None:
         for end in ends:
             self._ends.labels(end.status).inc()
             if end.is_kept and not self._tells_all:
@@ -152,7 +152,7 @@ class EpisodeObserver:
             now = began_at if self._at_scrape.clock is None else self._at_scrape.clock.now()
             self._add(self._traces, (end_span(owner, end, began_at, now) for end in ends))
 
-    def over(self, board: Board, lease: OpenLease) -> None:
+    def over(self, board: EpisodeBoard, lease: OpenLease) -> None:
         """A lease."""
         how = board.outcome(lease)
         if how is None:
@@ -179,14 +179,14 @@ class EpisodeObserver:
             trace_id=_trace_id(lease.owner, lease.ref.episode_id, lease.ref.attempt),
         )
 
-    def _add(self, traces: Traces, spans: Iterable[Span]) -> None:
+    def _add(self, traces: OtlpExporter, spans: Iterable[Span]) -> None:
         """Their times are the broker's; those of model calls, of players and of the collector are the wall clock's."""
         behind_s = 0.0 if self._at_scrape.clock is None else self._at_scrape.clock.behind_s()
         traces.add(
             replace(span, began_at=span.began_at + behind_s, ended_at=span.ended_at + behind_s) for span in spans
         )
 
-    def delivered(self, run: RunName, progress: Progress, now: float) -> None:
+    def delivered(self, run: RunName, progress: RunProgress, now: float) -> None:
         """There is one more group to read, at least."""
         unread, newest = self._unread.setdefault(run, {}), progress.delivered
         for number in range(self._ready.get(run, newest - 1) + 1, newest + 1):
@@ -230,7 +230,7 @@ def _trace_id(owner: str, episode_id: str, attempt: int) -> str:
 class _AtScrape(Collector):
     """Values that exist anyway, so nobody has to report them."""
 
-    board: Callable[[], Board | None] | None = None
+    board: Callable[[], EpisodeBoard | None] | None = None
     clock: Clock | None = None
 
     def collect(self) -> Iterator[Metric]:

@@ -17,11 +17,11 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from palestra.episodes.news import Progress
+from palestra.episodes.board_events import RunProgress
 from palestra.server.broker.broker import Broker
-from palestra.server.broker.deliveries import Deliveries, Reading
+from palestra.server.broker.deliveries import Deliveries, DeliveryReading
 from palestra.server.broker.push_addresses import check_address
-from palestra.server.broker.push_errands import Errands, Manners, RunKey
+from palestra.server.broker.push_retries import PushTimings, RetriedPushes, RunKey
 from palestra.server.core.errors import Refusal
 from palestra.types.episodes import PlayedGroup, PushedGroup, RunInfo
 
@@ -34,13 +34,13 @@ AT_ONCE = 2048
 """Runs: each has one line."""
 
 
-class Looker(Protocol):
+class GroupPusher(Protocol):
     """Sees to it that what is new in a run is sent."""
 
     def look(self, key: RunKey) -> None: ...
 
-    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
-        """Of most runs nothing is sent to anybody."""
+    def is_concerned(self, key: RunKey, progress: RunProgress) -> bool:
+        """Whether anybody is sent this. For most runs nobody is."""
         ...
 
     def forget(self, key: RunKey | None) -> None:
@@ -48,12 +48,12 @@ class Looker(Protocol):
         ...
 
 
-MakeLooker = Callable[[Broker, Deliveries, Errands], Looker]
+MakeGroupPusher = Callable[[Broker, Deliveries, RetriedPushes], GroupPusher]
 
 
-class Pushes:
-    def __init__(self, broker: Broker, errands: Errands, lookers: Sequence[Looker]):
-        self._broker, self._errands, self._lookers = broker, errands, lookers
+class GroupPushes:
+    def __init__(self, broker: Broker, pushes: RetriedPushes, lookers: Sequence[GroupPusher]):
+        self._broker, self._retried_pushes, self._lookers = broker, pushes, lookers
         self._news: set[RunKey] = set()
         self._is_new = asyncio.Event()
 
@@ -67,16 +67,16 @@ class Pushes:
             yield
         finally:
             watching.cancel()
-            await self._errands.close()
+            await self._retried_pushes.close()
 
     def wake(self, key: RunKey) -> None:
         """There is something new in a run, or its listener is another."""
         self._news.add(key)
         self._is_new.set()
 
-    def _hear(self, key: RunKey, progress: Progress) -> None:
-        for looker in self._lookers:
-            if looker.is_concerned(key, progress):
+    def _hear(self, key: RunKey, progress: RunProgress) -> None:
+        for pusher in self._lookers:
+            if pusher.is_concerned(key, progress):
                 self.wake(key)
                 return
 
@@ -88,9 +88,9 @@ class Pushes:
 
     def _forget(self, key: RunKey | None) -> None:
         """At once: nothing of a run may be taken for something of its successor."""
-        self._errands.stop_all(key)
-        for looker in self._lookers:
-            looker.forget(key)
+        self._retried_pushes.stop_all(key)
+        for pusher in self._lookers:
+            pusher.forget(key)
 
     async def _watch(self) -> None:
         while True:
@@ -101,9 +101,9 @@ class Pushes:
                 self._look(key)
 
     def _look(self, key: RunKey) -> None:
-        for looker in self._lookers:
+        for pusher in self._lookers:
             try:
-                looker.look(key)
+                pusher.look(key)
             except Refusal as error:  # of a board that is being read again: then all are looked at anew
                 log.warning("results are not pushed", run=key[1], why=error.detail)
             except Exception:
@@ -111,18 +111,18 @@ class Pushes:
 
 
 class RunPushes:
-    def __init__(self, broker: Broker, deliveries: Deliveries, errands: Errands):
-        self._broker, self._deliveries, self._errands = broker, deliveries, errands
-        self._manners = Manners(ACK_S, LONGEST_ACK_S, AT_ONCE)
+    def __init__(self, broker: Broker, deliveries: Deliveries, pushes: RetriedPushes):
+        self._broker, self._deliveries, self._retried_pushes = broker, deliveries, pushes
+        self._timings = PushTimings(ACK_S, LONGEST_ACK_S, AT_ONCE)
         self._listeners: dict[RunKey, str] = {}
-        """That an errand is under way to."""
+        """That a push is under way to."""
 
     def check(self, address: str) -> None:
         """400 where nothing may be sent."""
         if address:
             check_address("settings.push_to", address, self._broker.config.push_hosts)
 
-    def is_concerned(self, key: RunKey, progress: Progress) -> bool:
+    def is_concerned(self, key: RunKey, progress: RunProgress) -> bool:
         return bool(progress.push_to) or key in self._listeners
 
     def look(self, key: RunKey) -> None:
@@ -130,7 +130,7 @@ class RunPushes:
         address = info.push_to
         is_known = self._listeners.get(key) == address
         if not is_known:
-            self._errands.stop((key, 0))
+            self._retried_pushes.stop((key, 0))
             self._listeners.pop(key, None)
         if not address or info.delivered <= info.committed:
             return
@@ -141,14 +141,14 @@ class RunPushes:
             if not is_known:
                 log.warning("groups are not pushed", run=key[1], why=error.detail)
             return
-        self._errands.begin((key, 0), partial(self._send_all, key, address))
+        self._retried_pushes.begin((key, 0), partial(self._send_all, key, address))
 
     def forget(self, key: RunKey | None) -> None:
         for known in [one for one in self._listeners if key in (None, one)]:
             del self._listeners[known]
 
     async def _send_all(self, key: RunKey, address: str) -> None:
-        sender = self._errands.sender(address, self._manners)
+        sender = self._retried_pushes.sender(address, self._timings)
         try:
             while (group := await self._next(key)) is not None:
                 if await sender.send(partial(self._payload, key, group), f"ack {group.number}"):
@@ -167,7 +167,7 @@ class RunPushes:
             info = self._info(key)
             if info.delivered <= info.committed:
                 return None
-            reading = Reading(*key, info.committed, 1, info.version)
+            reading = DeliveryReading(*key, info.committed, 1, info.version)
             try:
                 groups = await self._deliveries.read(reading, wait_s=0, tokens=True)
             except Refusal as error:
@@ -177,7 +177,7 @@ class RunPushes:
             if groups:
                 return groups[0]
 
-    def _progress(self, key: RunKey) -> Progress:
+    def _progress(self, key: RunKey) -> RunProgress:
         return self._broker.look(lambda board: board.progress(*key))
 
     def _info(self, key: RunKey) -> RunInfo:

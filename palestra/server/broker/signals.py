@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Hashable
 
 
-class Signals:
+class NamedEvents:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
 

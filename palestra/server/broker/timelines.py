@@ -9,12 +9,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
-from palestra.episodes.search import Search, Searching
+from palestra.episodes.search import EpisodeSearch, RunningSearch
 from palestra.server.broker.broker import BoardRefusal, Broker
 from palestra.server.broker.deliveries import AGENT, KeptTurn, played_turns
 from palestra.server.broker.masking import Masking
@@ -22,12 +21,13 @@ from palestra.server.broker.tracing import trace_id_of
 from palestra.server.core.callers import AttemptRef
 from palestra.store import Store
 from palestra.types.episodes import EpisodeInfo
+from palestra.types.json import JsonObject
 from palestra.types.rollouts import Message
 from palestra.types.timelines import AttemptTimeline, CallSpan, EpisodeTimeline, ToolSpan
 
 
 @dataclass(slots=True)
-class Found:
+class FoundEpisode:
     episodes: list[EpisodeInfo]
     total: int
 
@@ -36,24 +36,22 @@ class Timelines:
     def __init__(self, broker: Broker, store: Store, masking: Masking):
         self._broker, self._store, self._masking = broker, store, masking
 
-    async def search(self, owner: str, wanted: Search, *, limit: int, offset: int) -> Found:
+    async def search(self, owner: str, query: EpisodeSearch, *, limit: int, offset: int) -> FoundEpisode:
         """In the order of registration."""
         broker = self._broker
-        if wanted.is_plain:
-            told = await broker.do(
-                lambda board, _now: board.episodes(
-                    owner, run=wanted.run, state=wanted.state, limit=limit, offset=offset
-                )
+        if query.is_plain:
+            page = await broker.do(
+                lambda board, _now: board.episodes(owner, run=query.run, state=query.state, limit=limit, offset=offset)
             )
-            return Found(told.episodes, told.total)
-        searching = await self.begin(owner, wanted, limit=limit, offset=offset)
+            return FoundEpisode(page.episodes, page.total)
+        searching = await self.begin(owner, query, limit=limit, offset=offset)
         while searching.step():  # noqa: ASYNC110 - it waits for nothing: others are served meanwhile
             await asyncio.sleep(0)
         await broker.saving.saved()  # what is told is on disk
-        return Found(searching.found, searching.total)
+        return FoundEpisode(searching.found, searching.total)
 
-    async def begin(self, owner: str, wanted: Search, *, limit: int | None, offset: int) -> Searching:
-        return await self._broker.do(lambda board, _now: board.search(owner, wanted, limit=limit, offset=offset))
+    async def begin(self, owner: str, search: EpisodeSearch, *, limit: int | None, offset: int) -> RunningSearch:
+        return await self._broker.do(lambda board, _now: board.search(owner, search, limit=limit, offset=offset))
 
     async def of(self, owner: str, episode_id: str) -> bytes:
         """As JSON, with secrets blacked out."""
@@ -61,10 +59,10 @@ class Timelines:
             lambda board, _now: (board.find(owner, episode_id), board.task(owner, episode_id))
         )
         attempts = await self._store.read(lambda conn: _attempts(conn, owner, info))
-        told = await self._masking.of(EpisodeTimeline(episode=info, task=task, attempts=attempts))
-        return msgspec.json.encode(told)
+        timeline = await self._masking.of(EpisodeTimeline(episode=info, task=task, attempts=attempts))
+        return msgspec.json.encode(timeline)
 
-    async def lines(self, owner: str, searching: Searching) -> AsyncIterator[bytes]:
+    async def lines(self, owner: str, searching: RunningSearch) -> AsyncIterator[bytes]:
         """A timeline for each. One that is committed meanwhile is left out."""
         is_more = True
         while is_more:
@@ -80,11 +78,11 @@ class Timelines:
 
 def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTimeline]:
     lost = {loss.attempt: loss for loss in info.losses if loss.attempt > 0}
-    told: list[AttemptTimeline] = []
+    attempts: list[AttemptTimeline] = []
     for number in sorted({*lost, info.attempt} - {0}):
         origin, loss = AttemptRef(owner, info.episode_id, number).origin, lost.get(number)
         calls = [_call(one) for one in played_turns(conn, owner, origin)]
-        told.append(
+        attempts.append(
             AttemptTimeline(
                 attempt=number,
                 trace_id=trace_id_of(origin),
@@ -94,7 +92,7 @@ def _attempts(conn: Connection, owner: str, info: EpisodeInfo) -> list[AttemptTi
                 tools=tool_spans(calls),
             )
         )
-    return told
+    return attempts
 
 
 def _call(one: KeptTurn) -> CallSpan:
@@ -128,8 +126,8 @@ class _Tools:
     spans: list[ToolSpan] = field(default_factory=list)
     waiting: list[_Open] = field(default_factory=list)
 
-    def called(self, call: CallSpan, asked: dict[str, Any]) -> None:
-        function, call_id = asked.get("function", {}), asked.get("id", "")
+    def called(self, call: CallSpan, requested: JsonObject) -> None:
+        function, call_id = requested.get("function", {}), requested.get("id", "")
         self.waiting.append(_Open(len(self.spans), call_id, call.trace_id))
         self.spans.append(
             ToolSpan(
@@ -163,6 +161,6 @@ def tool_spans(calls: Sequence[CallSpan]) -> list[ToolSpan]:
             if message.get("role") == "tool":
                 tools.answered(call, message)
         for answer in call.answers:
-            for asked in answer.get("tool_calls") or ():
-                tools.called(call, asked)
+            for requested in answer.get("tool_calls") or ():
+                tools.called(call, requested)
     return tools.spans

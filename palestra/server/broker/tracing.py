@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from palestra.episodes.news import OpenLease
+from palestra.episodes.board_events import OpenLease
 from palestra.episodes.records import queued_since
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.spans import Span, SpanRef
-from palestra.types.episodes import Ended, EpisodeInfo
+from palestra.types.episodes import EndAnswer, EpisodeInfo
+from palestra.types.json import JsonObject
 
 if TYPE_CHECKING:
     from palestra.store.traces import TurnFacts
@@ -29,7 +30,7 @@ _TRACEPARENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AttemptTrace:
-    """Of one attempt."""
+    """The trace of one attempt."""
 
     root: SpanRef
     leased: SpanRef
@@ -55,7 +56,7 @@ def traceparent_of(origin: str) -> str:
 
 
 def _ids(origin: str) -> str:
-    """Of the trace, its root and the lease in it."""
+    """Ids of the trace, its root and the lease in it."""
     return blake2b(origin.encode(), digest_size=32, person=b"attempt trace").hexdigest()
 
 
@@ -69,15 +70,15 @@ def read_traceparent(text: str) -> SpanRef | None:
 
 
 def attempt_spans(lease: OpenLease, info: EpisodeInfo, over_at: float, loss: str | None) -> list[Span]:
-    """Of an attempt that is over; `loss`: why it came to nothing."""
+    """The spans of an attempt that is over; `loss`: why it came to nothing."""
     trace = AttemptTrace.of(AttemptRef(lease.owner, info.episode_id, lease.ref.attempt).origin)
     claimed_at = min(lease.claimed_at, over_at)
     since = queued_since(info, lease.ref.attempt, claimed_at)
-    told = _attempt_facts(lease, info) | {"palestra.outcome": "ended" if loss is None else loss.partition(":")[0]}
+    attributes = _attempt_facts(lease, info) | {"palestra.outcome": "ended" if loss is None else loss.partition(":")[0]}
     error = loss or ""
     if loss is None and info.result is not None:
         if info.result.reward is not None:
-            told["palestra.reward"] = info.result.reward
+            attributes["palestra.reward"] = info.result.reward
         if info.result.error is not None:
             error = f"{info.result.error.type}: {info.result.error.message}"
     return [
@@ -89,13 +90,13 @@ def attempt_spans(lease: OpenLease, info: EpisodeInfo, over_at: float, loss: str
             ended_at=over_at,
             parent=None,
             ref=trace.root,
-            attributes=told,
+            attributes=attributes,
             error=error,
         ),
     ]
 
 
-def end_span(owner: str, end: Ended, began_at: float, ended_at: float) -> Span:
+def end_span(owner: str, end: EndAnswer, began_at: float, ended_at: float) -> Span:
     """From the end that was sent to its answer. One that came too late is there as well."""
     trace = AttemptTrace.of(AttemptRef(owner, end.episode_id, end.attempt).origin)
     return Span(
@@ -110,7 +111,7 @@ def end_span(owner: str, end: Ended, began_at: float, ended_at: float) -> Span:
 
 def call_span(attempt: AttemptRef, traceparent: str, facts: TurnFacts, prompt_tokens: int, sampled_tokens: int) -> Span:
     """A model call that was answered."""
-    told: dict[str, Any] = {
+    attributes: JsonObject = {
         "gen_ai.request.model": facts.base_model,
         "gen_ai.response.id": facts.response_id,
         "gen_ai.usage.input_tokens": prompt_tokens,
@@ -120,8 +121,8 @@ def call_span(attempt: AttemptRef, traceparent: str, facts: TurnFacts, prompt_to
         "palestra.compute_s": facts.compute_s,
     }
     if facts.version is not None:
-        told["palestra.version"] = facts.version
-    return _call(attempt, traceparent, facts.started_at, facts.prepare_s + facts.sample_s, told)
+        attributes["palestra.version"] = facts.version
+    return _call(attempt, traceparent, facts.started_at, facts.prepare_s + facts.sample_s, attributes)
 
 
 def failed_call_span(attempt: AttemptRef, traceparent: str, began_at: float, ended_at: float, error: str) -> Span:
@@ -129,7 +130,7 @@ def failed_call_span(attempt: AttemptRef, traceparent: str, began_at: float, end
 
 
 def _call(
-    attempt: AttemptRef, traceparent: str, began_at: float, seconds: float, told: dict[str, Any], error: str = ""
+    attempt: AttemptRef, traceparent: str, began_at: float, seconds: float, attributes: JsonObject, error: str = ""
 ) -> Span:
     """Inside the span that the player names, else inside its lease. Where that is a trace of the player's own, the
     attempt's is linked."""
@@ -141,12 +142,12 @@ def _call(
         ended_at=began_at + max(seconds, 0.0),
         parent=given or leased,
         link=leased if given is not None and given.trace_id != leased.trace_id else None,
-        attributes={"palestra.episode": attempt.episode_id, "palestra.attempt": attempt.attempt, **told},
+        attributes={"palestra.episode": attempt.episode_id, "palestra.attempt": attempt.attempt, **attributes},
         error=error,
     )
 
 
-def _attempt_facts(lease: OpenLease, info: EpisodeInfo) -> dict[str, Any]:
+def _attempt_facts(lease: OpenLease, info: EpisodeInfo) -> JsonObject:
     return {
         "palestra.owner": lease.owner,
         "palestra.run": info.run,

@@ -16,19 +16,19 @@ import structlog
 
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import TrainFuture
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import TinkerPath
 from palestra.store import Store
 from palestra.store import checkpoints as rows
 from palestra.store.errors import CheckpointExists
-from palestra.store.records import Checkpoint, CheckpointKey, CheckpointKind, CheckpointStatus, Save
+from palestra.store.records import CheckpointKey, CheckpointKind, CheckpointRow, CheckpointStatus, PendingSave
 from palestra.store.samplers import live_samplers
-from palestra.types.engine import Failure, Saved, TrainOutcome
+from palestra.types.engine import EngineFailure, Saved, TrainOutcome
 
 log = structlog.get_logger()
 
 
-class Checkpoints:
+class CheckpointFiles:
     def __init__(self, store: Store, root: Path, *, keep_deleted_s: float):
         self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
         self._doomed: dict[str, float] = {}
@@ -38,7 +38,7 @@ class Checkpoints:
 
     async def begin(
         self,
-        model: TrainedModel,
+        model: TrackedModel,
         path: TinkerPath,
         *,
         seq_id: int,
@@ -48,7 +48,7 @@ class Checkpoints:
         user_metadata: dict[str, str] | None = None,
     ) -> str:
         """Notes the save; returns the folder for it. The same request again gets the same folder."""
-        save = Save(
+        save = PendingSave(
             request_id=request_id,
             model_id=path.model_id,
             kind=path.kind,
@@ -76,7 +76,7 @@ class Checkpoints:
             await self._store.write(
                 lambda c: rows.complete_checkpoint(c, future.request_id, size_bytes=outcome.size_bytes, now=now)
             )
-        elif isinstance(outcome, Failure):
+        elif isinstance(outcome, EngineFailure):
             await self._store.write(lambda c: rows.fail_checkpoint(c, future.request_id, error=outcome.message))
 
     def folder(self, path: TinkerPath, tag: str) -> Path:
@@ -89,7 +89,7 @@ class Checkpoints:
 
     # Finding
 
-    async def find(self, path: TinkerPath, owner: str, *, own: bool = False) -> Checkpoint:
+    async def find(self, path: TinkerPath, owner: str, *, own: bool = False) -> CheckpointRow:
         """Whole, not expired, and this owner's or, unless `own`, public; anything else does not exist."""
         key = key_of(path)
         found = await self._store.read(lambda c: rows.get_checkpoint(c, key))

@@ -9,34 +9,34 @@ from __future__ import annotations
 import time
 
 from palestra.config.serve import ServeConfig
-from palestra.server.core.checkpoints import Checkpoints
-from palestra.server.core.disk import Disks
+from palestra.server.core.checkpoints import CheckpointFiles
+from palestra.server.core.disk_health import DiskHealth
 from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.ledger import Ledger
 from palestra.server.core.lost_models import LostModels
-from palestra.server.core.metrics import JournalState, Metrics, QueueState
-from palestra.server.core.observer import Observer
-from palestra.server.core.sampling import Sampling
-from palestra.server.core.sessions import Sessions
-from palestra.server.core.training import Training
-from palestra.server.core.workers import Worker
+from palestra.server.core.metrics import JournalState, Metrics, RequestQueueState
+from palestra.server.core.observer import CallObserver
+from palestra.server.core.request_journal import RequestJournal
+from palestra.server.core.sampling import SamplingRequests
+from palestra.server.core.sessions import TinkerSessions
+from palestra.server.core.training import TrainingRequests
+from palestra.server.core.workers import WorkerHandle
 from palestra.store import Journal, Store
 from palestra.store import models as model_rows
-from palestra.store.acknowledged import Acknowledged
+from palestra.store.acknowledged import AcknowledgedRequests
 from palestra.store.records import ModelStatus
-from palestra.types.engine import Failure, TrainOutcome
+from palestra.types.engine import EngineFailure, TrainOutcome
 
 
 class Core:
     def __init__(self, config: ServeConfig, store: Store, journals: tuple[Journal, Journal], secret: str):
         self.config, self.store, self.secret = config, store, secret
         self.metrics = Metrics()
-        self.observer = Observer.of(self.metrics, config.otlp_endpoint)
-        self.sessions = Sessions()
-        self.checkpoints = Checkpoints(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
-        self.training = Training(
-            Ledger(*journals),
-            Acknowledged(config.state / "acknowledged"),
+        self.observer = CallObserver.of(self.metrics, config.otlp_endpoint)
+        self.sessions = TinkerSessions()
+        self.checkpoints = CheckpointFiles(store, config.checkpoints, keep_deleted_s=config.keep_deleted_s)
+        self.training = TrainingRequests(
+            RequestJournal(*journals),
+            AcknowledgedRequests(config.state / "acknowledged"),
             LostModels(store),
             self.observer,
             self._save_snapshot_seq,
@@ -45,21 +45,21 @@ class Core:
             keep_results_s=config.keep_results_s,
             max_pending_bytes=config.limits.max_pending_train_bytes,
         )
-        self.sampling = Sampling(
+        self.sampling = SamplingRequests(
             self.observer,
             max_pending=config.limits.max_pending_samples,
             keep_results_s=config.keep_results_s,
         )
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, WorkerHandle] = {}
         """By each name a base model is served as."""
-        self.disks = Disks(
+        self.disks = DiskHealth(
             {
                 "state folder": config.state,
                 "checkpoints": config.checkpoints,
                 **({"database": config.database_file.parent} if config.database_file is not None else {}),
             }
         )
-        self.is_leaving = False
+        self.is_stopping = False
         saving = (
             RequestKind.SAVE_WEIGHTS,
             RequestKind.SAVE_WEIGHTS_FOR_SAMPLER,
@@ -73,37 +73,37 @@ class Core:
         )
 
     @property
-    def all_workers(self) -> list[Worker]:
+    def all_workers(self) -> list[WorkerHandle]:
         return list(dict.fromkeys(self.workers.values()))
 
-    def base(self, name: str) -> Worker | None:
+    def base(self, name: str) -> WorkerHandle | None:
         """`name:variant` is served as its name."""
         return self.workers.get(name) or self.workers.get(name.partition(":")[0])
 
     def calls_waiting(self) -> dict[str, int]:
         return {worker.name: self.sampling.waiting(worker) for worker in self.all_workers}
 
-    def leave(self) -> None:
+    def begin_shutdown(self) -> None:
         """Polls that wait answer at once; nothing new is taken."""
-        self.is_leaving = True
+        self.is_stopping = True
         for future in (*self.training.futures.values(), *self.sampling.futures.values()):
             future.wake()
 
-    def _send_samples(self, worker: Worker) -> None:
+    def _send_samples(self, worker: WorkerHandle) -> None:
         self.sampling.send_waiting(worker)
 
     async def _save_snapshot_seq(self, model_id: str, seq_id: int) -> None:
         await self.store.write(lambda c: model_rows.advance_snapshots(c, {model_id: seq_id}))
 
     async def _on_created(self, future: TrainFuture, outcome: TrainOutcome) -> None:
-        failed = outcome.message if isinstance(outcome, Failure) else None
+        failed = outcome.message if isinstance(outcome, EngineFailure) else None
         status = ModelStatus.FAILED if failed else ModelStatus.READY
         await self.store.write(lambda c: model_rows.set_model_status(c, future.model_id, status, error=failed))
         model = self.training.models.get(future.model_id)
         if failed and model is not None:
             self.training.drop(model, failed)
 
-    def _queues(self) -> list[QueueState]:
+    def _queues(self) -> list[RequestQueueState]:
         now = time.monotonic()
         train: dict[str, list[float]] = {w.name: [] for w in self.all_workers}
         sample: dict[str, list[float]] = {w.name: [] for w in self.all_workers}
@@ -114,7 +114,7 @@ class Core:
             if sampler is not None:
                 sample[sampler.worker.name].append(future.submitted)
         return [
-            QueueState(name, kind, len(since), now - min(since, default=now))
+            RequestQueueState(name, kind, len(since), now - min(since, default=now))
             for kind, queues in (("train", train), ("sample", sample))
             for name, since in queues.items()
         ]

@@ -10,12 +10,12 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
 from palestra.store.journal import Position
-from palestra.types.engine import Blame, Failure, StreamedTokens, Trained
+from palestra.types.engine import Blame, EngineFailure, StreamedTokens, Trained
+from palestra.types.json import JsonObject
 
 
 class RequestKind(StrEnum):
@@ -40,7 +40,7 @@ LOADING = (RequestKind.CREATE_MODEL, RequestKind.LOAD_WEIGHTS)
 
 
 @dataclass(slots=True, eq=False)
-class Waitable:
+class RequestFuture:
     request_id: str
     owner: str
     digest: bytes
@@ -82,11 +82,11 @@ class Waitable:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class TrainFuture(Waitable):
+class TrainFuture(RequestFuture):
     model_id: str
     seq_id: int
     kind: RequestKind
-    reply: dict[str, Any]
+    reply: JsonObject
     size: int = 0
     """Bytes of the message: what waits is bounded by them."""
     message: bytes | None = None
@@ -102,12 +102,12 @@ class TrainFuture(Waitable):
     result_at: Position | None = None
 
     def failed(self, reason: str) -> Trained:
-        failure = Failure(message=reason, blame=Blame.USER)
+        failure = EngineFailure(message=reason, blame=Blame.USER)
         return Trained(request_id=self.request_id, model_id=self.model_id, seq_id=self.seq_id, outcome=failure)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class SampleFuture(Waitable):
+class SampleFuture(RequestFuture):
     sampler_id: str
     seq_id: int
     sequence_ids: list[str]
@@ -117,7 +117,7 @@ class SampleFuture(Waitable):
     """To the living worker."""
     retrieved: bool = False
     parts: asyncio.Queue[StreamedTokens | None] | None = None
-    """Of a stream, what was drawn so far. None in it: the future is done, or the server is about to leave."""
+    """What was drawn of a stream so far. None in it: the future is done, or the server is about to stop."""
     has_told: bool = False
     """Part of it is out: it cannot be sampled anew."""
 
@@ -127,13 +127,13 @@ class SampleFuture(Waitable):
             self.parts.put_nowait(part)
 
     def wake(self) -> None:
-        Waitable.wake(self)
+        RequestFuture.wake(self)
         if self.parts is not None:
             self.parts.put_nowait(None)
 
 
-def digest_of(kind: RequestKind, message: bytes, reply: dict[str, Any]) -> bytes:
-    """Of what a client asks for: the same number again must mean the same."""
+def digest_of(kind: RequestKind, message: bytes, reply: JsonObject) -> bytes:
+    """A hash of what a client asks for: the same number again must mean the same."""
     digest = hashlib.blake2b(message, digest_size=16)
     digest.update(msgspec.msgpack.encode((kind, reply)))
     return digest.digest()

@@ -5,24 +5,23 @@ Owns: who may find what, and the words for what is not there. Never touches: wha
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import LASTING, Refusal, not_found
 from palestra.server.core.futures import RequestKind, TrainFuture
-from palestra.server.core.models import TrainedModel
-from palestra.server.core.sampling import Sampler
-from palestra.server.core.sessions import Session
-from palestra.server.core.workers import Worker
+from palestra.server.core.models import TrackedModel
+from palestra.server.core.sampling import SamplingSession
+from palestra.server.core.sessions import TinkerSession
+from palestra.server.core.workers import WorkerHandle
 from palestra.types.engine import Operation
+from palestra.types.json import JsonObject
 
 
 class Lookup:
     def __init__(self, core: Core):
         self._core = core
 
-    def model(self, caller: Caller, model_id: str) -> TrainedModel:
+    def model(self, caller: Caller, model_id: str) -> TrackedModel:
         model = self._core.training.models.get(model_id)
         if model is None or model.owner != caller.owner:
             lost = self._core.training.lost.message(model_id, owner=caller.owner)
@@ -30,20 +29,20 @@ class Lookup:
             raise Refusal(404, lost or gone)
         return model
 
-    def sampler(self, caller: Caller, sampler_id: str) -> Sampler:
+    def sampler(self, caller: Caller, sampler_id: str) -> SamplingSession:
         sampler = self._core.sampling.samplers.get(sampler_id)
         if sampler is None or sampler.owner != caller.owner:
             raise not_found("sampling session", sampler_id)
         return sampler
 
-    def session(self, caller: Caller, session_id: str) -> Session:
+    def session(self, caller: Caller, session_id: str) -> TinkerSession:
         session = self._core.sessions.find(session_id, caller.owner)
         if session is None:
             raise is_over(session_id)
         session.touch()
         return session
 
-    def base(self, base_model: str) -> Worker:
+    def base(self, base_model: str) -> WorkerHandle:
         worker = self._core.base(base_model)
         if worker is None:
             raise Refusal(400, f"base model {base_model[:200]!r} is not served here: {', '.join(self._core.workers)}")
@@ -55,20 +54,20 @@ class Lookup:
         if session is not None:
             session.touch()
 
-    def refuse_when_leaving(self) -> None:
-        if self._core.is_leaving:
+    def refuse_when_stopping(self) -> None:
+        if self._core.is_stopping:
             raise Refusal(503, "the server is being stopped", retry_after_s=2.0)
 
     async def submit(
-        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
+        self, model: TrackedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: JsonObject
     ) -> TrainFuture:
-        self.refuse_when_leaving()
+        self.refuse_when_stopping()
         self.keep_alive(model.session_id)
         future = await self._core.training.submit(model, seq_id, kind, operation, reply)
         self._core.metrics.submitted(kind, base_model=model.worker.name)
         return future
 
-    def rejected(self, model: TrainedModel, seq_id: int, detail: str) -> Refusal:
+    def rejected(self, model: TrackedModel, seq_id: int, detail: str) -> Refusal:
         """The request has used its number all the same."""
         self._core.training.reject(model, seq_id)
         return Refusal(400, detail)
@@ -78,7 +77,7 @@ def is_over(session_id: str) -> Refusal:
     return Refusal(404, f"no such session, or it is over: {session_id[:200]}")
 
 
-def why_down(worker: Worker) -> str:
+def why_down(worker: WorkerHandle) -> str:
     """Why an engine is not there. Who waits for one that cannot be started for long gets a Refusal instead: what was
     asked of it stays, and can be read when it is back."""
     if worker.start_error is None:

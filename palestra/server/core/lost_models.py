@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection
 
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.store import Store
 from palestra.store import models as model_rows
 from palestra.store.checkpoints import last_checkpoints
 from palestra.store.errors import StoreError
-from palestra.store.records import Checkpoint, Model, ModelStatus
+from palestra.store.records import CheckpointRow, ModelRow, ModelStatus
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ class LostModels:
         self._store = store
         self._known: dict[str, LostModel] = {}
 
-    def restore(self, rows: Iterable[Model]) -> None:
+    def restore(self, rows: Iterable[ModelRow]) -> None:
         self._known.update({row.model_id: LostModel(row.owner, row.error or "state lost") for row in rows})
 
     def message(self, model_id: str, *, owner: str | None = None) -> str | None:
@@ -41,12 +41,12 @@ class LostModels:
         lost = self._known.get(model_id)
         return lost.message if lost is not None and owner in (None, lost.owner) else None
 
-    def add(self, model: TrainedModel, why: str) -> None:
+    def add(self, model: TrackedModel, why: str) -> None:
         """At once; `note` has to follow."""
         log.error("a model's state is lost", model=model.model_id, why=why)
         self._known[model.model_id] = LostModel(model.owner, f"state lost: {why}")
 
-    async def note(self, model: TrainedModel, why: str) -> str:
+    async def note(self, model: TrackedModel, why: str) -> str:
         """In the database, with the checkpoint to resume from; returns what to tell its client."""
         try:
             now = time.time()
@@ -59,7 +59,7 @@ class LostModels:
         return self._known[model.model_id].message
 
 
-def _advice(checkpoint: Checkpoint | None) -> str:
+def _advice(checkpoint: CheckpointRow | None) -> str:
     if checkpoint is None:
         return "it has no saved checkpoint to resume from: begin again with a new model"
     return f"resume from checkpoint {checkpoint.key.path}"

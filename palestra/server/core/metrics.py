@@ -49,7 +49,7 @@ WORKER_GAUGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
+class RequestQueueState:
     base_model: str
     kind: str
     """train or sample."""
@@ -166,7 +166,7 @@ class Metrics:
 
     # Read when somebody asks
 
-    def watch_queues(self, read: Callable[[], Iterable[QueueState]]) -> None:
+    def watch_queues(self, read: Callable[[], Iterable[RequestQueueState]]) -> None:
         self._at_scrape.queues = read
 
     def watch_journal(self, read: Callable[[], JournalState]) -> None:
@@ -176,7 +176,7 @@ class Metrics:
 class _AtScrape(Collector):
     """Values that exist anyway, so nobody has to report them."""
 
-    queues: Callable[[], Iterable[QueueState]] | None = None
+    queues: Callable[[], Iterable[RequestQueueState]] | None = None
     journal: Callable[[], JournalState] | None = None
 
     def collect(self) -> Iterator[Metric]:

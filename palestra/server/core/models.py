@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from palestra.server.core.futures import TrainFuture
-from palestra.server.core.workers import Worker
+from palestra.server.core.workers import WorkerHandle
 from palestra.store.journal import Position
 from palestra.types import LoraConfig
 
@@ -18,13 +18,13 @@ MAX_AHEAD = 10_000  # one call is some thousand chunks at most; a gap is settled
 
 
 @dataclass(slots=True, eq=False)
-class TrainedModel:
+class TrackedModel:
     model_id: str
     session_id: str
     owner: str
     base_model: str
     lora: LoraConfig
-    worker: Worker
+    worker: WorkerHandle
     snapshot_seq: int = -1
     """Everything up to here is in each of the worker's snapshots, and may have left the journal."""
     next_seq: int = 0

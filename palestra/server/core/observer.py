@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from palestra.server.core.metrics import Metrics
 
 if TYPE_CHECKING:
-    from palestra.server.core.otlp import Traces
+    from palestra.server.core.otlp import OtlpExporter
 
 
-class Observer:
-    def __init__(self, metrics: Metrics, traces: Traces | None = None):
+class CallObserver:
+    def __init__(self, metrics: Metrics, traces: OtlpExporter | None = None):
         self.metrics, self.traces = metrics, traces
 
     @classmethod
-    def of(cls, metrics: Metrics, otlp_endpoint: str | None) -> Observer:
+    def of(cls, metrics: Metrics, otlp_endpoint: str | None) -> CallObserver:
         if otlp_endpoint is None:
             return cls(metrics)
-        from palestra.server.core.otlp import Traces  # needs palestra[otel]
+        from palestra.server.core.otlp import OtlpExporter  # needs palestra[otel]
 
-        return cls(metrics, Traces.to(otlp_endpoint))
+        return cls(metrics, OtlpExporter.to(otlp_endpoint))
 
     def finished(
         self, kind: str, total_s: float, compute_s: float, *, base_model: str, outcome: str, request_id: str

@@ -33,7 +33,7 @@ from palestra.config.redaction import redact
 from palestra.server.core.spans import Span, SpanRef
 
 
-class Traces:
+class OtlpExporter:
     """A provider of its own: no global state, so two servers in one process do not mix."""
 
     def __init__(self, processor: SpanProcessor) -> None:

@@ -7,16 +7,22 @@ Owns: what a restarted server or worker brings. Never touches: requests that com
 from __future__ import annotations
 
 from palestra.server.core.futures import LOADING, TrainFuture
-from palestra.server.core.ledger import About, Finished, Requested, Settled, loaded_folder
-from palestra.server.core.models import TrainedModel
-from palestra.server.core.training import Training
-from palestra.server.core.workers import Worker
+from palestra.server.core.models import TrackedModel
+from palestra.server.core.request_journal import (
+    JournaledIdentity,
+    JournaledRequest,
+    JournaledResult,
+    SettledNumbers,
+    loaded_folder,
+)
+from palestra.server.core.training import TrainingRequests
+from palestra.server.core.workers import WorkerHandle
 from palestra.store.journal import Position
 from palestra.types.engine import DropModel, Hello, ModelState, encode_message
 
 
 class Recovery:
-    def __init__(self, training: Training):
+    def __init__(self, training: TrainingRequests):
         self.training = training
 
     # A server comes
@@ -26,7 +32,7 @@ class Recovery:
         for position, record in self.training.ledger.recover():
             if record.model_id not in self.training.absent:
                 self._take(position, record)
-            elif isinstance(record, Requested) and record.kind in LOADING:
+            elif isinstance(record, JournaledRequest) and record.kind in LOADING:
                 folder = loaded_folder(record.message)
                 self.training.absent_folders |= {folder} if folder else set()
         for future in self.training.futures.values():
@@ -42,26 +48,26 @@ class Recovery:
             model.find_missing(max(acknowledged.last(model.model_id), *answered, -1))
             self.training.advance(model)
 
-    def _take(self, position: Position, record: Requested | Finished | Settled) -> None:
+    def _take(self, position: Position, record: JournaledRequest | JournaledResult | SettledNumbers) -> None:
         match record:
-            case Requested():
+            case JournaledRequest():
                 future = self._future(record)
                 if future.request_at is not None:
                     self.training.ledger.release(position)
                 else:
                     future.request_at = position
-            case Finished():
+            case JournaledResult():
                 future = self._future(record)
                 if future.is_done:
                     self.training.ledger.release_result(position)
                 else:
                     future.finish(None, record.at)
                     future.result_at, future.is_finishing, future.is_failed = position, True, record.failed
-            case Settled():
+            case SettledNumbers():
                 self._settled(position, record)
 
-    def _future(self, record: About) -> TrainFuture:
-        """Of either record: the request may be gone when its result is not, being covered by a snapshot."""
+    def _future(self, record: JournaledIdentity) -> TrainFuture:
+        """The future of either record: a request may be gone when its result is not, since a snapshot covers it."""
         future = self.training.futures.get(record.request_id)
         if future is None:
             future = record.as_future()
@@ -72,7 +78,7 @@ class Recovery:
                 self.training.place(model, future)
         return future
 
-    def _settled(self, position: Position, record: Settled) -> None:
+    def _settled(self, position: Position, record: SettledNumbers) -> None:
         model, last = self.training.models.get(record.model_id), max(record.seq_ids, default=-1)
         if model is None or last <= model.snapshot_seq:
             self.training.ledger.release(position)
@@ -82,22 +88,22 @@ class Recovery:
 
     # A worker comes
 
-    def on_hello(self, worker: Worker, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
         training = self.training
         states = {state.model_id: state for state in hello.models}
         for model_id in states.keys() - training.models.keys():
             worker.link.send(DropModel(model_id=model_id))
         unstored = {message.request_id for message in hello.unstored}
-        lane, mine = training.lane(worker), [m for m in training.models.values() if m.worker is worker]
+        dispatcher, mine = training.dispatcher(worker), [m for m in training.models.values() if m.worker is worker]
         for model in mine:  # all of them before anything is sent
-            lane.meet(model, states.get(model.model_id, _nothing_of(model.model_id)).received_seq)
+            dispatcher.meet(model, states.get(model.model_id, _nothing_of(model.model_id)).received_seq)
         for model in mine:
             self._meet(model, states.get(model.model_id, _nothing_of(model.model_id)), unstored)
         for message in hello.unstored:
             training.on_trained(worker, message, encode_message(message))
-        lane.flow()
+        dispatcher.dispatch()
 
-    def _meet(self, model: TrainedModel, state: ModelState, unstored: set[str]) -> None:
+    def _meet(self, model: TrackedModel, state: ModelState, unstored: set[str]) -> None:
         why = model.why_lost(state.received_seq)
         if why is not None:
             self.training.lose(model, why)

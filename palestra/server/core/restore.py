@@ -8,10 +8,10 @@ from __future__ import annotations
 import structlog
 
 from palestra.server.core.core import Core
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.server.core.recovery import Recovery
-from palestra.server.core.sampling import Sampler, weights_of
-from palestra.server.core.sessions import Session
+from palestra.server.core.sampling import SamplingSession, weights_of
+from palestra.server.core.sessions import TinkerSession
 from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 async def restore(core: Core) -> None:
     core.training.lost.restore(await core.store.read(model_rows.corrupted_models))
     for row in await core.store.read(session_rows.active_sessions):
-        core.sessions.active[row.session_id] = Session(row.session_id, row.owner)
+        core.sessions.active[row.session_id] = TinkerSession(row.session_id, row.owner)
     await _restore_models(core)
     await _restore_samplers(core)
     Recovery(core.training).run()
@@ -38,7 +38,7 @@ async def _restore_models(core: Core) -> None:
             log.warning("a model's base is not served now", model=row.model_id, base_model=row.base_model)
             core.training.absent.add(row.model_id)
             continue
-        core.training.models[row.model_id] = TrainedModel(
+        core.training.models[row.model_id] = TrackedModel(
             row.model_id,
             row.session_id,
             row.owner,
@@ -55,7 +55,7 @@ async def _restore_samplers(core: Core) -> None:
     for row in await core.store.read(sampler_rows.live_samplers):
         worker = core.base(row.base_model)
         if worker is not None:
-            core.sampling.samplers[row.sampler_id] = Sampler(
+            core.sampling.samplers[row.sampler_id] = SamplingSession(
                 row.sampler_id,
                 row.session_id,
                 row.owner,

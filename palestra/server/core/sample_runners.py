@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from palestra.server.core.workers import Worker
+from palestra.server.core.workers import WorkerHandle
 from palestra.types import LoraConfig, SampleRequest
 from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights, Stats
 
@@ -70,7 +70,7 @@ class SampleRunner(ABC):
 
     @abstractmethod
     def drop(self, sampler_ids: list[str]) -> None:
-        """Of frozen weights: nobody will ask for them again."""
+        """Drops frozen weights that nobody will ask for again."""
 
     def sweep(self) -> None:
         """Files that nobody needs any more go. In a thread."""
@@ -82,7 +82,7 @@ class WorkerRunner(SampleRunner):
 
     dies_with_worker = True
 
-    def __init__(self, worker: Worker, is_held: Callable[[Worker], bool]):
+    def __init__(self, worker: WorkerHandle, is_held: Callable[[WorkerHandle], bool]):
         self._worker, self._is_held = worker, is_held
         """`is_held`: whether samples have to wait for the sake of training."""
         self._waiting = 0

@@ -14,10 +14,10 @@ from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.sampling import Sampler, weights_of
-from palestra.server.core.workers import Worker
+from palestra.server.core.sampling import SamplingSession, weights_of
+from palestra.server.core.workers import WorkerHandle
 from palestra.store import samplers as sampler_rows
-from palestra.store.records import Sampler as SamplerRow
+from palestra.store.records import SamplerRow as SamplerRow
 from palestra.types import SampleRequest
 from palestra.types.engine import SavedAdapter
 
@@ -37,34 +37,36 @@ class SampleCall:
     stream: bool = False
 
 
-class Samplers:
+class SamplingSessions:
     def __init__(self, core: Core, lookup: Lookup):
         self._core, self._lookup = core, lookup
-        self._direct: dict[tuple[str, str, str | None], Sampler] = {}
+        self._direct: dict[tuple[str, str, str | None], SamplingSession] = {}
         """For requests without a sampling session: by owner, base model and checkpoint folder."""
 
     async def insert(self, row: SamplerRow) -> SamplerRow:
         """The row that is there now: another one, where its id was taken."""
         return await self._core.store.write(lambda c: sampler_rows.insert_sampler(c, row))
 
-    async def add(self, row: SamplerRow, worker: Worker) -> Sampler:
+    async def add(self, row: SamplerRow, worker: WorkerHandle) -> SamplingSession:
         if row.session_id not in self._core.sessions.active:  # it ended while the row was written
             await self._core.store.write(lambda c: sampler_rows.drop_samplers(c, [row.sampler_id]))
             raise is_over(row.session_id)
         weights = weights_of(row.sampler_id, row.model_id, row.seq_id, row.folder)
-        sampler = Sampler(row.sampler_id, row.session_id, row.owner, row.base_model, weights, worker, row.model_path)
+        sampler = SamplingSession(
+            row.sampler_id, row.session_id, row.owner, row.base_model, weights, worker, row.model_path
+        )
         if isinstance(weights, SavedAdapter):
             self._core.sampling.runners[worker].prepare(weights)
         return self._core.sampling.samplers.setdefault(row.sampler_id, sampler)
 
     async def sample(self, caller: Caller, call: SampleCall) -> SampleFuture:
-        self._lookup.refuse_when_leaving()
+        self._lookup.refuse_when_stopping()
         sampler, seq_id = await self._sampler_of(caller, call)
         future = self._core.sampling.submit(sampler, seq_id, call.request, stream=call.stream)
         self._core.metrics.submitted(RequestKind.SAMPLE, base_model=sampler.worker.name)
         return future
 
-    async def _sampler_of(self, caller: Caller, call: SampleCall) -> tuple[Sampler, int]:
+    async def _sampler_of(self, caller: Caller, call: SampleCall) -> tuple[SamplingSession, int]:
         if call.sampling_session_id is not None:
             sampler = self._lookup.sampler(caller, call.sampling_session_id)
             self._lookup.keep_alive(sampler.session_id)
@@ -80,7 +82,7 @@ class Samplers:
             self._forget_idle()
             sampler_id = str(SamplerId(f"direct-{secrets.token_hex(8)}", len(self._direct)))
             weights = weights_of(sampler_id, None, None, folder)
-            sampler = Sampler(sampler_id, "", caller.owner, base_model, weights, self._lookup.base(base_model))
+            sampler = SamplingSession(sampler_id, "", caller.owner, base_model, weights, self._lookup.base(base_model))
             self._direct[key] = self._core.sampling.samplers[sampler_id] = sampler
         return self._direct[key], next(self._direct[key].own_numbers)
 

@@ -19,18 +19,18 @@ import structlog
 
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
-from palestra.server.core.observer import Observer
+from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import SampleRequestId
-from palestra.server.core.room import Room
+from palestra.server.core.quota import FairQuota
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
-from palestra.server.core.workers import Worker
+from palestra.server.core.workers import WorkerHandle
 from palestra.types import SampleRequest
 from palestra.types.engine import (
     BaseModel,
     Blame,
     DropSamplers,
-    Failure,
+    EngineFailure,
     KeptSampler,
     Sample,
     Sampled,
@@ -51,7 +51,7 @@ READ_KEEP_S = 60.0  # after the first reading: a poll whose answer was lost come
 
 
 @dataclass(slots=True, eq=False)
-class Sampler:
+class SamplingSession:
     """A sampling session: frozen weights under a name."""
 
     sampler_id: str
@@ -59,7 +59,7 @@ class Sampler:
     owner: str
     base_model: str
     weights: SampleWeights
-    worker: Worker
+    worker: WorkerHandle
     model_path: str | None = None
     futures: dict[int, SampleFuture] = field(default_factory=dict)
     completions: dict[int, Completions] = field(default_factory=dict)
@@ -105,18 +105,20 @@ class Completions:
         return self.first + len(self.request_ids)
 
 
-class Sampling:
-    def __init__(self, observer: Observer, *, max_pending: int, keep_results_s: float):
+class SamplingRequests:
+    def __init__(self, observer: CallObserver, *, max_pending: int, keep_results_s: float):
         self.boot = secrets.token_hex(6)
-        self.samplers: dict[str, Sampler] = {}
+        self.samplers: dict[str, SamplingSession] = {}
         self.futures: dict[str, SampleFuture] = {}
         self.pending: dict[str, SampleFuture] = {}
-        self._observer, self._room, self._keep_results_s = observer, Room(max_pending), keep_results_s
-        self.runners: dict[Worker, SampleRunner] = {}
+        self._observer, self._quota, self._keep_results_s = observer, FairQuota(max_pending), keep_results_s
+        self.runners: dict[WorkerHandle, SampleRunner] = {}
         """Who samples for each base model."""
         self._deaths: dict[str, int] = {}
 
-    def submit(self, sampler: Sampler, seq_id: int, request: SampleRequest, *, stream: bool = False) -> SampleFuture:
+    def submit(
+        self, sampler: SamplingSession, seq_id: int, request: SampleRequest, *, stream: bool = False
+    ) -> SampleFuture:
         """At once: the worker samples it when it is there and the weights are."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(request), digest_size=16).digest()
         known = sampler.futures.get(seq_id)
@@ -125,7 +127,7 @@ class Sampling:
                 raise Refusal(400, f"seq_id {seq_id} of {sampler.sampler_id} was used for another request")
             return known
         self.runners[sampler.worker].check(request)
-        if not self._room.has_some_for(sampler.owner):
+        if not self._quota.admits(sampler.owner):
             raise Refusal(429, f"{len(self.pending)} samples are waiting; come back in a moment", retry_after_s=1.0)
         name = SampleRequestId(self.boot, sampler.sampler_id, seq_id)
         salted = msgspec.structs.replace(request, cache_salt=sampler.owner)
@@ -141,11 +143,11 @@ class Sampling:
             parts=asyncio.Queue() if stream else None,
         )
         sampler.futures[seq_id] = self.futures[future.request_id] = self.pending[future.request_id] = future
-        self._room.take(future.owner)
+        self._quota.acquire(future.owner)
         self._send(sampler.worker, future)
         return future
 
-    def _send(self, worker: Worker, future: SampleFuture) -> None:
+    def _send(self, worker: WorkerHandle, future: SampleFuture) -> None:
         runner = self.runners[worker]
         if future.message is not None and not future.is_sent and runner.is_ready:
             future.is_sent = True
@@ -192,7 +194,7 @@ class Sampling:
         """Whoever gets it has to see to its end."""
         future = self.pending.pop(request_id, None)
         if future is not None:
-            self._room.give_back(future.owner)
+            self._quota.release(future.owner)
             self._deaths.pop(request_id, None)
         return future
 
@@ -205,12 +207,12 @@ class Sampling:
             sampler.completions.setdefault(clone, Completions()).add(future.request_id)
 
     def _fail(self, future: SampleFuture, reason: str, blame: Blame = Blame.USER) -> None:
-        failure = Sampled(request_id=future.request_id, outcome=Failure(message=reason, blame=blame))
+        failure = Sampled(request_id=future.request_id, outcome=EngineFailure(message=reason, blame=blame))
         self._done(future, encode_message(failure))
 
     # A worker dies, a worker comes
 
-    def on_exit(self, worker: Worker) -> None:
+    def on_exit(self, worker: WorkerHandle) -> None:
         """A sample that was under way at several deaths is not tried again: it may be their cause."""
         if not self.runners[worker].dies_with_worker:
             return
@@ -228,32 +230,32 @@ class Sampling:
                 self._take(future.request_id)
                 self._fail(future, f"the engine died {deaths} times while this sample was under way")
 
-    def on_hello(self, worker: Worker, sampler_ids: Iterable[str]) -> None:
+    def on_hello(self, worker: WorkerHandle, sampler_ids: Iterable[str]) -> None:
         known = {s.sampler_id for s in self.samplers.values() if isinstance(s.weights, KeptSampler)}
         strays = [s for s in sampler_ids if s not in known]
         if strays:
             worker.link.send(DropSamplers(sampler_ids=strays))
         self.send_waiting(worker)
 
-    def send_waiting(self, worker: Worker) -> None:
+    def send_waiting(self, worker: WorkerHandle) -> None:
         for future in self.pending.values():
             if self._is_of(future, worker):
                 self._send(worker, future)
 
-    def waiting(self, worker: Worker) -> int:
+    def waiting(self, worker: WorkerHandle) -> int:
         """Samples that have not begun, as far as it is known."""
         runner = self.runners[worker]
         if runner.is_ready:
             return runner.waiting
         return sum(self._is_of(future, worker) for future in self.pending.values())
 
-    def _is_of(self, future: SampleFuture, worker: Worker) -> bool:
+    def _is_of(self, future: SampleFuture, worker: WorkerHandle) -> bool:
         sampler = self.samplers.get(future.sampler_id)
         return sampler is not None and sampler.worker is worker
 
     # Leaving
 
-    def drop(self, samplers: list[Sampler], reason: str) -> None:
+    def drop(self, samplers: list[SamplingSession], reason: str) -> None:
         for sampler in samplers:
             for future in sampler.futures.values():
                 if self._take(future.request_id) is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class TinkerSession:
     session_id: str
     owner: str
     last_heard: float = field(default_factory=time.monotonic)
@@ -22,17 +22,17 @@ class Session:
         self.last_heard, self.last_heard_at, self.is_dirty = time.monotonic(), time.time(), True
 
 
-class Sessions:
+class TinkerSessions:
     """The active ones."""
 
     def __init__(self) -> None:
-        self.active: dict[str, Session] = {}
+        self.active: dict[str, TinkerSession] = {}
 
-    def find(self, session_id: str, owner: str) -> Session | None:
+    def find(self, session_id: str, owner: str) -> TinkerSession | None:
         session = self.active.get(session_id)
         return session if session is not None and session.owner == owner else None
 
-    def stale(self, timeout_s: float) -> list[Session]:
+    def stale(self, timeout_s: float) -> list[TinkerSession]:
         """Measured by this process's own clock: time the server was away does not count against a client."""
         limit = time.monotonic() - timeout_s
         return [s for s in self.active.values() if s.last_heard < limit]

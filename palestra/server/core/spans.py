@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from palestra.types.json import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +29,5 @@ class Span:
     ref: SpanRef | None = None
     """None: any id will do, nobody needs it."""
     link: SpanRef | None = None
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: JsonObject = field(default_factory=dict)
     error: str = ""

@@ -2,7 +2,8 @@
 
     submit → journal → in seq order → worker → result → hook of its kind → client; journal → worker may forget
 
-Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's form (`ledger`).
+Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's
+form (`request_journal`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 import structlog
@@ -18,20 +18,20 @@ import structlog
 from palestra.server.core.background import Background
 from palestra.server.core.errors import Refusal, not_kept
 from palestra.server.core.futures import LOADING, RequestKind, TrainFuture, digest_of
-from palestra.server.core.lanes import GIVE_UP_DEATHS, Lane
-from palestra.server.core.ledger import Ledger
 from palestra.server.core.lost_models import LostModels
-from palestra.server.core.models import MAX_AHEAD, TrainedModel
-from palestra.server.core.observer import Observer
+from palestra.server.core.models import MAX_AHEAD, TrackedModel
+from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
-from palestra.server.core.room import Room
-from palestra.server.core.workers import Worker
-from palestra.store.acknowledged import Acknowledged
+from palestra.server.core.quarantine import GIVE_UP_DEATHS, WorkerDispatcher
+from palestra.server.core.quota import FairQuota
+from palestra.server.core.request_journal import RequestJournal
+from palestra.server.core.workers import WorkerHandle
+from palestra.store.acknowledged import AcknowledgedRequests
 from palestra.store.errors import JournalError
 from palestra.types.engine import (
     Blame,
     DropModel,
-    Failure,
+    EngineFailure,
     Loaded,
     Operation,
     Snapshotted,
@@ -42,6 +42,7 @@ from palestra.types.engine import (
     decode_from_worker,
     encode_message,
 )
+from palestra.types.json import JsonObject
 
 log = structlog.get_logger()
 
@@ -53,21 +54,21 @@ SETTLE_AGAIN_S = 5.0  # after a gap could not be noted: a full disk stays full f
 UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory beside its copy in the journal
 
 
-class Training:
+class TrainingRequests:
     def __init__(
         self,
-        ledger: Ledger,
-        acknowledged: Acknowledged,
+        ledger: RequestJournal,
+        acknowledged: AcknowledgedRequests,
         lost: LostModels,
-        observer: Observer,
+        observer: CallObserver,
         save_snapshot_seq: SaveSnapshotSeq,
-        on_wide: Callable[[Worker], None],
+        on_lifted: Callable[[WorkerHandle], None],
         *,
         gap_wait_s: float,
         keep_results_s: float,
         max_pending_bytes: int,
     ):
-        self.models: dict[str, TrainedModel] = {}
+        self.models: dict[str, TrackedModel] = {}
         self.absent: set[str] = set()
         """Models whose base is not served now: what the journal has of them stays, for when it is."""
         self.absent_folders: set[str] = set()
@@ -75,16 +76,16 @@ class Training:
         self.futures: dict[str, TrainFuture] = {}
         self.hooks: dict[RequestKind, Hook] = {}
         self.ledger, self.acknowledged, self.lost = ledger, acknowledged, lost
-        self._observer, self._save_snapshot_seq, self._on_wide = observer, save_snapshot_seq, on_wide
-        self._lanes: dict[Worker, Lane] = {}
+        self._observer, self._save_snapshot_seq, self._on_lifted = observer, save_snapshot_seq, on_lifted
+        self._dispatchers: dict[WorkerHandle, WorkerDispatcher] = {}
         self._gap_wait_s, self._keep_results_s = gap_wait_s, keep_results_s
-        self._room = Room(max_pending_bytes)
+        self._quota = FairQuota(max_pending_bytes)
         self.writing = Background()
 
     # In
 
     async def submit(
-        self, model: TrainedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: dict[str, Any]
+        self, model: TrackedModel, seq_id: int, kind: RequestKind, operation: Operation, reply: JsonObject
     ) -> TrainFuture:
         """Returns when the request is durable. The same number again returns the same future."""
         if not self._is_here(model):
@@ -103,18 +104,18 @@ class Training:
             await asyncio.shield(future.durable)
         return future
 
-    def check_number(self, model: TrainedModel, seq_id: int, reply: dict[str, Any]) -> None:
+    def check_number(self, model: TrackedModel, seq_id: int, reply: JsonObject) -> None:
         """Refuses what `submit` would, for those who have to note something elsewhere before it."""
         future = self._known(model, seq_id)
         if future is not None and future.reply != reply:
             raise _is_used(future)
 
-    def reject(self, model: TrainedModel, seq_id: int) -> None:
+    def reject(self, model: TrackedModel, seq_id: int) -> None:
         """A request that was refused has used its number: nobody waits for it."""
         if model.is_open(seq_id):
             self.writing.run(self._settle(model, [seq_id]))
 
-    def _known(self, model: TrainedModel, seq_id: int) -> TrainFuture | None:
+    def _known(self, model: TrackedModel, seq_id: int) -> TrainFuture | None:
         future = model.futures.get(seq_id)
         if future is not None or model.is_open(seq_id):
             return future
@@ -124,14 +125,14 @@ class Training:
 
     def _register(
         self,
-        model: TrainedModel,
+        model: TrackedModel,
         seq_id: int,
         kind: RequestKind,
         message: bytes,
         digest: bytes,
-        reply: dict[str, Any],
+        reply: JsonObject,
     ) -> TrainFuture:
-        if not self._room.has_some_for(model.owner) and not model.fills_gap(seq_id):
+        if not self._quota.admits(model.owner) and not model.fills_gap(seq_id):
             raise Refusal(429, "too much training data is waiting; come back when some is done", retry_after_s=1.0)
         future = TrainFuture(
             str(TrainRequestId(model.model_id, seq_id)),
@@ -149,18 +150,18 @@ class Training:
         self.writing.run(self._write(model, future))
         return future
 
-    def place(self, model: TrainedModel, future: TrainFuture) -> None:
+    def place(self, model: TrackedModel, future: TrainFuture) -> None:
         future.size = len(future.message or b"")
         if not future.is_done:
-            self._room.take(future.owner, future.size)
+            self._quota.acquire(future.owner, future.size)
         self.futures[future.request_id] = future
         model.add(future)
 
-    async def _write(self, model: TrainedModel, future: TrainFuture) -> None:
+    async def _write(self, model: TrackedModel, future: TrainFuture) -> None:
         durable = future.durable
         assert durable is not None
         try:
-            future.request_at = await self.ledger.ask(future)
+            future.request_at = await self.ledger.record_request(future)
         except Exception as e:  # whatever it is, the client must not wait for it
             if not isinstance(e, JournalError):
                 log.exception("a request could not be kept", request_id=future.request_id)
@@ -179,10 +180,10 @@ class Training:
         else:  # dropped meanwhile: `future` has failed
             self.ledger.release_request(future)
 
-    def _is_here(self, model: TrainedModel) -> bool:
+    def _is_here(self, model: TrackedModel) -> bool:
         return self.models.get(model.model_id) is model
 
-    def finished_at_once(self, model_id: str, owner: str, kind: RequestKind, reply: dict[str, Any]) -> TrainFuture:
+    def finished_at_once(self, model_id: str, owner: str, kind: RequestKind, reply: JsonObject) -> TrainFuture:
         """For what the server has done itself, outside the model's numbers: known until the server stops."""
         request_id = str(TrainRequestId(model_id, MAX_SEQ))
         future = TrainFuture(request_id, owner, b"", model_id=model_id, seq_id=MAX_SEQ, kind=kind, reply=reply)
@@ -193,16 +194,16 @@ class Training:
 
     # In order
 
-    def lane(self, worker: Worker) -> Lane:
-        if worker not in self._lanes:
-            self._lanes[worker] = Lane(worker, self.ledger, self.models, self._on_wide)
-        return self._lanes[worker]
+    def dispatcher(self, worker: WorkerHandle) -> WorkerDispatcher:
+        if worker not in self._dispatchers:
+            self._dispatchers[worker] = WorkerDispatcher(worker, self.ledger, self.models, self._on_lifted)
+        return self._dispatchers[worker]
 
-    def advance(self, model: TrainedModel) -> None:
+    def advance(self, model: TrackedModel) -> None:
         ready = model.take_ready()
         if ready:  # before anybody is told
             self.acknowledged.note(model.model_id, model.next_seq - 1)
-        self.lane(model.worker).flow(model)
+        self.dispatcher(model.worker).dispatch(model)
         for future in ready:
             future.message = None  # whether it went or not: the journal has it
         model.stop_timer()  # every arrival is a sign that the rest may be on its way
@@ -213,12 +214,12 @@ class Training:
         else:
             model.gap_timer = asyncio.get_running_loop().call_later(self._gap_wait_s, self._give_up, model)
 
-    def _give_up(self, model: TrainedModel) -> None:
+    def _give_up(self, model: TrackedModel) -> None:
         model.gap_timer = None
         if model.early:
             self.writing.run(self._settle(model, model.missing_before(min(model.early))))
 
-    async def _settle(self, model: TrainedModel, seq_ids: list[int]) -> None:
+    async def _settle(self, model: TrackedModel, seq_ids: list[int]) -> None:
         model.stop_timer()
         model.settled.update(seq_ids)
         model.given_up.difference_update(seq_ids)
@@ -243,29 +244,29 @@ class Training:
 
     # Back
 
-    def on_trained(self, worker: Worker, message: Trained, frame: bytes) -> None:
-        self.lane(worker).landed(message.request_id)
+    def on_trained(self, worker: WorkerHandle, message: Trained, frame: bytes) -> None:
+        self.dispatcher(worker).landed(message.request_id)
         future = self.futures.get(message.request_id)
         if future is None or future.result_at is not None:
             worker.link.send(Stored(request_ids=[message.request_id]))
-            if future is not None and isinstance(message.outcome, Failure):
+            if future is not None and isinstance(message.outcome, EngineFailure):
                 self._check_replay(future, message.outcome)
         elif not future.is_finishing:
             future.is_finishing = True
             self.writing.run(self._finish(worker, future, message, frame))
 
-    async def _finish(self, worker: Worker, future: TrainFuture, message: Trained, frame: bytes) -> None:
+    async def _finish(self, worker: WorkerHandle, future: TrainFuture, message: Trained, frame: bytes) -> None:
         hook = self.hooks.get(future.kind)
         if hook is not None:
             try:
                 await hook(future, message.outcome)
             except Exception as e:
                 log.exception("a result could not be taken note of", request_id=future.request_id)
-                failure = Failure(message=f"the server could not keep the result: {e}", blame=Blame.SERVER)
+                failure = EngineFailure(message=f"the server could not keep the result: {e}", blame=Blame.SERVER)
                 message = msgspec.structs.replace(message, outcome=failure)
                 frame = encode_message(message)
         if not future.is_done:
-            future.is_failed = isinstance(message.outcome, Failure)
+            future.is_failed = isinstance(message.outcome, EngineFailure)
             self._finished(future, frame)
             self._observer.finished(
                 future.kind,
@@ -286,30 +287,30 @@ class Training:
             self.ledger.release_request(future)
         worker.link.send(Stored(request_ids=[future.request_id]))
 
-    def _check_replay(self, future: TrainFuture, failure: Failure) -> None:
+    def _check_replay(self, future: TrainFuture, failure: EngineFailure) -> None:
         """What succeeded once must succeed again; else the model is not what its client was told it is."""
         model = self.models.get(future.model_id)
-        if model is not None and not isinstance(self.outcome(future), Failure):
+        if model is not None and not isinstance(self.outcome(future), EngineFailure):
             self.lose(model, f"request {future.seq_id}, done before, failed when it was repeated: {failure.message}")
 
-    def lose(self, model: TrainedModel, why: str) -> None:
+    def lose(self, model: TrackedModel, why: str) -> None:
         self.lost.add(model, why)
         self._take_out(model)
         self.writing.run(self._end_lost(model, why))
 
-    async def _end_lost(self, model: TrainedModel, why: str) -> None:
+    async def _end_lost(self, model: TrackedModel, why: str) -> None:
         """The database first: what is let go would not be missed by the next start."""
         self._let_go(model, await self.lost.note(model, why))
 
     def outcome(self, future: TrainFuture) -> TrainOutcome:
-        """Of a future that is done."""
+        """The outcome of a future that is done."""
         frame = future.frame
         if frame is None:
             try:
                 frame = self.ledger.frame_of(future)
             except JournalError as e:
                 log.error("a result cannot be read again", request_id=future.request_id, error=str(e))
-                return Failure(message=f"the result cannot be read again: {e}", blame=Blame.SERVER)
+                return EngineFailure(message=f"the result cannot be read again: {e}", blame=Blame.SERVER)
         elif future.result_at is not None:
             future.frame = None  # read once: from now on the journal has it
         message = decode_from_worker(frame)
@@ -321,11 +322,11 @@ class Training:
         if model is not None:
             self.cover(model, message.covered_seq)
 
-    def cover(self, model: TrainedModel, seq_id: int) -> None:
+    def cover(self, model: TrackedModel, seq_id: int) -> None:
         if seq_id > model.snapshot_seq:
             self.writing.run(self._covered(model, seq_id))
 
-    async def _covered(self, model: TrainedModel, seq_id: int) -> None:
+    async def _covered(self, model: TrackedModel, seq_id: int) -> None:
         """The database first: only then may the journal forget, and of a request only when it has the answer."""
         await self._save_snapshot_seq(model.model_id, seq_id)
         for n in range(model.snapshot_seq + 1, seq_id + 1):
@@ -335,7 +336,7 @@ class Training:
         model.snapshot_seq = max(model.snapshot_seq, seq_id)
         self._release_settled(model, model.snapshot_seq)
 
-    def _release_settled(self, model: TrainedModel, up_to: int) -> None:
+    def _release_settled(self, model: TrackedModel, up_to: int) -> None:
         for last, position in model.settled_at:
             if last <= up_to:
                 self.ledger.release(position)
@@ -343,8 +344,8 @@ class Training:
 
     # A worker goes
 
-    def on_exit(self, worker: Worker) -> None:
-        guilty = self.lane(worker).on_exit()
+    def on_exit(self, worker: WorkerHandle) -> None:
+        guilty = self.dispatcher(worker).on_exit()
         if guilty is None:
             return
         log.error("a request ended the worker again and again; it is given up", request_id=guilty.request_id)
@@ -357,18 +358,18 @@ class Training:
 
     # Leaving
 
-    def drop(self, model: TrainedModel, reason: str) -> None:
+    def drop(self, model: TrackedModel, reason: str) -> None:
         """The model goes; what still waits for it fails with the reason, what is done can be read for a while."""
         self._take_out(model)
         self._let_go(model, reason)
 
-    def _take_out(self, model: TrainedModel) -> None:
+    def _take_out(self, model: TrackedModel) -> None:
         model.stop_timer()
         self.models.pop(model.model_id, None)
         model.worker.link.send(DropModel(model_id=model.model_id))
-        self.lane(model.worker).drop(model)
+        self.dispatcher(model.worker).drop(model)
 
-    def _let_go(self, model: TrainedModel, reason: str) -> None:
+    def _let_go(self, model: TrackedModel, reason: str) -> None:
         self._release_settled(model, MAX_SEQ)
         for future in model.futures.values():
             self.ledger.release_request(future)
@@ -388,7 +389,7 @@ class Training:
 
     def _finished(self, future: TrainFuture, frame: bytes) -> None:
         future.finish(frame)
-        self._room.give_back(future.owner, future.size)
+        self._quota.release(future.owner, future.size)
 
     def expire(self, now: float) -> None:
         """Forgets results older than the configured time; requests that may be replayed stay."""
@@ -416,7 +417,7 @@ class Training:
         if model is not None:
             model.forget(future)
         if not future.is_done:
-            self._room.give_back(future.owner, future.size)
+            self._quota.release(future.owner, future.size)
         self.ledger.release_request(future)
         self.ledger.release_result(future.result_at)
 
@@ -426,4 +427,4 @@ def _is_used(future: TrainFuture) -> Refusal:
 
 
 def outcome_name(outcome: object) -> str:
-    return f"{outcome.blame}_error" if isinstance(outcome, Failure) else "ok"
+    return f"{outcome.blame}_error" if isinstance(outcome, EngineFailure) else "ok"

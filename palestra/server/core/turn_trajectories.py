@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from palestra.chat.trajectories import ModelCall, SampledTokens, Trajectory, trajectories
-from palestra.store.traces import Turn
+from palestra.store.traces import TraceTurn
 
 
-def trajectories_of(turns: Iterable[Turn]) -> list[Trajectory]:
+def trajectories_of(turns: Iterable[TraceTurn]) -> list[Trajectory]:
     return trajectories([ModelCall(prompt=turn.prompt, samples=_samples(turn)) for turn in turns])
 
 
-def _samples(turn: Turn) -> list[SampledTokens]:
+def _samples(turn: TraceTurn) -> list[SampledTokens]:
     return [SampledTokens(tokens=s.tokens, logprobs=s.logprobs) for s in turn.samples]

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import structlog
 
-from palestra.types.engine import Beat
+from palestra.types.engine import WorkerHeartbeat
 
 log = structlog.get_logger()
 
@@ -20,7 +20,7 @@ LOOKS = 3  # in a row without a beat between them
 STUCK_BEATS = 2  # one may be of a machine that slept in the middle of a computation
 
 
-class Ending(StrEnum):
+class RestartReason(StrEnum):
     """Why a worker had to be started again."""
 
     DIED = "died"
@@ -30,7 +30,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WatchdogTimeouts:
     """How long a worker is waited for; 0: for ever."""
 
     start_s: float
@@ -39,13 +39,13 @@ class Patience:
 
 
 class Watchdog:
-    def __init__(self, patience: Patience, bite: Callable[[Ending], None]):
+    def __init__(self, patience: WatchdogTimeouts, bite: Callable[[RestartReason], None]):
         self.patience, self._bite = patience, bite
         self._timer: asyncio.TimerHandle | None = None
         self._looks = self._stuck_beats = 0
 
     def on_spawn(self) -> None:
-        self._arm(self.patience.start_s, lambda: self._bite(Ending.NOT_READY))
+        self._arm(self.patience.start_s, lambda: self._bite(RestartReason.NOT_READY))
 
     def on_hello(self) -> None:
         self._looks = self._stuck_beats = 0
@@ -55,20 +55,20 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_beat(self, beat: WorkerHeartbeat) -> None:
         self._looks = 0
         is_stuck = 0 < self.patience.stall_s < beat.busy_s
         self._stuck_beats = self._stuck_beats + 1 if is_stuck else 0
         if self._stuck_beats == STUCK_BEATS:
             log.error("the worker's loop does not move", doing=beat.doing, for_s=round(beat.busy_s))
-            self._bite(Ending.STUCK)
+            self._bite(RestartReason.STUCK)
 
     def _look(self) -> None:
         """Counts looks rather than seconds: when this process was stopped too, as on a machine that slept, all that
         time is one look, and the worker's next beat comes before the others."""
         self._looks += 1
         if self._looks > LOOKS:
-            self._bite(Ending.SILENT)
+            self._bite(RestartReason.SILENT)
         else:
             self._arm(self.patience.silence_s / LOOKS, self._look)
 

@@ -6,11 +6,11 @@ Owns: the routing. Never touches: what becomes of it.
 from __future__ import annotations
 
 from palestra.server.core.core import Core
-from palestra.server.core.link import Heard
 from palestra.server.core.recovery import Recovery
-from palestra.server.core.watchdog import Ending
-from palestra.server.core.workers import Worker
-from palestra.types.engine import Hello, Kept, Sampled, Saved, Snapshotted, Stats, Streamed, Trained
+from palestra.server.core.watchdog import RestartReason
+from palestra.server.core.worker_link import WorkerFrame
+from palestra.server.core.workers import WorkerHandle
+from palestra.types.engine import Hello, Sampled, SamplerKept, Saved, Snapshotted, Stats, Streamed, Trained
 
 
 class WorkerMessages:
@@ -18,32 +18,32 @@ class WorkerMessages:
         self._metrics, self._training, self._sampling = core.metrics, core.training, core.sampling
         self._recovery = Recovery(core.training)
 
-    def on_hello(self, worker: Worker, hello: Hello) -> None:
+    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None:
         self._metrics.worker_hello(worker.name, adopted=worker.is_adopted)
         self._recovery.on_hello(worker, hello)
         self._sampling.on_hello(worker, hello.sampler_ids)
 
-    def on_hello_again(self, worker: Worker, hello: Hello) -> None:
+    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None:
         """The line was cut for a moment: what was said meanwhile is said again."""
         self._recovery.on_hello(worker, hello)
 
-    def on_message(self, worker: Worker, heard: Heard) -> None:
-        match heard.message:
+    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None:
+        match frame.message:
             case Streamed():
-                self._sampling.on_streamed(heard.message)
+                self._sampling.on_streamed(frame.message)
             case Sampled():
-                self._sampling.on_sampled(heard.message, heard.frame)
+                self._sampling.on_sampled(frame.message, frame.frame)
             case Trained():
-                if isinstance(heard.message.outcome, Kept | Saved):
-                    self._on_kept(worker, heard.message.request_id)
-                self._training.on_trained(worker, heard.message, heard.frame)
+                if isinstance(frame.message.outcome, SamplerKept | Saved):
+                    self._on_kept(worker, frame.message.request_id)
+                self._training.on_trained(worker, frame.message, frame.frame)
             case Snapshotted():
-                self._training.on_snapshotted(heard.message)
+                self._training.on_snapshotted(frame.message)
             case Stats():
-                self._metrics.worker_stats(worker.name, heard.message)
-                self._sampling.runners[worker].on_stats(heard.message)
+                self._metrics.worker_stats(worker.name, frame.message)
+                self._sampling.runners[worker].on_stats(frame.message)
 
-    def _on_kept(self, worker: Worker, request_id: str) -> None:
+    def _on_kept(self, worker: WorkerHandle, request_id: str) -> None:
         """A replay also brings back samplers that were let go meanwhile."""
         future, runner = self._training.futures.get(request_id), self._sampling.runners[worker]
         sampler_id = future.reply.get("sampling_session_id", "") if future is not None else ""
@@ -52,7 +52,7 @@ class WorkerMessages:
         elif sampler_id:
             runner.prepare(self._sampling.samplers[sampler_id].weights)
 
-    def on_exit(self, worker: Worker, ending: Ending) -> None:
+    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None:
         self._metrics.worker_gone(worker.name)
         self._metrics.worker_restarted(worker.name, ending)
         self._training.on_exit(worker)

@@ -20,12 +20,12 @@ import psutil
 import structlog
 
 from palestra import __version__
-from palestra.server.core.link import Heard, Link
-from palestra.server.core.watchdog import Ending, Patience, Watchdog
-from palestra.store.failing import Failing
-from palestra.types.engine import Beat, Hello, ModelCard, Ping, Stop, WorkerConfig
+from palestra.server.core.watchdog import RestartReason, Watchdog, WatchdogTimeouts
+from palestra.server.core.worker_link import WorkerFrame, WorkerLink
+from palestra.store.write_failures import WriteFailures
+from palestra.types.engine import Hello, ModelCard, Ping, Stop, WorkerConfig, WorkerHeartbeat
 from palestra.util.files import replacing
-from palestra.util.log_files import last_error, last_words, open_log
+from palestra.util.log_files import last_error, last_output, open_log
 from palestra.util.processes import spawn_blocking
 
 log = structlog.get_logger()
@@ -42,26 +42,26 @@ class WorkerError(Exception):
     """The worker cannot run; the message says why."""
 
 
-class Listener(Protocol):
-    def on_hello(self, worker: Worker, hello: Hello) -> None: ...
-    def on_hello_again(self, worker: Worker, hello: Hello) -> None: ...
-    def on_message(self, worker: Worker, heard: Heard) -> None: ...
-    def on_exit(self, worker: Worker, ending: Ending) -> None: ...
+class WorkerListener(Protocol):
+    def on_hello(self, worker: WorkerHandle, hello: Hello) -> None: ...
+    def on_hello_again(self, worker: WorkerHandle, hello: Hello) -> None: ...
+    def on_message(self, worker: WorkerHandle, frame: WorkerFrame) -> None: ...
+    def on_exit(self, worker: WorkerHandle, ending: RestartReason) -> None: ...
 
 
-class Worker:
+class WorkerHandle:
     def __init__(
         self,
         name: str,
         config: WorkerConfig,
-        listener: Listener,
+        listener: WorkerListener,
         *,
         log_file: Path,
-        patience: Patience,
+        patience: WatchdogTimeouts,
         write_wait_s: float,
     ):
         self.name, self.config, self.listener = name, config, listener
-        self.link = Link(config.address)
+        self.link = WorkerLink(config.address)
         self.card: ModelCard | None = None
         self._log_file = log_file
         self._log_start = 0
@@ -73,9 +73,9 @@ class Worker:
         self._worker_id = ""
         self._hello = asyncio.Event()
         self._watchdog = Watchdog(patience, self._put_down)
-        self._ending = Ending.DIED
-        """Of the present life, when it ends."""
-        self._starts_fail = Failing(write_wait_s)
+        self._ending = RestartReason.DIED
+        """Why the present process ends, when it does."""
+        self._starts_fail = WriteFailures(write_wait_s)
         self.start_error: OSError | None = None
         """Why the last start came to nothing."""
         self.cannot_start = False
@@ -125,20 +125,20 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.link.close()
 
-    # Hearing
+    # Detokenizer
 
     async def _listen(self) -> None:
         while True:
             try:
-                heard = await self.link.receive()
-                match heard.message:
+                frame = await self.link.receive()
+                match frame.message:
                     case Hello() as hello:
                         self._greet(hello)
-                    case Beat(pid=pid) as beat:
+                    case WorkerHeartbeat(pid=pid) as beat:
                         if pid == self._pid and not self._stopping:
                             self._watchdog.on_beat(beat)
                     case _:
-                        self.listener.on_message(self, heard)
+                        self.listener.on_message(self, frame)
             except Exception:
                 log.exception("a worker's message could not be handled", worker=self.name)
 
@@ -224,10 +224,10 @@ class Worker:
             self.link.hang_up()
             was_ready, ending = self._hello.is_set(), self._ending
             self._hello.clear()
-            self._ending = Ending.DIED
+            self._ending = RestartReason.DIED
             if self._stopping:
                 return
-            words = last_words(self._log_file)
+            words = last_output(self._log_file)
             log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
             self.listener.on_exit(self, ending)
             wait_s = first_wait if was_ready else min(longest_wait, wait_s * 2)
@@ -252,7 +252,7 @@ class Worker:
         if reason := last_error(self._log_file, self._log_start):
             return reason
         code = self._child.returncode if self._child is not None else 0
-        if self._ending is not Ending.DIED:
+        if self._ending is not RestartReason.DIED:
             how = f"was not ready within {self._watchdog.patience.start_s:g} s (worker_start_s)"
         elif code == -signal.SIGKILL:
             how = "was killed by the system, which it does where memory is short"
@@ -260,7 +260,7 @@ class Worker:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return f"its worker {how}; its log is {self._log_file}"
 
-    def _put_down(self, ending: Ending) -> None:
+    def _put_down(self, ending: RestartReason) -> None:
         log.error("the worker does not work; it is ended", worker=self.name, pid=self._pid, why=str(ending))
         self._ending = ending
         self._kill()

@@ -27,32 +27,32 @@ router = APIRouter(prefix=PREFIX, tags=["episodes"])
 @router.post("/claim", openapi_extra=body_of(ClaimRequest), responses=answer_of(w.Claimed))
 async def claim(request: Request, episodes: EpisodesNow, caller: Claimant) -> Response:
     """Claim episodes to play. Waits for them up to `wait_s`; who leaves meanwhile has claimed nothing."""
-    asked = await read_record(request, ClaimRequest)
-    if not asked.wait_s >= 0:
-        raise Refusal(400, f"wait_s: 0 seconds or more, found {asked.wait_s}")
-    asked = replace(asked, client_id=holder(caller, asked.client_id))
+    body = await read_record(request, ClaimRequest)
+    if not body.wait_s >= 0:
+        raise Refusal(400, f"wait_s: 0 seconds or more, found {body.wait_s}")
+    body = replace(body, client_id=holder(caller, body.client_id))
     base_url, model = endpoint(request)
-    wanted = Claim(caller.owner, asked, base_url=base_url, model=model)
-    leases = await episodes.claims.claim(wanted, partial(while_connected, request))
+    waiting_claim = Claim(caller.owner, body, base_url=base_url, model=model)
+    leases = await episodes.claims.claim(waiting_claim, partial(while_connected, request))
     if leases:
         return json_response(w.Claimed(leases, 0.0))
-    return json_response(w.Claimed([], ASK_AGAIN_S, episodes.claims.why_nothing(wanted)))
+    return json_response(w.Claimed([], ASK_AGAIN_S, episodes.claims.why_nothing(waiting_claim)))
 
 
-@router.post("/heartbeat", openapi_extra=body_of(w.Heartbeat), responses=answer_of(w.Beats))
+@router.post("/heartbeat", openapi_extra=body_of(w.HeartbeatRequest), responses=answer_of(w.HeartbeatAnswers))
 async def heartbeat(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Keep leases, and learn which are lost, and why."""
-    body = await read_record(request, w.Heartbeat)
+    body = await read_record(request, w.HeartbeatRequest)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)
     beats = await episodes.broker.do(lambda board, now: board.heartbeat(caller.owner, who, body.leases, now))
-    return json_response(w.Beats(beats))
+    return json_response(w.HeartbeatAnswers(beats))
 
 
-@router.post("/end", openapi_extra=body_of(w.Ends), responses=answer_of(w.EndedEpisodes))
+@router.post("/end", openapi_extra=body_of(w.EndRequests), responses=answer_of(w.EndedEpisodes))
 async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Hand in results; each is answered for itself. What is accepted is on disk, and may be sent again."""
-    body = await read_record(request, w.Ends)
+    body = await read_record(request, w.EndRequests)
     _check_count("ends", body.ends)
     who = speaker(caller, body.client_id, body.ends)
     broker, began_at = episodes.broker, episodes.broker.clock.now()
@@ -61,14 +61,14 @@ async def end(request: Request, episodes: EpisodesNow, caller: Player) -> Respon
     return json_response(w.EndedEpisodes(ended))
 
 
-@router.post("/release", openapi_extra=body_of(w.Release), responses=answer_of(w.Beats))
+@router.post("/release", openapi_extra=body_of(w.Release), responses=answer_of(w.HeartbeatAnswers))
 async def release(request: Request, episodes: EpisodesNow, caller: Player) -> Response:
     """Give leases back without a result: somebody else may play."""
     body = await read_record(request, w.Release)
     _check_count("leases", body.leases)
     who = speaker(caller, body.client_id, body.leases)
     beats = await episodes.broker.do(lambda board, now: board.release(caller.owner, who, body.leases, body.reason, now))
-    return json_response(w.Beats(beats))
+    return json_response(w.HeartbeatAnswers(beats))
 
 
 def _check_count(where: str, items: Sequence[object]) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.episodes.staging import PART
-from palestra.server.broker.deliveries import Reading
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.deliveries import DeliveryReading
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.http.connection import while_connected
@@ -70,13 +70,13 @@ async def _check_model(request: Request, caller: Caller, run: str, model: str) -
             raise Refusal(400, f"model: {error.detail}; or make the run without one, and publish weights") from error
 
 
-@router.delete(RUN, responses=answer_of(w.Deleted))
+@router.delete(RUN, responses=answer_of(w.RunDeleted))
 async def delete_run(run: RunName, episodes: EpisodesNow, caller: Trainer) -> Response:
     """With its groups and episodes, read or not; who plays one is told `cancelled`. Sent again, it finds nothing left
     to delete. The name can be used anew."""
     count = await episodes.broker.do(lambda board, now: board.delete_run(caller.owner, run, now))
     episodes.broker.observer.changed("run deleted", caller.owner, run, episodes=count)
-    return json_response(w.Deleted(count))
+    return json_response(w.RunDeleted(count))
 
 
 @router.get("/runs", responses=answer_of(w.Runs))
@@ -121,7 +121,12 @@ async def resume(run: RunName, request: Request, episodes: EpisodesNow, caller: 
 
 
 async def _changed(
-    what: str, episodes: Episodes, caller: Caller, run: str, work: Callable[[Board, float], RunInfo], **facts: object
+    what: str,
+    episodes: EpisodeService,
+    caller: Caller,
+    run: str,
+    work: Callable[[EpisodeBoard, float], RunInfo],
+    **facts: object,
 ) -> Response:
     info = await episodes.broker.do(work)
     episodes.broker.observer.changed(what, caller.owner, run, **facts)
@@ -160,10 +165,10 @@ async def read_groups(
     committed. `version`: of the weights that will be trained; what is too stale for them is dropped."""
     info = await episodes.broker.do(lambda board, _now: board.run_info(caller.owner, run))
     begin = info.committed if after is None else after
-    reading = Reading(caller.owner, run, begin, limit, version)
+    reading = DeliveryReading(caller.owner, run, begin, limit, version)
     groups = await while_connected(request, episodes.deliveries.read(reading, wait_s=wait_s, tokens=tokens))
-    told = w.PlayedGroups(groups, groups[-1].number if groups else begin)
-    return Response(await asyncio.to_thread(msgspec.json.encode, told), media_type="application/json")
+    page = w.PlayedGroups(groups, groups[-1].number if groups else begin)
+    return Response(await asyncio.to_thread(msgspec.json.encode, page), media_type="application/json")
 
 
 @router.post(RUN + "/commit", openapi_extra=body_of(w.Commit), responses=answer_of(RunInfo))

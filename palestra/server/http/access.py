@@ -7,17 +7,17 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from palestra.server.core.callers import TRAINERS, Caller
-from palestra.server.http.auth import Doorkeeper
+from palestra.server.http.auth import Authenticator
 
 
 async def _caller(request: Request) -> Caller:
-    doorkeeper: Doorkeeper = request.app.state.doorkeeper
-    return await doorkeeper.admit(request)
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator.admit(request)
 
 
 async def _model_caller(request: Request) -> Caller:
-    doorkeeper: Doorkeeper = request.app.state.doorkeeper
-    return await doorkeeper.admit_player(request, rights=TRAINERS)
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator.admit_player(request, rights=TRAINERS)
 
 
 CallerNow = Annotated[Caller, Depends(_caller)]

@@ -27,7 +27,7 @@ CACHE_S = 2.0  # a key that is revoked works no longer than this
 CACHE_SIZE = 4096
 
 
-class Doorkeeper:
+class Authenticator:
     def __init__(
         self,
         store: Store,

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.callers import TRAINERS, Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
-from palestra.server.http.auth import Doorkeeper
+from palestra.server.http.auth import Authenticator
 from palestra.store.records import Rights
 from palestra.types.episodes import EndRequest, LeaseRef
 
@@ -23,27 +23,27 @@ PLAYERS = (*TRAINERS, Rights.WORKER)
 MAX_ID = 128
 
 
-async def _episodes(request: Request) -> Episodes:
+async def _episodes(request: Request) -> EpisodeService:
     return request.app.state.episodes
 
 
 async def _trainer(request: Request) -> Caller:
-    return await _door(request).admit(request)
+    return await _authenticator(request).admit(request)
 
 
 async def _claimant(request: Request) -> Caller:
-    return await _door(request).admit(request, rights=PLAYERS)
+    return await _authenticator(request).admit(request, rights=PLAYERS)
 
 
 async def _player(request: Request) -> Caller:
-    return await _door(request).admit_player(request, rights=PLAYERS)
+    return await _authenticator(request).admit_player(request, rights=PLAYERS)
 
 
-def _door(request: Request) -> Doorkeeper:
-    return request.app.state.doorkeeper
+def _authenticator(request: Request) -> Authenticator:
+    return request.app.state.authenticator
 
 
-EpisodesNow = Annotated[Episodes, Depends(_episodes)]
+EpisodesNow = Annotated[EpisodeService, Depends(_episodes)]
 Trainer = Annotated[Caller, Depends(_trainer)]
 Claimant = Annotated[Caller, Depends(_claimant)]
 Player = Annotated[Caller, Depends(_player)]

@@ -69,7 +69,7 @@ def _check_values(raw: Any) -> None:
 
 
 _Check = Callable[[Any, str], None]
-"""Of what stands at a place."""
+"""Checks the value at a place."""
 
 
 def _check_of(info: inspect.Type) -> _Check | None:

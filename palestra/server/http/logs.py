@@ -67,8 +67,8 @@ def set_up_logs(level: str = "info", *, as_json: bool = False, stream: TextIO | 
 
 
 def request_id() -> str:
-    """Of the request that is being answered; empty outside of one. Made when it is first asked for: most requests are
-    short, and nothing is told of them."""
+    """Id of the request that is being answered; empty outside of one. Made when it is first needed: most requests are
+    short, and nothing is logged about them."""
     scope = current_request.get()
     if scope is None:
         return ""

@@ -9,10 +9,12 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-Responses = dict[int | str, dict[str, Any]]
+from palestra.types.json import JsonObject
+
+Responses = dict[int | str, JsonObject]
 
 JSON_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
-"""Of routes that read their body themselves."""
+"""The schema of routes that read their body themselves."""
 LINES = "application/x-ndjson"
 OR_LINES: Responses = {200: {"content": {"application/json": {}, LINES: {}}}}
 """With `format=jsonl`."""
@@ -24,7 +26,7 @@ RECORDS = "#/components/schemas/"
 """Where records that are no pydantic models are described: see `describe`."""
 
 
-def body_of(record: type[msgspec.Struct]) -> dict[str, Any]:
+def body_of(record: type[msgspec.Struct]) -> JsonObject:
     schema = {"$ref": RECORDS + record.__name__}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -36,15 +38,15 @@ def answer_of(record: type[msgspec.Struct]) -> Responses:
 def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> None:
     """Puts their schemas into the app's OpenAPI. Bodies have no other fields."""
     read = msgspec.json.schema_components(bodies, ref_template=RECORDS + "{name}")[1]
-    told = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
+    components = msgspec.json.schema_components(answers, ref_template=RECORDS + "{name}")[1]
     for schema in read.values():
         if "properties" in schema:
             schema["additionalProperties"] = False
     made = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> JsonObject:
         document = made()
-        document["components"]["schemas"].update(told | read)
+        document["components"]["schemas"].update(components | read)
         return document
 
     app.openapi = openapi

@@ -57,7 +57,7 @@ class Aliases:
 
     def __init__(self, store: Store):
         self._store = store
-        self._held: dict[str, dict[str, Alias]] | None = None
+        self._by_owner: dict[str, dict[str, Alias]] | None = None
         """By owner and name; None: not read yet."""
         self._changing = asyncio.Lock()
         """One change at a time, so that memory follows the order of the database."""
@@ -75,9 +75,9 @@ class Aliases:
         return alias
 
     async def put(self, owner: str, name: str, model: str) -> Alias:
-        held = await self._all()
+        aliases = await self._all()
         async with self._changing:
-            if len(mine := held.setdefault(owner, {})) >= MAX_ALIASES and name not in mine:
+            if len(mine := aliases.setdefault(owner, {})) >= MAX_ALIASES and name not in mine:
                 raise invalid("name", f"you have {MAX_ALIASES} aliases already: delete one, or move one")
             now = time.time()
             alias = await self._store.write(lambda c: rows.put_alias(c, owner=owner, name=name, model=model, now=now))
@@ -85,22 +85,22 @@ class Aliases:
         return alias
 
     async def drop(self, owner: str, name: str) -> None:
-        held = await self._all()
+        aliases = await self._all()
         async with self._changing:
-            if name not in held.get(owner, {}):
+            if name not in aliases.get(owner, {}):
                 raise _no_alias(name)
             await self._store.write(lambda c: rows.drop_alias(c, owner=owner, name=name))
-            del held[owner][name]
+            del aliases[owner][name]
 
     async def _all(self) -> dict[str, dict[str, Alias]]:
-        if self._held is None:
+        if self._by_owner is None:
             async with self._changing:
-                if self._held is None:
-                    held: dict[str, dict[str, Alias]] = {}
+                if self._by_owner is None:
+                    aliases: dict[str, dict[str, Alias]] = {}
                     for alias in await self._store.read(rows.list_aliases):
-                        held.setdefault(alias.owner, {})[alias.name] = alias
-                    self._held = held
-        return self._held
+                        aliases.setdefault(alias.owner, {})[alias.name] = alias
+                    self._by_owner = aliases
+        return self._by_owner
 
 
 def check_name(name: str, base_models: list[str]) -> None:

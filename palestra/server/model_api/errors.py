@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from palestra.server.core.errors import ApiError, Refusal, not_kept
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.store.errors import StoreError
+from palestra.types.json import JsonObject
 
 log = structlog.get_logger()
 
@@ -29,15 +30,15 @@ BROKE = "something broke in the server; its log has the details"
 CLIENT_LEFT = 499  # nginx's: nobody reads it, the log shows it
 
 
-class ErrorDetail(BaseModel):
+class OpenAIErrorDetail(BaseModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorEnvelope(BaseModel):
-    error: ErrorDetail
+class OpenAIErrorEnvelope(BaseModel):
+    error: OpenAIErrorDetail
 
 
 def invalid(param: str | None, detail: str, *, code: str | None = None) -> ApiError:
@@ -67,8 +68,8 @@ def parse_body(schema: type[M], body: bytes) -> M:
         raise _misread(error) from None
 
 
-def parse_fields(schema: type[M], fields: dict[str, Any]) -> M:
-    """Of a call that was put together from another route's."""
+def parse_fields(schema: type[M], fields: JsonObject) -> M:
+    """Parses a call that was put together from another route's."""
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
@@ -84,12 +85,12 @@ _KINDS = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limi
 _CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
 
 
-def envelope(status: int, detail: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def envelope(status: int, detail: str, param: str | None = None, code: str | None = None) -> JsonObject:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": detail, "type": kind, "param": param, "code": code or _CODES.get(status)}}
 
 
-def refusal_body(error: Refusal) -> dict[str, Any]:
+def refusal_body(error: Refusal) -> JsonObject:
     param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
     return envelope(error.status, error.detail, param, code)
 
@@ -106,8 +107,8 @@ def as_refusal(error: Exception, **where: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StoreError):
-        told = not_kept(error)
-        return ApiError(503, told.detail, retry_after_s=told.retry_after_s, is_final=error.is_lasting)
+        refusal = not_kept(error)
+        return ApiError(503, refusal.detail, retry_after_s=refusal.retry_after_s, is_final=error.is_lasting)
     log.error("a request broke", exc_info=error, **where)
     return ApiError(500, BROKE)
 

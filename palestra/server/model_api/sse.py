@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from palestra.server.http.connection import while_connected
 from palestra.server.model_api.json_text import dumps
+from palestra.types.json import JsonObject
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events
@@ -20,7 +21,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def event(data: dict[str, Any], name: str | None = None) -> bytes:
+def event(data: JsonObject, name: str | None = None) -> bytes:
     """One event as it is written; `name` for the APIs that name theirs."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + dumps(data) + b"\n\n"

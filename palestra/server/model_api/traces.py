@@ -9,46 +9,46 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
 
 from palestra.chat.canonical import Message
-from palestra.chat.turns import Answer, Held, Prompt
+from palestra.chat.prompt_records import AnswerKey, CachedTurn, Prompt
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import ApiError
 from palestra.server.core.turn_trajectories import trajectories_of
 from palestra.server.core.wire_errors import shown
+from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.receipts import Receipts
 from palestra.store import Store
 from palestra.store import traces as rows
-from palestra.store.traces import KeptAnswer, Trace, Turn, TurnFacts, TurnKey, TurnSample
+from palestra.store.traces import KeptAnswer, Trace, TraceTurn, TurnFacts, TurnKey, TurnSample
+from palestra.types.json import JsonObject
 from palestra.types.sampling import SampledSequence
 
 EXPORTED_AT_ONCE = 16  # traces in memory while an export is written
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """One prompt and what was sampled from it."""
 
     prompt: Sequence[int]
     read: Sequence[int]
     """What of the prompt its parent does not have."""
-    parent: Held | None
+    parent: CachedTurn | None
     sequences: Sequence[SampledSequence]
     facts: TurnFacts
-    answers: Sequence[Answer] = ()
+    answers: Sequence[AnswerKey] = ()
     """For each sequence, what its conversation is found by when it goes on."""
 
     @classmethod
     def of_chat(
         cls, prompt: Prompt, sequences: Sequence[SampledSequence], messages: Sequence[Message], facts: TurnFacts
-    ) -> Call:
+    ) -> TracedCall:
         """`messages`: as the client is told of the sequences."""
         return cls(
             prompt=prompt.ids,
@@ -66,12 +66,12 @@ class Call:
         )
 
 
-class Traces:
-    def __init__(self, store: Store, episodes: EpisodeCalls, receipts: Receipts, masking: Masking):
-        self._store, self._episodes, self._receipts = store, episodes, receipts
+class CallTraces:
+    def __init__(self, store: Store, episodes: EpisodeCalls, delivery_acks: DeliveryAcks, masking: Masking):
+        self._store, self._episodes, self._delivery_acks = store, episodes, delivery_acks
         self._masking = masking
 
-    async def keep(self, caller: Caller, model: str, calls: Sequence[Call]) -> list[TurnKey]:
+    async def keep(self, caller: Caller, model: str, calls: Sequence[TracedCall]) -> list[TurnKey]:
         """On disk when it returns. All in one trace: the parent's, or a new one."""
         attempt = caller.attempt
         if attempt is not None:
@@ -101,24 +101,24 @@ class Traces:
 
         keys = await self._store.write(write)
         if attempt is not None:
-            self._receipts.expect(calls[0].facts.response_id, attempt, keys)
+            self._delivery_acks.expect(calls[0].facts.response_id, attempt, keys)
             for call in calls:
                 sampled = sum(len(one.tokens) for one in call.sequences)
                 self._episodes.answered(caller, call.facts, len(call.prompt), sampled)
         return keys
 
-    async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> dict[str, Any]:
+    async def page(self, caller: Caller, limit: int, offset: int, origin: str | None) -> JsonObject:
         """`origin`: of an episode's attempt, as episode_id#attempt."""
         found = await self._store.read(
             lambda c: rows.list_traces(c, caller.owner, limit=limit, offset=offset, origin=origin)
         )
         return {"object": "list", "data": [_about(trace) for trace in found.items], "total": found.total}
 
-    async def one(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+    async def one(self, caller: Caller, trace_id: str) -> JsonObject:
         trace, turns = await self._read(caller, trace_id)
         return await self._whole(trace, turns)
 
-    async def trajectories(self, caller: Caller, trace_id: str) -> dict[str, Any]:
+    async def trajectories(self, caller: Caller, trace_id: str) -> JsonObject:
         _, turns = await self._read(caller, trace_id)
         found = trajectories_of(turns)
         return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
@@ -142,25 +142,27 @@ class Traces:
     async def lines(self, caller: Caller, trace_id: str) -> bytes:
         """A line for each turn."""
         trace, turns = await self._read(caller, trace_id)
-        told = ({"trace_id": trace.trace_id, **one} for one in await self._told(turns))
-        return b"".join(msgspec.json.encode(line) + b"\n" for line in told)
+        turns_out = ({"trace_id": trace.trace_id, **one} for one in await self._with_answers(turns))
+        return b"".join(msgspec.json.encode(line) + b"\n" for line in turns_out)
 
-    async def _whole(self, trace: Trace, turns: Sequence[Turn]) -> dict[str, Any]:
-        return _about(trace) | {"turns": await self._told(turns)}
+    async def _whole(self, trace: Trace, turns: Sequence[TraceTurn]) -> JsonObject:
+        return _about(trace) | {"turns": await self._with_answers(turns)}
 
-    async def _told(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    async def _with_answers(self, turns: Sequence[TraceTurn]) -> list[JsonObject]:
         """Their messages without secrets; the tokens are what they are."""
-        told = [msgspec.to_builtins(turn) for turn in turns]
-        facts = [one.pop("facts") for one in told]
+        turns_out = [msgspec.to_builtins(turn) for turn in turns]
+        facts = [one.pop("facts") for one in turns_out]
         spoken = [
             {name: json.loads(one.pop(field) or "[]") for name, field in (("messages", "heard"), ("answers", "told"))}
             for one in facts
         ]
         shown = await self._masking.of(spoken)
-        return [{"number": one.pop("number"), **f, **s, **one} for one, f, s in zip(told, facts, shown, strict=True)]
+        return [
+            {"number": one.pop("number"), **f, **s, **one} for one, f, s in zip(turns_out, facts, shown, strict=True)
+        ]
 
-    async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[Turn]]:
-        def read(conn: Connection) -> tuple[Trace | None, list[Turn]]:
+    async def _read(self, caller: Caller, trace_id: str) -> tuple[Trace, list[TraceTurn]]:
+        def read(conn: Connection) -> tuple[Trace | None, list[TraceTurn]]:
             trace = rows.get_trace(conn, trace_id, caller.owner)
             return trace, rows.turns_of(conn, trace_id) if trace is not None else []
 
@@ -170,9 +172,9 @@ class Traces:
         return trace, turns
 
 
-def _turn(call: Call) -> Turn:
+def _turn(call: TracedCall) -> TraceTurn:
     place = None if call.parent is None else call.parent.place
-    return Turn(
+    return TraceTurn(
         prompt=list(call.prompt),
         samples=[
             TurnSample(tokens=s.tokens, logprobs=s.logprobs, stop_reason=s.stop_reason.value) for s in call.sequences
@@ -183,11 +185,11 @@ def _turn(call: Call) -> Turn:
     )
 
 
-def _answers(call: Call) -> list[KeptAnswer]:
+def _answers(call: TracedCall) -> list[KeptAnswer]:
     return [KeptAnswer(name=answer.name, thoughts=dict(answer.thoughts)) for answer in call.answers]
 
 
-def _about(trace: Trace) -> dict[str, Any]:
+def _about(trace: Trace) -> JsonObject:
     """Without its owner, who is the one that asks."""
     return {
         "id": trace.trace_id,

@@ -29,12 +29,12 @@ from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
 from palestra.store import sessions as session_rows
 from palestra.store.errors import CheckpointExists
-from palestra.store.records import Checkpoint, Model, ModelStatus, Session, SessionStatus
+from palestra.store.records import CheckpointRow, ModelRow, ModelStatus, SessionRow, SessionStatus
 from palestra.util.files import sync
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CheckpointCopy:
     """What is asked for. The same request has the same `request_id` and the same target."""
 
     source: TinkerPath
@@ -69,19 +69,21 @@ async def copy_weights(core: Core, caller: Caller, request: CopyWeightsRequest, 
     return str(copy.target)
 
 
-def _plan(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> Copy:
+def _plan(core: Core, caller: Caller, request: CopyWeightsRequest, idempotency_key: str | None) -> CheckpointCopy:
     source = TinkerPath.parse(request.source_path)
-    wanted = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
+    fingerprint = [caller.owner, str(source), request.ttl_seconds, request.destination_project_id]
     if request.session_id is not None:
         if core.sessions.find(request.session_id, caller.owner) is None:
             raise Refusal(404, f"no such session, or it is over: {request.session_id[:200]}")
         run = ModelId(request.session_id, request.model_seq_id or 0)
-        wanted += [str(run)]
+        fingerprint += [str(run)]
     else:
-        wanted += [idempotency_key or secrets.token_hex(16), core.secret]
-        run = ModelId(_digest(wanted)[:32], 0)
+        fingerprint += [idempotency_key or secrets.token_hex(16), core.secret]
+        run = ModelId(_digest(fingerprint)[:32], 0)
     target = TinkerPath(str(run), source.kind, source.name)
-    return Copy(source, target, f"copy:{_digest(wanted)}", request.ttl_seconds, request.destination_project_id)
+    return CheckpointCopy(
+        source, target, f"copy:{_digest(fingerprint)}", request.ttl_seconds, request.destination_project_id
+    )
 
 
 def _digest(parts: list[object]) -> str:
@@ -105,11 +107,11 @@ def _share_files(source: str, folder: Path) -> None:
         sync(directory)
 
 
-def _write(conn: Connection, copy: Copy, original: Checkpoint, owner: str, folder: str) -> Checkpoint:
+def _write(conn: Connection, copy: CheckpointCopy, original: CheckpointRow, owner: str, folder: str) -> CheckpointRow:
     """Session, run and checkpoint in one transaction."""
     now, run = time.time(), ModelId.parse(copy.target.model_id)
     if copy.project_id is not None:
-        session = Session(
+        session = SessionRow(
             session_id=run.session_id,
             owner=owner,
             created_at=now,
@@ -121,7 +123,7 @@ def _write(conn: Connection, copy: Copy, original: Checkpoint, owner: str, folde
         )
         session_rows.insert_session(conn, session)
     source_run = model_rows.get_model(conn, copy.source.model_id)
-    model = Model(
+    model = ModelRow(
         model_id=copy.target.model_id,
         session_id=run.session_id,
         owner=owner,

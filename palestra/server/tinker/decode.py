@@ -123,7 +123,7 @@ def _datum_of_message(datum: wire.Datum) -> Datum:
     )
 
 
-def _datum_of_schema(datum: schemas.Datum) -> Datum:
+def _datum_of_schema(datum: schemas.DatumBody) -> Datum:
     return Datum(
         chunks=tuple(TextChunk(tuple(tokens)) for tokens in _texts_of_schema(datum.model_input)),
         loss_inputs={name: tensor_of_schema(name, tensor) for name, tensor in datum.loss_fn_inputs.items()},
@@ -159,7 +159,7 @@ def _unsupported_chunk(kind: str) -> WireError:
 
 
 def sample_from_json(body: bytes) -> SampleCall:
-    given = parse_json(schemas.SampleRequest, body)
+    given = parse_json(schemas.SampleRequestBody, body)
     if given.sampling_session_id is None and given.base_model is None and given.model_path is None:
         raise WireError("sampling_session_id is missing")
     if given.sampling_session_id is not None and given.seq_id is None:
@@ -179,7 +179,7 @@ def sample_from_json(body: bytes) -> SampleCall:
     return SampleCall(request, given.sampling_session_id, given.seq_id, given.base_model, given.model_path)
 
 
-def _sampling_params(given: schemas.SamplingParams) -> SamplingParams:
+def _sampling_params(given: schemas.SamplingParamsBody) -> SamplingParams:
     """Stop strings come beside the model's end of sequence; token ids, and an empty list, in its place."""
     token_ids: tuple[int, ...] | None = None
     strings: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ VALID_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class DownloadTicket:
     """What a URL is good for."""
 
     path: TinkerPath
@@ -34,22 +34,22 @@ class Ticket:
     """Seconds since the epoch."""
 
 
-class Signer:
+class DownloadSigner:
     def __init__(self, secret: str):
         self._key = hmac.digest(secret.encode(), b"palestra checkpoint files", "sha256")
 
-    def url(self, base_url: str, ticket: Ticket) -> str:
+    def url(self, base_url: str, ticket: DownloadTicket) -> str:
         place = f"{ticket.path.model_id}/checkpoints/{ticket.path.checkpoint_id}/files/{quote(ticket.file)}"
         query = {"version": ticket.version, "expires": ticket.expires, "signature": self._sign(ticket)}
         return f"{base_url.rstrip('/')}/api/v1/training_runs/{place}?{urlencode(query)}"
 
-    def check(self, ticket: Ticket, signature: str, now: float) -> None:
+    def check(self, ticket: DownloadTicket, signature: str, now: float) -> None:
         if not hmac.compare_digest(self._sign(ticket).encode(), signature.encode()):
             raise Refusal(403, "this download URL is not valid; ask for new ones: external_weights_urls")
         if ticket.expires <= now:
             raise Refusal(403, "this download URL has expired; ask for new ones: external_weights_urls")
 
-    def _sign(self, ticket: Ticket) -> str:
+    def _sign(self, ticket: DownloadTicket) -> str:
         path = ticket.path
         signed = [path.model_id, path.kind.value, path.name, ticket.version, ticket.file, ticket.expires]
         return hmac.new(self._key, json.dumps(signed).encode(), hashlib.sha256).hexdigest()

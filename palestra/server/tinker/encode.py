@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 from math import nan
-from typing import Any
 
 from palestra.server.core.futures import TrainFuture
 from palestra.server.tinker import packed
@@ -18,7 +17,8 @@ from palestra.server.tinker import wire_pb2 as wire
 from palestra.server.tinker.schemas import FutureResponse
 from palestra.server.tinker.tensors import message_of_tensor
 from palestra.types import SampledSequence, SampleResult, StopReason, TopLogprobs
-from palestra.types.engine import DatumOutput, Failure, PassResult, StepDone
+from palestra.types.engine import DatumOutput, EngineFailure, PassResult, StepDone
+from palestra.types.json import JsonObject
 
 RECORD = "ArrayRecord"
 NO_TOKEN, NO_LOGPROB = 0, -99999.0  # the SDK's mark for an empty top-k cell
@@ -44,7 +44,7 @@ def pass_protobuf(result: PassResult) -> bytes:
     return message.SerializeToString()
 
 
-def pass_json(result: PassResult) -> dict[str, Any]:
+def pass_json(result: PassResult) -> JsonObject:
     return {
         "loss_fn_output_type": RECORD,
         "loss_fn_outputs": [
@@ -78,7 +78,7 @@ def sample_protobuf(result: SampleResult) -> bytes:
     return message.SerializeToString()
 
 
-def sample_json(result: SampleResult) -> dict[str, Any]:
+def sample_json(result: SampleResult) -> JsonObject:
     """What SDKs before 0.25 can ask for."""
     topk = result.topk_prompt_logprobs
     return {
@@ -133,41 +133,41 @@ def _pairs(row: TopLogprobs | None) -> list[tuple[int, float]] | None:
 # Everything else
 
 
-def created_json(model_id: str) -> dict[str, Any]:
+def created_json(model_id: str) -> JsonObject:
     return {"type": "create_model", "model_id": model_id}
 
 
-def step_json(result: StepDone) -> dict[str, Any]:
+def step_json(result: StepDone) -> JsonObject:
     return {"metrics": result.metrics}
 
 
-def saved_json(path: str) -> dict[str, Any]:
+def saved_json(path: str) -> JsonObject:
     return {"type": "save_weights", "path": path}
 
 
-def saved_for_sampler_json(path: str) -> dict[str, Any]:
+def saved_for_sampler_json(path: str) -> JsonObject:
     return {"type": "save_weights_for_sampler", "path": path}
 
 
-def kept_json(sampling_session_id: str) -> dict[str, Any]:
+def kept_json(sampling_session_id: str) -> JsonObject:
     return {"type": "save_weights_for_sampler", "path": None, "sampling_session_id": sampling_session_id}
 
 
-def saved_external_json(path: str, size_bytes: int) -> dict[str, Any]:
+def saved_external_json(path: str, size_bytes: int) -> JsonObject:
     return {"type": "save_weights_external", "path": path, "size_bytes": size_bytes}
 
 
-def loaded_json(path: str, model_id: str) -> dict[str, Any]:
+def loaded_json(path: str, model_id: str) -> JsonObject:
     return {"type": "load_weights", "path": path, "model_id": model_id}
 
 
 MAX_ERROR_CHARS = 2000  # a message may repeat what the client sent
 
 
-def failure_json(failure: Failure) -> dict[str, Any]:
+def failure_json(failure: EngineFailure) -> JsonObject:
     return {"error": failure.message[:MAX_ERROR_CHARS], "category": failure.blame.value}
 
 
-def json_bytes(body: dict[str, Any]) -> bytes:
+def json_bytes(body: JsonObject) -> bytes:
     """NaN and infinity as Python's json writes them: the SDK reads those, and refuses null in their place."""
     return json.dumps(body, separators=(",", ":")).encode()

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
 
 import msgspec
 
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
-from palestra.server.core.endings import unload
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup, is_over
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.sessions import Session
+from palestra.server.core.sessions import TinkerSession
+from palestra.server.core.teardown import unload
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
 from palestra.store import models as model_rows
-from palestra.store.records import Checkpoint, Model
+from palestra.store.records import CheckpointRow, ModelRow
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import CreateModel, OptimStep
+from palestra.types.json import JsonObject
 
 
 class ModelService:
@@ -33,25 +33,25 @@ class ModelService:
 
     async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
         _only_adam(request.optimizer_config.type)
-        wanted = request.lora_config
+        lora_config = request.lora_config
         lora = LoraConfig(
-            rank=wanted.rank,
-            seed=wanted.seed,
-            train_attn=wanted.train_attn,
-            train_mlp=wanted.train_mlp,
-            train_unembed=wanted.train_unembed,
+            rank=lora_config.rank,
+            seed=lora_config.seed,
+            train_attn=lora_config.train_attn,
+            train_mlp=lora_config.train_mlp,
+            train_unembed=lora_config.train_unembed,
         )
         session = self._lookup.session(caller, request.session_id)
         return await self._create(session, request.model_seq_id, request.base_model, lora, request.user_metadata, None)
 
     async def _create(
         self,
-        session: Session,
+        session: TinkerSession,
         number: int,
         base_model: str,
         lora: LoraConfig,
         user_metadata: dict[str, str] | None,
-        load: tuple[Checkpoint, bool] | None,
+        load: tuple[CheckpointRow, bool] | None,
     ) -> s.FutureResponse:
         model_id = str(ModelId(session.session_id, number))
         model = self._core.training.models.get(model_id)
@@ -63,21 +63,26 @@ class ModelService:
         operation = CreateModel(
             lora=lora, load_from=checkpoint.folder if checkpoint else None, load_optimizer=optimizer
         )
-        reply: dict[str, Any] = encode.created_json(model_id)
+        reply: JsonObject = encode.created_json(model_id)
         if checkpoint is not None:
             reply = encode.loaded_json(checkpoint.key.path, model_id)
         return accepted(await self._lookup.submit(model, 0, RequestKind.CREATE_MODEL, operation, reply))
 
     async def _new_model(
-        self, session: Session, model_id: str, base_model: str, lora: LoraConfig, user_metadata: dict[str, str] | None
-    ) -> TrainedModel:
+        self,
+        session: TinkerSession,
+        model_id: str,
+        base_model: str,
+        lora: LoraConfig,
+        user_metadata: dict[str, str] | None,
+    ) -> TrackedModel:
         worker, now = self._lookup.base(base_model), time.time()
         self._core.sampling.runners[worker].check_lora(lora)
         if sum(m.worker is worker for m in self._core.training.models.values()) >= self._core.config.limits.max_models:
             raise Refusal(429, "this server holds as many models as it may; finish a session first", retry_after_s=10)
         if lora.seed is None:
             lora = msgspec.structs.replace(lora, seed=secrets.randbits(62))
-        row = Model(
+        row = ModelRow(
             model_id=model_id,
             session_id=session.session_id,
             owner=session.owner,
@@ -93,7 +98,7 @@ class ModelService:
             if existing is None:
                 raise Refusal(400, f"{model_id} was created before and is {stored.status}; take the next number")
             return existing
-        model = TrainedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
+        model = TrackedModel(model_id, session.session_id, session.owner, base_model, lora, worker)
         if session.session_id not in self._core.sessions.active:  # it ended while the row was written
             await unload(self._core, model, "its session is over")
             raise is_over(session.session_id)
@@ -131,14 +136,14 @@ class ModelService:
             _only_adam(request.optimizer_config.type)
         session = self._lookup.session(caller, request.session_id or "")
         checkpoint = await self._core.checkpoints.find(TinkerPath.parse(request.path), caller.owner)
-        wanted = request.base_model or checkpoint.base_model
-        if self._lookup.base(wanted) is not self._core.base(checkpoint.base_model):
-            raise Refusal(400, f"{request.path} is of {checkpoint.base_model}, not {wanted}")
+        base_model = request.base_model or checkpoint.base_model
+        if self._lookup.base(base_model) is not self._core.base(checkpoint.base_model):
+            raise Refusal(400, f"{request.path} is of {checkpoint.base_model}, not {base_model}")
         lora = msgspec.structs.replace(checkpoint.lora, seed=0)  # its start is overwritten at once
         return await self._create(
             session,
             request.model_seq_id or 0,
-            wanted,
+            base_model,
             lora,
             request.user_metadata,
             (checkpoint, request.optimizer),

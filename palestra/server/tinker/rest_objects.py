@@ -6,14 +6,14 @@ Owns: the form. Never touches: who may see them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from palestra.server.core.paths import TinkerPath
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.schemas import FinishReason
 from palestra.store import records
+from palestra.types.json import JsonMapping
 
 REST_TYPES: dict[records.CheckpointKind, Literal["training", "sampler", "external"]] = {
     records.CheckpointKind.WEIGHTS: "training",
@@ -26,20 +26,20 @@ def time_of(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def strings(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+def strings(metadata: JsonMapping | None) -> dict[str, str] | None:
     """The SDK takes nothing but text as values."""
     if metadata is None:
         return None
     return {str(k): v if isinstance(v, str) else json.dumps(v, default=str) for k, v in metadata.items()}
 
 
-def path_of(row: records.Checkpoint) -> TinkerPath:
+def path_of(row: records.CheckpointRow) -> TinkerPath:
     return TinkerPath(row.model_id, row.kind, row.name)
 
 
-def checkpoint_of(row: records.Checkpoint) -> r.Checkpoint:
+def checkpoint_of(row: records.CheckpointRow) -> r.CheckpointObject:
     path = path_of(row)
-    return r.Checkpoint(
+    return r.CheckpointObject(
         checkpoint_id=path.checkpoint_id,
         checkpoint_type=REST_TYPES[path.kind],
         time=time_of(row.created_at),
@@ -52,10 +52,10 @@ def checkpoint_of(row: records.Checkpoint) -> r.Checkpoint:
 
 
 def run_of(
-    row: records.Model,
+    row: records.ModelRow,
     last_request_at: float,
-    last: records.Checkpoint | None,
-    last_sampler: records.Checkpoint | None,
+    last: records.CheckpointRow | None,
+    last_sampler: records.CheckpointRow | None,
 ) -> r.TrainingRun:
     return r.TrainingRun(
         training_run_id=row.model_id,
@@ -70,20 +70,20 @@ def run_of(
     )
 
 
-def status_of(session: records.Session) -> r.SessionStatus:
+def status_of(session: records.SessionRow) -> r.SessionStatusObject:
     match session.status:
         case records.SessionStatus.ACTIVE:
-            return r.SessionStatus(type="active")
+            return r.SessionStatusObject(type="active")
         case records.SessionStatus.EXPIRED:
-            return r.SessionStatus(type="cancelled", detail="it expired: no heartbeat arrived for too long")
+            return r.SessionStatusObject(type="cancelled", detail="it expired: no heartbeat arrived for too long")
         case records.SessionStatus.FINISHED:
             reason = FinishReason(type=session.finish_reason or "success")  # type: ignore[arg-type]
-            return r.SessionStatus(type="client_finished", reason=reason, detail=session.finish_detail)
+            return r.SessionStatusObject(type="client_finished", reason=reason, detail=session.finish_detail)
 
 
-def summary_of(found: records.SessionSummary) -> r.SessionSummary:
+def summary_of(found: records.SessionSummary) -> r.SessionSummaryObject:
     session = found.session
-    return r.SessionSummary(
+    return r.SessionSummaryObject(
         session_id=session.session_id,
         created_at=time_of(session.created_at),
         owner=session.owner,

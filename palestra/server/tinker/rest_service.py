@@ -20,7 +20,7 @@ from palestra.server.core.paths import TinkerPath, check_name, check_run_id, par
 from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
-from palestra.server.tinker.downloads import VALID_S, Signer, Ticket, files_in, version_of
+from palestra.server.tinker.downloads import VALID_S, DownloadSigner, DownloadTicket, files_in, version_of
 from palestra.server.tinker.rest_objects import checkpoint_of, run_of, strings, summary_of, time_of
 from palestra.store import checkpoints as checkpoint_rows
 from palestra.store import models as model_rows
@@ -48,7 +48,7 @@ def path_from(run_id: str, kind: str, name: str) -> TinkerPath:
 class RestService:
     def __init__(self, core: Core):
         self.core, self._store = core, core.store
-        self._signer = Signer(core.secret)
+        self._signer = DownloadSigner(core.secret)
 
     # Training runs
 
@@ -68,7 +68,7 @@ class RestService:
         )
         runs = await self._runs(caller, page.items)
         return r.TrainingRunsResponse(
-            training_runs=runs, cursor=r.Cursor(offset=offset, limit=limit, total_count=page.total)
+            training_runs=runs, cursor=r.PageCursor(offset=offset, limit=limit, total_count=page.total)
         )
 
     async def training_run(self, caller: Caller, run_id: str, scope: Scope) -> r.TrainingRun:
@@ -91,14 +91,14 @@ class RestService:
         )
         return r.CheckpointsResponse(
             checkpoints=[checkpoint_of(row) for row in page.items],
-            cursor=r.Cursor(offset=0, limit=page.total, total_count=page.total),
+            cursor=r.PageCursor(offset=0, limit=page.total, total_count=page.total),
         )
 
-    async def _run(self, run_id: str) -> records.Model | None:
+    async def _run(self, run_id: str) -> records.ModelRow | None:
         check_run_id(run_id)
         return await self._store.read(lambda c: model_rows.get_model(c, run_id))
 
-    async def _runs(self, caller: Caller, rows: list[records.Model]) -> list[r.TrainingRun]:
+    async def _runs(self, caller: Caller, rows: list[records.ModelRow]) -> list[r.TrainingRun]:
         ids, now, kinds = [row.model_id for row in rows], time.time(), records.CheckpointKind
         last, last_sampler = [
             await self._store.read(
@@ -113,7 +113,7 @@ class RestService:
             for row in rows
         ]
 
-    def _last_request_at(self, row: records.Model) -> float:
+    def _last_request_at(self, row: records.ModelRow) -> float:
         """The database hears of requests some seconds late."""
         model = self.core.training.models.get(row.model_id)
         return max(row.last_request_at, model.last_request_at if model else 0.0)
@@ -127,7 +127,7 @@ class RestService:
         )
         return r.CheckpointsResponse(
             checkpoints=[checkpoint_of(row) for row in page.items],
-            cursor=r.Cursor(offset=offset, limit=limit, total_count=page.total),
+            cursor=r.PageCursor(offset=offset, limit=limit, total_count=page.total),
         )
 
     async def delete(self, caller: Caller, path: TinkerPath) -> None:
@@ -156,10 +156,10 @@ class RestService:
         expires = int(min(time.time() + VALID_S, found.expires_at or float("inf")))
         version = version_of(found.folder)
         files = await asyncio.to_thread(files_in, found.folder)
-        urls = {file: self._signer.url(base_url, Ticket(path, version, file, expires)) for file in files}
+        urls = {file: self._signer.url(base_url, DownloadTicket(path, version, file, expires)) for file in files}
         return r.ExternalWeightsUrlsResponse(urls=urls, expires=time_of(expires))
 
-    async def file(self, ticket: Ticket, signature: str) -> Path:
+    async def file(self, ticket: DownloadTicket, signature: str) -> Path:
         """For whoever holds the URL. The signature first: without it nobody learns what exists."""
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
@@ -220,7 +220,7 @@ class RestService:
         page = await self._store.read(lambda c: search_sessions(c, search))
         following = None
         if page.next_cursor is not None:
-            following = r.SearchCursor(
+            following = r.SearchCursorObject(
                 last_created_at=time_of(page.next_cursor.created_at), last_session_id=page.next_cursor.session_id
             )
         return r.SearchResponse(sessions=[summary_of(found) for found in page.sessions], next_cursor=following)
@@ -229,7 +229,7 @@ class RestService:
         await self.own_session(caller, session_id)
         await self._store.write(lambda c: session_rows.set_session_project(c, session_id, project_id))
 
-    async def own_session(self, caller: Caller, session_id: str) -> records.Session:
+    async def own_session(self, caller: Caller, session_id: str) -> records.SessionRow:
         if not _SESSION.fullmatch(session_id):
             raise WireError(f"{shown(session_id)} is not the id of a session")
         row = await self._store.read(lambda c: session_rows.get_session(c, session_id))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal, not_found
@@ -12,9 +10,10 @@ from palestra.server.core.lookup import why_down
 from palestra.server.core.paths import SampleRequestId, parse_request_id
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
-from palestra.types.engine import Failure, PassResult, Sampled, Saved, StepDone, decode_from_worker
+from palestra.types.engine import EngineFailure, PassResult, Sampled, Saved, StepDone, decode_from_worker
+from palestra.types.json import JsonObject
 
-Answer = dict[str, Any] | bytes | s.TryAgainResponse
+Answer = JsonObject | bytes | s.TryAgainResponse
 
 
 class ResultService:
@@ -30,12 +29,12 @@ class ResultService:
             assert future.frame is not None
             message = decode_from_worker(future.frame)
             assert isinstance(message, Sampled)
-            if isinstance(message.outcome, Failure):
+            if isinstance(message.outcome, EngineFailure):
                 return encode.failure_json(message.outcome)
             return encode.sample_protobuf(message.outcome) if as_protobuf else encode.sample_json(message.outcome)
         outcome = self._core.training.outcome(future)
         match outcome:
-            case Failure():
+            case EngineFailure():
                 return encode.failure_json(outcome)
             case PassResult():
                 return encode.pass_protobuf(outcome) if as_protobuf else encode.pass_json(outcome)
@@ -60,7 +59,7 @@ class ResultService:
 
     def _not_yet(self, future: TrainFuture | SampleFuture) -> s.TryAgainResponse:
         paused = None
-        if self._core.is_leaving:
+        if self._core.is_stopping:
             paused = "the server is being stopped; it goes on when it is back"
         else:
             of = self._core.training.models if isinstance(future, TrainFuture) else self._core.sampling.samplers

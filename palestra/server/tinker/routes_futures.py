@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -11,11 +9,12 @@ from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.encode import json_bytes
+from palestra.types.json import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["futures"])
 
 PROTOBUF = "application/x-protobuf"
-_ANSWERS: dict[int | str, dict[str, Any]] = {408: {"model": s.TryAgainResponse, "description": "Not ready: ask again."}}
+_ANSWERS: dict[int | str, JsonObject] = {408: {"model": s.TryAgainResponse, "description": "Not ready: ask again."}}
 
 
 @router.post("/retrieve_future", responses=_ANSWERS, response_class=Response)

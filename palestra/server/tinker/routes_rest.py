@@ -13,7 +13,7 @@ from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas_account as a
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.copies import copy_weights
-from palestra.server.tinker.downloads import Ticket
+from palestra.server.tinker.downloads import DownloadTicket
 from palestra.server.tinker.rest_service import RestService, Scope, path_from
 from palestra.server.tinker.schemas import INT64, Id
 from palestra.store.records import Rights
@@ -33,7 +33,7 @@ def _rest(request: Request) -> RestService:
 
 async def _key_holder(request: Request) -> Caller:
     """With whatever right: a key may always ask about itself."""
-    return await request.app.state.doorkeeper.admit(request, rights=tuple(Rights))
+    return await request.app.state.authenticator.admit(request, rights=tuple(Rights))
 
 
 Rest = Annotated[RestService, Depends(_rest)]
@@ -126,7 +126,7 @@ async def checkpoint_file(
     signature: str = "",
 ) -> FileResponse:
     """A file of a checkpoint, by an address of `external_weights_urls`; no key is needed."""
-    found = await rest.file(Ticket(path, version, file, expires), signature)
+    found = await rest.file(DownloadTicket(path, version, file, expires), signature)
     headers = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
     return FileResponse(found, media_type="application/octet-stream", headers=headers)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 
 from palestra.server.http.access import CallerNow
@@ -11,15 +9,16 @@ from palestra.server.http.body import decoded, read_body
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
+from palestra.types.json import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["training"])
 
 PROTOBUF = "application/x-protobuf"
 
 
-def _body_of(*schemas: type[s.WireModel]) -> dict[str, Any]:
+def _body_of(*schemas: type[s.WireModel]) -> JsonObject:
     """The bodies are read by hand, for speed and for protobuf; this tells OpenAPI of them."""
-    content: dict[str, Any] = {"application/json": {"schema": schemas[0].model_json_schema()}} if schemas else {}
+    content: JsonObject = {"application/json": {"schema": schemas[0].model_json_schema()}} if schemas else {}
     return {"requestBody": {"required": True, "content": {**content, PROTOBUF: {"schema": {"type": "string"}}}}}
 
 

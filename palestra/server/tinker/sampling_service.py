@@ -9,18 +9,18 @@ from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.lookup import Lookup, why_down
 from palestra.server.core.paths import SamplerId, TinkerPath
-from palestra.server.core.samplers import SampleCall, Samplers
+from palestra.server.core.samplers import SampleCall, SamplingSessions
 from palestra.server.core.sampling import Completions
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.schemas_rest import SamplerResponse
-from palestra.store.records import Sampler as SamplerRow
-from palestra.types.engine import Failure, Sampled, decode_from_worker
+from palestra.store.records import SamplerRow as SamplerRow
+from palestra.types.engine import EngineFailure, Sampled, decode_from_worker
 
 MAX_CLONES = 4096
 
 
 class SamplingService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: Samplers):
+    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
         self._core, self._lookup, self._samplers = core, lookup, samplers
 
     async def create_sampling_session(self, caller: Caller, request: s.CreateSamplingSessionRequest) -> str:
@@ -79,13 +79,13 @@ class SamplingService:
         completions = [self._completion(request_id) for request_id in queue.after(request.prev_cursor)]
         return s.RetrieveFuturesResponse(completions=completions, cursor=queue.cursor)
 
-    def _completion(self, request_id: str) -> s.Completion:
+    def _completion(self, request_id: str) -> s.FutureCompletion:
         future = self._core.sampling.futures.get(request_id)
         message = decode_from_worker(future.frame) if future is not None and future.frame is not None else None
-        if not isinstance(message, Sampled) or isinstance(message.outcome, Failure):
-            return s.Completion(state="failed", request_id=request_id)
+        if not isinstance(message, Sampled) or isinstance(message.outcome, EngineFailure):
+            return s.FutureCompletion(state="failed", request_id=request_id)
         size = len(future.frame) if future is not None and future.frame is not None else 0
-        return s.Completion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
+        return s.FutureCompletion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
 
     def cancel(self, caller: Caller, request_id: str) -> None:
         future = self._core.sampling.futures.get(request_id)

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from palestra.types.json import JsonObject
+
 MAX_METADATA_CHARS = 64 << 10
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
@@ -47,7 +49,7 @@ class WireModel(BaseModel):
 
 
 class ErrorResponse(WireModel):
-    """Of every status from 400 on."""
+    """The body of every status from 400 on."""
 
     detail: str
 
@@ -56,7 +58,7 @@ class ErrorResponse(WireModel):
 
 
 class ClientConfigRequest(WireModel):
-    """Of client/config and client/dynamic_config."""
+    """The body of client/config and client/dynamic_config."""
 
     sdk_version: Text = ""
 
@@ -133,7 +135,7 @@ class FinishSessionRequest(WireModel):
 class TelemetryRequest(WireModel):
     """Events stay unread: they hold tracebacks and keys."""
 
-    events: Annotated[list[dict[str, Any]], Field(max_length=1000)]
+    events: Annotated[list[JsonObject], Field(max_length=1000)]
     platform: Text = ""
     sdk_version: Text = ""
     session_id: Id
@@ -147,7 +149,7 @@ class TelemetryResponse(WireModel):
 # Training
 
 
-class LoraConfig(WireModel):
+class LoraConfigBody(WireModel):
     rank: Annotated[int, Field(ge=1, le=INT32)] = 32
     seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
     train_unembed: bool = True
@@ -155,7 +157,7 @@ class LoraConfig(WireModel):
     train_attn: bool = True
 
 
-class OptimizerConfig(WireModel):
+class OptimizerConfigBody(WireModel):
     type: Name = "adamw"
 
 
@@ -164,12 +166,12 @@ class CreateModelRequest(WireModel):
     model_seq_id: Seq
     base_model: Name
     user_metadata: Metadata | None = None
-    lora_config: LoraConfig = LoraConfig()
-    optimizer_config: OptimizerConfig = OptimizerConfig()
+    lora_config: LoraConfigBody = LoraConfigBody()
+    optimizer_config: OptimizerConfigBody = OptimizerConfigBody()
 
 
 class ModelRequest(WireModel):
-    """Of get_info and unload_model."""
+    """The body of get_info and unload_model."""
 
     model_id: Id
 
@@ -183,14 +185,14 @@ class ModelData(WireModel):
 class GetInfoResponse(WireModel):
     model_id: str
     model_data: ModelData
-    optimizer_config: OptimizerConfig = OptimizerConfig()
+    optimizer_config: OptimizerConfigBody = OptimizerConfigBody()
     is_lora: bool = True
     lora_rank: int
     model_name: str
     type: Literal["get_info"] = "get_info"
 
 
-class AdamParams(WireModel):
+class AdamParamsBody(WireModel):
     learning_rate: Finite = 1e-4
     beta1: Finite = 0.9
     beta2: Finite = 0.95
@@ -200,7 +202,7 @@ class AdamParams(WireModel):
 
 
 class OptimizerParams(WireModel):
-    """Of another optimizer than Adam; only its name is read."""
+    """Parameters of another optimizer than Adam; only its name is read."""
 
     type: Name
 
@@ -208,7 +210,7 @@ class OptimizerParams(WireModel):
 class OptimStepRequest(WireModel):
     model_id: Id
     seq_id: TrainSeq
-    adam_params: AdamParams | None = None
+    adam_params: AdamParamsBody | None = None
     optimizer_params: OptimizerParams | None = None
 
     @model_validator(mode="after")
@@ -266,7 +268,7 @@ class LoadWeightsRequest(WireModel):
     model_seq_id: Seq | None = None
     base_model: Name | None = None
     user_metadata: Metadata | None = None
-    optimizer_config: OptimizerConfig | None = None
+    optimizer_config: OptimizerConfigBody | None = None
     weights_access_token: Text | None = None
 
     @model_validator(mode="after")
@@ -288,7 +290,7 @@ class WeightsInfoResponse(WireModel):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
-    optimizer_config: OptimizerConfig = OptimizerConfig()
+    optimizer_config: OptimizerConfigBody = OptimizerConfigBody()
 
 
 # Sampling
@@ -361,14 +363,14 @@ class RetrieveFuturesRequest(WireModel):
     retrieved_request_ids: Annotated[list[Id], Field(max_length=100_000)] = []
 
 
-class Completion(WireModel):
+class FutureCompletion(WireModel):
     state: Literal["finished", "failed"]
     request_id: str
     response_payload_uncompressed_size: int | None = None
 
 
 class RetrieveFuturesResponse(WireModel):
-    completions: list[Completion]
+    completions: list[FutureCompletion]
     cursor: int
 
 

@@ -5,9 +5,8 @@ Owns: shapes. Never touches: meaning.
 
 from __future__ import annotations
 
-from typing import Any
-
 from palestra.server.tinker.schemas import WireModel
+from palestra.types.json import JsonObject
 
 
 class OrgDetails(WireModel):
@@ -31,13 +30,13 @@ class KeyResponse(WireModel):
 
 
 class AuditResponse(WireModel):
-    entries: list[dict[str, Any]]
+    entries: list[JsonObject]
 
 
 class UsageResponse(WireModel):
-    data: list[dict[str, Any]]
-    sessions: dict[str, Any]
+    data: list[JsonObject]
+    sessions: JsonObject
 
 
 class StorageResponse(WireModel):
-    data: list[dict[str, Any]]
+    data: list[JsonObject]

@@ -21,7 +21,7 @@ Numbers = Annotated[list[float], Field(fail_fast=True)]
 Stops = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(fail_fast=True)]
 
 
-class Tensor(WireModel):
+class TensorBody(WireModel):
     data: Whole | Numbers
     dtype: Literal["float32", "int64"]
     shape: Annotated[list[Seq], Field(max_length=8)] | None = None
@@ -29,7 +29,7 @@ class Tensor(WireModel):
     sparse_col_indices: Whole | None = None
 
 
-class Chunk(WireModel):
+class ModelInputChunk(WireModel):
     """Only encoded text has tokens; other types are refused by name."""
 
     type: Text = "encoded_text"
@@ -37,16 +37,16 @@ class Chunk(WireModel):
 
 
 class ModelInput(WireModel):
-    chunks: Annotated[list[Chunk], Field(fail_fast=True)]
+    chunks: Annotated[list[ModelInputChunk], Field(fail_fast=True)]
 
 
-class Datum(WireModel):
+class DatumBody(WireModel):
     model_input: ModelInput
-    loss_fn_inputs: dict[str, Tensor]
+    loss_fn_inputs: dict[str, TensorBody]
 
 
 class PassInput(WireModel):
-    data: Annotated[list[Datum], Field(min_length=1, fail_fast=True)]
+    data: Annotated[list[DatumBody], Field(min_length=1, fail_fast=True)]
     loss_fn: Name
     loss_fn_config: dict[str, Finite | Text] | None = None
 
@@ -67,7 +67,7 @@ class ForwardRequest(WireModel):
     forward_input: PassInput
 
 
-class SamplingParams(WireModel):
+class SamplingParamsBody(WireModel):
     max_tokens: Annotated[int, Field(ge=1, le=INT32)] | None = None
     seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
     stop: Annotated[str, StringConstraints(min_length=1)] | Stops | Tokens | None = None
@@ -76,11 +76,11 @@ class SamplingParams(WireModel):
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 
 
-class SampleRequest(WireModel):
-    """Of asample, and of sample in older SDKs."""
+class SampleRequestBody(WireModel):
+    """The body of asample, and of sample in older SDKs."""
 
     prompt: ModelInput
-    sampling_params: SamplingParams
+    sampling_params: SamplingParamsBody
     num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     sampling_session_id: Id | None = None
     seq_id: Seq | None = None
@@ -89,6 +89,6 @@ class SampleRequest(WireModel):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=INT32)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0, le=INT32)] = 0
-    target_prompt_logprobs: Tensor | None = None
+    target_prompt_logprobs: TensorBody | None = None
     prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=INT32)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1, le=INT32)] | None = None

@@ -13,13 +13,13 @@ from pydantic import AwareDatetime, Field, model_validator
 from palestra.server.tinker.schemas import FinishReason, Id, Metadata, Name, Seq, Text, Ttl, WireModel
 
 
-class Cursor(WireModel):
+class PageCursor(WireModel):
     offset: int
     limit: int
     total_count: int
 
 
-class Checkpoint(WireModel):
+class CheckpointObject(WireModel):
     checkpoint_id: str
     """`weights/name`: put into URLs as it is."""
     checkpoint_type: Literal["training", "sampler", "external"]
@@ -32,8 +32,8 @@ class Checkpoint(WireModel):
 
 
 class CheckpointsResponse(WireModel):
-    checkpoints: list[Checkpoint]
-    cursor: Cursor | None = None
+    checkpoints: list[CheckpointObject]
+    cursor: PageCursor | None = None
 
 
 class TrainingRun(WireModel):
@@ -44,14 +44,14 @@ class TrainingRun(WireModel):
     corrupted: bool = False
     lora_rank: int | None = None
     last_request_time: datetime
-    last_checkpoint: Checkpoint | None = None
-    last_sampler_checkpoint: Checkpoint | None = None
+    last_checkpoint: CheckpointObject | None = None
+    last_sampler_checkpoint: CheckpointObject | None = None
     user_metadata: dict[str, str] | None = None
 
 
 class TrainingRunsResponse(WireModel):
     training_runs: list[TrainingRun]
-    cursor: Cursor
+    cursor: PageCursor
 
 
 class TtlRequest(WireModel):
@@ -126,7 +126,7 @@ class StatusQuery(WireModel):
     reasons: Annotated[list[Literal["success", "errored", "interrupted"]], Field(min_length=1)] | None = None
 
 
-class SearchCursor(WireModel):
+class SearchCursorObject(WireModel):
     last_created_at: Annotated[AwareDatetime, Field(strict=False)]
     last_session_id: Id
 
@@ -139,22 +139,22 @@ class SearchRequest(WireModel):
     owner: SearchOwner = SearchOwner()
     statuses: Annotated[list[StatusQuery], Field(min_length=1, max_length=16)] | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: SearchCursor | None = None
+    cursor: SearchCursorObject | None = None
 
 
-class SessionStatus(WireModel):
+class SessionStatusObject(WireModel):
     type: Literal["active", "cancelled", "client_finished"]
     reason: FinishReason | None = None
-    """Of `client_finished`."""
+    """The reason of `client_finished`."""
     detail: str | None = None
 
 
-class SessionSummary(WireModel):
+class SessionSummaryObject(WireModel):
     session_id: str
     created_at: datetime
     owner: str
     project_id: str
-    status: SessionStatus | None = None
+    status: SessionStatusObject | None = None
     checkpoints_count: int
     display_name: str | None = None
     user_metadata: dict[str, str] | None = None
@@ -162,5 +162,5 @@ class SessionSummary(WireModel):
 
 
 class SearchResponse(WireModel):
-    sessions: list[SessionSummary]
-    next_cursor: SearchCursor | None = None
+    sessions: list[SessionSummaryObject]
+    next_cursor: SearchCursorObject | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from palestra.server.core.core import Core
 from palestra.server.core.lookup import Lookup
-from palestra.server.core.samplers import Samplers
+from palestra.server.core.samplers import SamplingSessions
 from palestra.server.tinker.model_service import ModelService
 from palestra.server.tinker.result_service import ResultService
 from palestra.server.tinker.sampling_service import SamplingService
@@ -16,7 +16,7 @@ from palestra.server.tinker.weights_service import WeightsService
 
 
 class TinkerService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: Samplers):
+    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
         self.sessions = SessionService(core)
         self.models = ModelService(core, lookup)
         self.weights = WeightsService(core, lookup, samplers)

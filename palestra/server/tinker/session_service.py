@@ -7,12 +7,12 @@ import time
 
 from palestra.server.core.callers import Caller
 from palestra.server.core.core import Core
-from palestra.server.core.endings import end_session
 from palestra.server.core.errors import Refusal, not_found
-from palestra.server.core.sessions import Session
+from palestra.server.core.sessions import TinkerSession
+from palestra.server.core.teardown import end_session
 from palestra.server.tinker import schemas as s
 from palestra.store import sessions as session_rows
-from palestra.store.records import Session as SessionRow
+from palestra.store.records import SessionRow as SessionRow
 
 
 class SessionService:
@@ -40,7 +40,7 @@ class SessionService:
             display_name=request.display_name,
         )
         await self._core.store.write(lambda c: session_rows.insert_session(c, row))
-        self._core.sessions.active[session_id] = Session(session_id, caller.owner)
+        self._core.sessions.active[session_id] = TinkerSession(session_id, caller.owner)
         return session_id
 
     async def heartbeat(self, caller: Caller, session_id: str) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from palestra.server.core.wire_errors import WireError, shown
 from palestra.server.tinker import packed
 from palestra.server.tinker import wire_pb2 as wire
-from palestra.server.tinker.schemas_data import Tensor
+from palestra.server.tinker.schemas_data import TensorBody
 from palestra.types import TensorData
 
 MAX_DIMENSIONS = 8
@@ -45,7 +45,7 @@ def tensor_of_message(name: str, tensor: wire.Tensor) -> TensorData:
     return _checked(name, data, dtype, list(tensor.shape), crow, col)
 
 
-def tensor_of_schema(name: str, tensor: Tensor) -> TensorData:
+def tensor_of_schema(name: str, tensor: TensorBody) -> TensorData:
     try:
         data = (packed.float32_bytes if tensor.dtype == "float32" else packed.int64_bytes)(tensor.data)
     except (struct.error, OverflowError):

@@ -10,18 +10,19 @@ from palestra.server.core.core import Core
 from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup
-from palestra.server.core.models import TrainedModel
+from palestra.server.core.models import TrackedModel
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
-from palestra.server.core.samplers import Samplers
+from palestra.server.core.samplers import SamplingSessions
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.encode import accepted
-from palestra.store.records import CheckpointKind, Sampler
+from palestra.store.records import CheckpointKind, SamplerRow
 from palestra.types.engine import LoadWeights, SaveWeights
+from palestra.types.json import JsonObject
 
 
 class WeightsService:
-    def __init__(self, core: Core, lookup: Lookup, samplers: Samplers):
+    def __init__(self, core: Core, lookup: Lookup, samplers: SamplingSessions):
         self._core, self._lookup, self._samplers = core, lookup, samplers
 
     async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
@@ -59,10 +60,10 @@ class WeightsService:
         operation = SaveWeights(folder=folder, optimizer=False)
         return accepted(await self._lookup.submit(model, request.seq_id, kind, operation, reply))
 
-    async def _keep(self, model: TrainedModel, seq_id: int, number: int) -> str:
+    async def _keep(self, model: TrackedModel, seq_id: int, number: int) -> str:
         sampler_id = str(SamplerId(model.session_id, number))
         self._core.training.check_number(model, seq_id, encode.kept_json(sampler_id))
-        row = Sampler(
+        row = SamplerRow(
             sampler_id=sampler_id,
             session_id=model.session_id,
             owner=model.owner,
@@ -118,7 +119,7 @@ class WeightsService:
         )
 
     async def _begin(
-        self, model: TrainedModel, path: TinkerPath, seq_id: int, reply: dict[str, Any], **options: Any
+        self, model: TrackedModel, path: TinkerPath, seq_id: int, reply: JsonObject, **options: Any
     ) -> str:
         self._core.training.check_number(model, seq_id, reply)
         request_id = str(TrainRequestId(model.model_id, seq_id))
@@ -128,7 +129,7 @@ class WeightsService:
             self._core.training.reject(model, seq_id)
             raise
 
-    def _path(self, model: TrainedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
+    def _path(self, model: TrackedModel, seq_id: int, kind: CheckpointKind, name: str) -> TinkerPath:
         try:
             return TinkerPath(model.model_id, kind, check_name(name))
         except ValueError:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from palestra.server.vllm.client import Client
-from palestra.server.vllm.errors import Lost, Refused, Unfit, Unknown, VllmError
+from palestra.server.vllm.client import VllmClient
+from palestra.server.vllm.errors import VllmError, VllmLost, VllmRefused, VllmUnfit, VllmUnknownModel
 from palestra.types import LoraConfig
 
 log = structlog.get_logger()
@@ -30,20 +30,20 @@ ATTENTION, MLP, UNEMBED = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class VllmAdapter:
     folder: str
     digest: str
-    """Of the folder and of the file in it: whatever else is written there later is another adapter."""
+    """A hash of the folder and of the file in it: whatever else is written there later is another adapter."""
     lora: LoraConfig
 
     @classmethod
-    def read(cls, folder: str) -> Adapter:
+    def read(cls, folder: str) -> VllmAdapter:
         try:
             stat = (Path(folder) / WEIGHTS).stat()
             config = json.loads((Path(folder) / CONFIG).read_text())
             rank, modules = int(config["r"]), tuple(config["target_modules"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise Refused(f"there is no whole adapter in {folder} ({e}); it may have been deleted") from None
+            raise VllmRefused(f"there is no whole adapter in {folder} ({e}); it may have been deleted") from None
         identity = f"{folder}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         lora = LoraConfig(
             rank=rank,
@@ -55,7 +55,7 @@ class Adapter:
 
 
 class LoadedAdapters:
-    def __init__(self, client: Client, owner: Path, *, max_loaded: int, on_load: Callable[[], None]):
+    def __init__(self, client: VllmClient, owner: Path, *, max_loaded: int, on_load: Callable[[], None]):
         self._client, self._max_loaded, self._on_load = client, max_loaded, on_load
         self._prefix = f"palestra-{_digest(str(owner), 4)}-"
         """By the state folder: others may load adapters there, too."""
@@ -71,15 +71,15 @@ class LoadedAdapters:
         """The server is there (again) and has these."""
         self._loaded = OrderedDict.fromkeys(name for name in names if name.startswith(self._prefix))
 
-    def forget(self, adapter: Adapter) -> None:
+    def forget(self, adapter: VllmAdapter) -> None:
         """The server says that it does not have it."""
         self._loaded.pop(self.name_of(adapter), None)
 
-    def name_of(self, adapter: Adapter) -> str:
+    def name_of(self, adapter: VllmAdapter) -> str:
         return self._prefix + adapter.digest
 
     @asynccontextmanager
-    async def held(self, adapter: Adapter) -> AsyncIterator[str]:
+    async def using(self, adapter: VllmAdapter) -> AsyncIterator[str]:
         """Loaded, and not unloaded meanwhile; its name there."""
         name = self.name_of(adapter)
         self._users[name] = self._users.get(name, 0) + 1
@@ -92,7 +92,7 @@ class LoadedAdapters:
                 del self._users[name]
                 self._tidy()
 
-    async def load(self, adapter: Adapter) -> None:
+    async def load(self, adapter: VllmAdapter) -> None:
         """Once, however many ask for it."""
         name = self.name_of(adapter)
         if name in self._loaded:
@@ -112,18 +112,18 @@ class LoadedAdapters:
     async def _load(self, name: str, folder: str) -> None:
         try:
             await self._client.load(name, folder)
-        except Unknown as e:  # of the folder
-            raise Unfit(f"vLLM at {self._client.url} does not see {folder}: {e}") from None
-        except Lost as e:
+        except VllmUnknownModel as e:  # of the folder
+            raise VllmUnfit(f"vLLM at {self._client.url} does not see {folder}: {e}") from None
+        except VllmLost as e:
             # It answers 500 for what it does not like about an adapter.
             if "LoRA" in str(e):
-                raise Refused(f"vLLM cannot load this adapter: {e}") from None
+                raise VllmRefused(f"vLLM cannot load this adapter: {e}") from None
             raise
         self._loaded[name] = None
         self._on_load()
         self._tidy()
 
-    def drop(self, adapter: Adapter) -> None:
+    def drop(self, adapter: VllmAdapter) -> None:
         """Nobody will ask for it again."""
         self._unwanted.add(self.name_of(adapter))
         self._tidy()

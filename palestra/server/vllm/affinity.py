@@ -12,7 +12,7 @@ BLOCK = 16
 MAX_ENDS = 100_000  # sequences remembered; about 200 bytes each
 
 End = tuple[int, tuple[int, ...]]
-"""Of a sequence: a hash of all its whole blocks, and the tokens after them."""
+"""The end of a sequence: a hash of all its whole blocks, and the tokens after them."""
 
 
 class Affinity:
@@ -20,7 +20,7 @@ class Affinity:
         self._homes: OrderedDict[End, int] = OrderedDict()
         """Least recently used first."""
         self._hashes: Counter[int] = Counter()
-        """Of the ends: most blocks of a prompt are not among them."""
+        """Hashes of the ends: most blocks of a prompt are not among them."""
         self._max_ends = max_ends
 
     def note(self, sequence: Sequence[int], server: int) -> None:
@@ -38,7 +38,7 @@ class Affinity:
                 del self._hashes[oldest]
 
     def home(self, prompt: Sequence[int]) -> int | None:
-        """Of the longest known sequence that the prompt begins with."""
+        """The server of the longest known sequence that the prompt begins with."""
         for position, block_hash in reversed([b for b in _blocks(prompt) if b[1] in self._hashes]):
             for length in range(BLOCK - 1, -1, -1):
                 end = (block_hash, tuple(prompt[position : position + length]))

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from palestra.server.vllm.answers import COMPLETION, Completion
-from palestra.server.vllm.errors import Busy, Lost, Refused, Unknown, VllmError
+from palestra.server.vllm.errors import VllmBusy, VllmError, VllmLost, VllmRefused, VllmUnknownModel
+from palestra.server.vllm.responses import COMPLETION, VllmCompletion
+from palestra.types.json import JsonObject
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class ServedModel(msgspec.Struct):
     id: str
     root: str | None = None
     parent: str | None = None
-    """Of an adapter: the base model."""
+    """The base model of an adapter."""
     max_model_len: int | None = None
 
 
@@ -47,7 +48,7 @@ class _Paths(msgspec.Struct):
 _MODELS, _PATHS = msgspec.json.Decoder(_Models), msgspec.json.Decoder(_Paths)
 
 
-class Client:
+class VllmClient:
     def __init__(self, url: str, api_key: str | None, *, request_s: float):
         self.url, self._request_s = url.rstrip("/"), request_s
         self._headers = {"content-type": "application/json"}
@@ -63,12 +64,12 @@ class Client:
 
     # Sampling
 
-    async def complete(self, body: dict[str, Any]) -> Completion:
+    async def complete(self, body: JsonObject) -> VllmCompletion:
         async with self._call("POST", "/v1/completions", body, self._request_s) as response:
             answer = await response.read()
         return _decoded(answer, COMPLETION)
 
-    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[Completion, None]:
+    async def stream(self, body: JsonObject) -> AsyncGenerator[VllmCompletion, None]:
         async with self._call("POST", "/v1/completions", body, self._request_s) as response:
             async for line in response.content:
                 if line.startswith(DATA):
@@ -76,7 +77,7 @@ class Client:
                     if data == b"[DONE]":
                         return
                     yield _decoded(data, COMPLETION)
-        raise Lost(f"{self.url}: the stream ended before its end")
+        raise VllmLost(f"{self.url}: the stream ended before its end")
 
     # Adapters
 
@@ -84,14 +85,14 @@ class Client:
         """One that is there already is no error: names are not used twice."""
         try:
             await self._read("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, LOAD_S)
-        except Refused as e:
+        except VllmRefused as e:
             if "already been loaded" not in str(e):
                 raise
 
     async def unload(self, name: str) -> None:
         try:
             await self._read("POST", "/v1/unload_lora_adapter", {"lora_name": name}, SHORT_S)
-        except Unknown:
+        except VllmUnknownModel:
             pass
 
     # About it
@@ -106,8 +107,8 @@ class Client:
     async def queued(self) -> int:
         """Requests that wait in it. 0 where it does not tell."""
         try:
-            told = (await self._read("GET", "/metrics", None, SHORT_S)).decode(errors="replace")
-            lines = [line for line in told.splitlines() if line.startswith(QUEUED)]
+            metrics = (await self._read("GET", "/metrics", None, SHORT_S)).decode(errors="replace")
+            lines = [line for line in metrics.splitlines() if line.startswith(QUEUED)]
             return int(sum(float(line.rpartition(" ")[2]) for line in lines))
         except (VllmError, ValueError):
             return 0
@@ -118,13 +119,13 @@ class Client:
     async def routes(self) -> set[str]:
         return set(_decoded(await self._read("GET", "/openapi.json", None, SHORT_S), _PATHS).paths)
 
-    async def _read(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> bytes:
+    async def _read(self, method: str, path: str, body: JsonObject | None, timeout_s: float) -> bytes:
         async with self._call(method, path, body, timeout_s) as response:
             return await response.read()
 
     @asynccontextmanager
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float
+        self, method: str, path: str, body: JsonObject | None, timeout_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
@@ -138,33 +139,33 @@ class Client:
                     raise _error(self.url, response.status, await response.read())
                 yield response
         except TimeoutError:
-            raise Lost(f"{self.url} did not answer within {timeout_s:g} s") from None
+            raise VllmLost(f"{self.url} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as e:
-            raise Lost(f"{self.url} does not answer ({str(e) or type(e).__name__})") from None
+            raise VllmLost(f"{self.url} does not answer ({str(e) or type(e).__name__})") from None
 
 
 def _decoded(data: bytes, as_: msgspec.json.Decoder[T]) -> T:
     try:
         return as_.decode(data)
     except msgspec.MsgspecError as e:
-        raise Lost(f"vLLM's answer makes no sense: {e}") from None
+        raise VllmLost(f"vLLM's answer makes no sense: {e}") from None
 
 
 def _error(url: str, status: int, answer: bytes) -> VllmError:
     try:
-        told = COMPLETION.decode(answer).error
+        error = COMPLETION.decode(answer).error
     except msgspec.MsgspecError:
-        told = None
-    text = told.message if told is not None else answer.decode(errors="replace")[:500]
+        error = None
+    text = error.message if error is not None else answer.decode(errors="replace")[:500]
     message = " ".join(text.split()) or f"status {status}"
     match status:
         case 400 | 413 | 422:
-            return Refused(message)
+            return VllmRefused(message)
         case 401 | 403:
-            return Lost(f"{url} wants another key ({status}); set VLLM_API_KEY or vllm.api_key")
+            return VllmLost(f"{url} wants another key ({status}); set VLLM_API_KEY or vllm.api_key")
         case 404:
-            return Unknown(message)
+            return VllmUnknownModel(message)
         case 429 | 503:
-            return Busy(f"{url}: {message}")
+            return VllmBusy(f"{url}: {message}")
         case _:
-            return Lost(f"{url}: {message}")
+            return VllmLost(f"{url}: {message}")

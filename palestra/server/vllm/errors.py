@@ -7,21 +7,21 @@ class VllmError(Exception):
     """One line that says what happened, and where."""
 
 
-class Refused(VllmError):
+class VllmRefused(VllmError):
     """The request is at fault: it would be refused again."""
 
 
-class Unknown(VllmError):
+class VllmUnknownModel(VllmError):
     """It does not have the model or adapter that was named."""
 
 
-class Busy(VllmError):
+class VllmBusy(VllmError):
     """It asks to come back."""
 
 
-class Lost(VllmError):
+class VllmLost(VllmError):
     """It does not answer, or not with sense: another one may."""
 
 
-class Unfit(VllmError):
+class VllmUnfit(VllmError):
     """It answers, but cannot be used as it was started."""

@@ -6,10 +6,10 @@ Owns: the form. Never touches: what a grammar is for.
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from palestra.chat.tool_formats.lark import AS_TRAINED
+from palestra.chat.tool_parsers.lark import AS_TRAINED
 from palestra.types import Grammar, GrammarKind
+from palestra.types.json import JsonObject
 
 ANSWER, RULE = "@answer", "answer_itself"
 
@@ -19,7 +19,7 @@ def can_follow(grammar: Grammar | None) -> bool:
     return grammar is None or grammar.kind is not GrammarKind.LARK or not grammar.around
 
 
-def structured_outputs(grammar: Grammar) -> dict[str, Any]:
+def structured_outputs(grammar: Grammar) -> JsonObject:
     match grammar.kind:
         case GrammarKind.LARK:
             return {"grammar": grammar.text}
@@ -35,5 +35,5 @@ def structured_outputs(grammar: Grammar) -> dict[str, Any]:
             return _around(grammar, f"/{expression}/") if grammar.around else {"regex": grammar.text}
 
 
-def _around(grammar: Grammar, itself: str) -> dict[str, Any]:
+def _around(grammar: Grammar, itself: str) -> JsonObject:
     return {"grammar": f"{grammar.around.replace(ANSWER, RULE)}\n{RULE}: {itself}\n"}

@@ -10,11 +10,11 @@ Owns: the fields, what vLLM cannot do. Never touches: HTTP, answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from palestra.server.core.errors import Refusal
 from palestra.server.vllm.grammars import can_follow, structured_outputs
 from palestra.types import SampleRequest, SamplingParams
+from palestra.types.json import JsonObject
 
 COLDEST = 0.01  # vLLM raises temperatures below it
 MAX_BIAS = 100.0  # vLLM cuts biases to it
@@ -27,15 +27,15 @@ UNTOLD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Of the model as vLLM serves it."""
+class ServedModelFacts:
+    """Facts about the model as vLLM serves it."""
 
     context: int
     vocabulary: int
     eos: tuple[int, ...]
 
 
-def check_request(request: SampleRequest, facts: Facts) -> None:
+def check_request(request: SampleRequest, facts: ServedModelFacts) -> None:
     """Refuses what vLLM cannot do, or would quietly do in another way. What else is wrong, vLLM says itself."""
     p = request.params
     drawn, prompt = p.temperature, request.prompt
@@ -73,11 +73,11 @@ def is_scored(request: SampleRequest) -> bool:
     return bool(_reshaping(request)) or (request.raw_logprobs and request.params.temperature not in (0.0, 1.0))
 
 
-def completion_body(request: SampleRequest, model: str, facts: Facts, *, stream: bool) -> dict[str, Any]:
+def completion_body(request: SampleRequest, model: str, facts: ServedModelFacts, *, stream: bool) -> JsonObject:
     """All that matters is said: where a request says nothing, vLLM may have defaults of its own."""
     p = request.params
     room = facts.context - len(request.prompt) - is_scored(request)
-    body: dict[str, Any] = {
+    body: JsonObject = {
         "model": model,
         "prompt": request.prompt,
         "max_tokens": min(room, p.max_tokens or room),
@@ -111,7 +111,7 @@ def completion_body(request: SampleRequest, model: str, facts: Facts, *, stream:
     return body | _salt(request)
 
 
-def scoring_body(request: SampleRequest, tokens: tuple[int, ...], model: str) -> dict[str, Any]:
+def scoring_body(request: SampleRequest, tokens: tuple[int, ...], model: str) -> JsonObject:
     """`tokens`: its prompt, and what was sampled."""
     body = {
         "model": model,
@@ -128,7 +128,7 @@ def _salt(request: SampleRequest) -> dict[str, str]:
     return {"cache_salt": request.cache_salt} if request.cache_salt else {}
 
 
-def _stop_ids(p: SamplingParams, facts: Facts) -> tuple[int, ...]:
+def _stop_ids(p: SamplingParams, facts: ServedModelFacts) -> tuple[int, ...]:
     return facts.eos if p.stop_token_ids is None else p.stop_token_ids
 
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from palestra.config.serve import VllmConfig
-from palestra.server.vllm.adapters import CONFIG, WEIGHTS, Adapter
-from palestra.server.vllm.client import Client
-from palestra.server.vllm.errors import Refused, Unfit, Unknown, VllmError
+from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
+from palestra.server.vllm.client import VllmClient
+from palestra.server.vllm.errors import VllmError, VllmRefused, VllmUnfit, VllmUnknownModel
+from palestra.types.json import JsonObject
 
 LORA_ROUTE = "/v1/load_lora_adapter"
 STRONG = 0.5  # weights of the trial adapters: no answer is left as it was
@@ -36,8 +36,8 @@ FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
-    """Of its LoRA: the parts of a model that an adapter may change."""
+class LoraTargets:
+    """The parts of a model that an adapter may change."""
 
     train_attn: bool
     train_mlp: bool
@@ -47,15 +47,15 @@ class Abilities:
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class CapabilityProbe:
     parts: Mapping[str, str]
     """Folders of adapters by the part they change; the attention's has the highest rank that is to be served."""
     plain: str
     """An adapter that changes nothing: the base model, where a server mixes up requests without one."""
 
 
-def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> Trials:
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
+    config: JsonObject = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     attention = heads * (config.get("head_dim") or hidden // heads)
     trials = {
@@ -67,10 +67,10 @@ def write_trials(folder: Path, model: Path, vocabulary: int, max_rank: int) -> T
         _write_adapter(folder / part, module, inputs, outputs, rank, STRONG)
     module, inputs, outputs, _ = trials["train_attn"]
     _write_adapter(folder / "plain", module, inputs, outputs, 1, 0.0)
-    return Trials({part: str(folder / part) for part in trials}, str(folder / "plain"))
+    return CapabilityProbe({part: str(folder / part) for part in trials}, str(folder / "plain"))
 
 
-class Awaited:
+class StartupWait:
     """What a server that comes is waited for at the moment, and since when."""
 
     def __init__(self, what: str, limit: str):
@@ -95,40 +95,42 @@ class Awaited:
         return time.monotonic() - self._since
 
 
-async def look_over(client: Client, model: str, vllm: VllmConfig, trials: Trials, awaited: Awaited) -> Abilities:
+async def look_over(
+    client: VllmClient, model: str, vllm: VllmConfig, trials: CapabilityProbe, awaited: StartupWait
+) -> LoraTargets:
     """Raises Unfit where it was not started as it must be."""
     flags = FLAGS.format(vllm.max_lora_rank)
     if LORA_ROUTE not in await client.routes():
-        raise Unfit(
+        raise VllmUnfit(
             f"vLLM at {client.url} takes no adapters at runtime; start it with "
             f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and {flags}"
         )
     awaited.begin("its first sample")
     if abs(await _biased_logprob(client, model)) > SEEN:
-        raise Unfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
+        raise VllmUnfit(f"vLLM at {client.url} tells raw logprobs; start it with {flags}")
     base = await _greedy(client, model)
     changed: dict[str, bool] = {}
     for part, folder in trials.parts.items():
         awaited.begin(f"its first sample with an adapter ({part})")
         changed[part] = await _changes(client, base, part, folder)
     if changed["train_unembed"]:
-        raise Unfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
+        raise VllmUnfit(f"vLLM at {client.url} lets adapters change lm_head, which breaks prompt logprobs; use {flags}")
     awaited.begin("samples with and without an adapter beside each other")
     keeps_base = await _keeps(client, model, base, trials.parts["train_attn"], vllm.max_loras)
-    return Abilities(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
+    return LoraTargets(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
 
 
-async def _changes(client: Client, base: tuple[str, float], part: str, folder: str) -> bool:
+async def _changes(client: VllmClient, base: tuple[str, float], part: str, folder: str) -> bool:
     """Whether an adapter of this part is followed."""
-    adapter = await asyncio.to_thread(Adapter.read, folder)
+    adapter = await asyncio.to_thread(VllmAdapter.read, folder)
     name = f"trial-{adapter.digest}"
     try:
         await client.load(name, folder)
-    except Unknown as e:
-        raise Unfit(f"vLLM at {client.url} does not see {folder} (the state folder must be shared): {e}") from None
+    except VllmUnknownModel as e:
+        raise VllmUnfit(f"vLLM at {client.url} does not see {folder} (the state folder must be shared): {e}") from None
     except VllmError as e:
         if part == "train_attn":
-            raise Unfit(
+            raise VllmUnfit(
                 f"vLLM at {client.url} loads no adapter of rank {adapter.lora.rank} (vllm.max_lora_rank): {e}"
             ) from None
         return False
@@ -138,12 +140,12 @@ async def _changes(client: Client, base: tuple[str, float], part: str, folder: s
         await client.unload(name)
 
 
-async def _keeps(client: Client, model: str, base: tuple[str, float], folder: str, slots: int) -> bool:
+async def _keeps(client: VllmClient, model: str, base: tuple[str, float], folder: str, slots: int) -> bool:
     """Whether the base model answers as it did (`base`) while an adapter samples and every slot for one is taken.
 
     vLLM's LoRA in plain torch (its CPU build, 0.32) applies the last slot's adapter to requests that have none.
     """
-    adapter = await asyncio.to_thread(Adapter.read, folder)
+    adapter = await asyncio.to_thread(VllmAdapter.read, folder)
     names = [f"trial-{adapter.digest}-{slot}" for slot in range(slots)]
     try:
         for name in names:
@@ -161,27 +163,27 @@ def _differ(one: tuple[str, float], other: tuple[str, float]) -> bool:
     return one[0] != other[0] or abs(one[1] - other[1]) > SEEN
 
 
-async def _biased_logprob(client: Client, model: str) -> float:
-    """Of a token that a bias makes certain: 0 where logprobs are told of what was drawn from."""
+async def _biased_logprob(client: VllmClient, model: str) -> float:
+    """The logprob of a token that a bias makes certain: 0 where logprobs are those of the distribution drawn from."""
     _, logprob = await _drawn(client, _BODY | {"model": model, "temperature": 1.0, "logit_bias": {"4": 100.0}})
     return logprob
 
 
-async def _greedy(client: Client, model: str) -> tuple[str, float]:
+async def _greedy(client: VllmClient, model: str) -> tuple[str, float]:
     return await _drawn(client, _BODY | {"model": model, "temperature": 0.0})
 
 
-async def _drawn(client: Client, body: dict[str, Any]) -> tuple[str, float]:
+async def _drawn(client: VllmClient, body: JsonObject) -> tuple[str, float]:
     """One token and its logprob."""
     try:
-        told = (await client.complete(body)).choices[0].logprobs
-        assert told is not None
-        return told.tokens[0], told.token_logprobs[0]
-    except (Refused, IndexError, AssertionError) as e:
-        raise Unfit(f"vLLM at {client.url} does not answer as it should: {e}") from None
+        logprobs = (await client.complete(body)).choices[0].logprobs
+        assert logprobs is not None
+        return logprobs.tokens[0], logprobs.token_logprobs[0]
+    except (VllmRefused, IndexError, AssertionError) as e:
+        raise VllmUnfit(f"vLLM at {client.url} does not answer as it should: {e}") from None
 
 
-_BODY: dict[str, Any] = {
+_BODY: JsonObject = {
     "prompt": [1, 2, 3],
     "max_tokens": 1,
     "top_p": 1.0,

@@ -16,7 +16,7 @@ from palestra.config.serve import ModelConfig
 from palestra.server.vllm.probe import TARGETS
 from palestra.types.engine import ModelCard
 from palestra.util import processes
-from palestra.util.log_files import last_lines, last_words, open_log
+from palestra.util.log_files import last_lines, last_output, open_log
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STOP_S = 15.0
@@ -86,12 +86,12 @@ class VllmProcess:
         return " | ".join(last_lines(self.log_file)[-SHOWN_LINES:])
 
     @property
-    def last_words(self) -> str:
-        """Of one that ended: why."""
+    def last_output(self) -> str:
+        """Why a process that ended did so."""
         said = self.log_file.stat().st_size - self._said_before
         lines = last_lines(self.log_file, min(said, ERROR_BYTES))
         causes = [found[1] for line in lines if (found := CAUSE.search(line))]
-        return causes[-1].strip() if causes else last_words(self.log_file)
+        return causes[-1].strip() if causes else last_output(self.log_file)
 
 
 def _free_port() -> int:

@@ -15,9 +15,9 @@ import structlog
 
 from palestra.config.serve import VllmConfig
 from palestra.server.vllm.adapters import LoadedAdapters
-from palestra.server.vllm.client import Client
-from palestra.server.vllm.errors import Lost, Unfit, VllmError
-from palestra.server.vllm.probe import Abilities, Awaited
+from palestra.server.vllm.client import VllmClient
+from palestra.server.vllm.errors import VllmError, VllmLost, VllmUnfit
+from palestra.server.vllm.probe import LoraTargets, StartupWait
 from palestra.server.vllm.process import VllmProcess
 from palestra.types.engine import ModelCard
 
@@ -32,11 +32,11 @@ BACK_OFF_S = (0.5, 15.0)
 TELL_S = 10.0  # between words about one that is waited for, at first
 MIN_TELLS = 4  # before it is given up, however soon that is
 
-LookOver = Callable[[Client, str, Awaited], Awaitable[Abilities]]
+LookOver = Callable[[VllmClient, str, StartupWait], Awaitable[LoraTargets]]
 """By client and the name of the base model there."""
 
 
-class Replica:
+class VllmReplica:
     def __init__(
         self,
         number: int,
@@ -46,7 +46,7 @@ class Replica:
         look_over: LookOver,
         *,
         owner: Path,
-        on_change: Callable[[Replica], None],
+        on_change: Callable[[VllmReplica], None],
         on_load: Callable[[], None],
     ):
         self.number, self._vllm, self._card, self._look_over = number, vllm, card, look_over
@@ -61,14 +61,14 @@ class Replica:
         self.queued = 0
         """Requests that it had not begun at the last look."""
         self.base_name, self.context = "", 0
-        self.abilities: Abilities | None = None
+        self.abilities: LoraTargets | None = None
         self._places = asyncio.Semaphore(vllm.max_in_flight)
         self._doubts = asyncio.Event()
         self.first_try: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Whether it came at all; the exception says why not."""
 
     def _use(self, url: str, api_key: str | None) -> None:
-        self.client = Client(url, api_key, request_s=self._vllm.request_s)
+        self.client = VllmClient(url, api_key, request_s=self._vllm.request_s)
         self.adapters = LoadedAdapters(
             self.client, self._owner, max_loaded=self._vllm.max_adapters, on_load=self._on_load
         )
@@ -84,7 +84,7 @@ class Replica:
         try:
             async with self._places:
                 if not self.is_up:
-                    raise Lost(f"vLLM at {self.url} is gone")
+                    raise VllmLost(f"vLLM at {self.url} is gone")
                 yield
         finally:
             self.load -= 1
@@ -121,7 +121,7 @@ class Replica:
         """Started if it is ours, waited for, looked over."""
         if self._process is not None:
             await self._start(self._process)
-        awaited = Awaited("the server to be ready", "start_s")
+        awaited = StartupWait("the server to be ready", "start_s")
         try:
             async with asyncio.timeout(None) as patience:
                 telling = asyncio.create_task(self._tell(awaited, patience), name=f"waiting for vLLM {self.number}")
@@ -130,14 +130,14 @@ class Replica:
                 finally:
                     telling.cancel()
         except TimeoutError:
-            raise Unfit(self._given_up(awaited)) from None
+            raise VllmUnfit(self._given_up(awaited)) from None
         self.is_up, self.trouble = True, ""
         log.info("vLLM is there", url=self.url, model=self.base_name, context=self.context)
         if not self.first_try.done():
             self.first_try.set_result(None)
         self._on_change(self)
 
-    async def _tell(self, awaited: Awaited, patience: asyncio.Timeout) -> None:
+    async def _tell(self, awaited: StartupWait, patience: asyncio.Timeout) -> None:
         """That it is waited for, less often as it takes longer; ends the waiting where it takes too long."""
         while awaited.seconds < self._limit_s(awaited):
             self.trouble = f"vLLM at {self.url}: waiting for {awaited.what}"
@@ -146,28 +146,28 @@ class Replica:
                 pass  # what goes quickly is not told
         patience.reschedule(asyncio.get_running_loop().time())
 
-    def _pause_s(self, awaited: Awaited) -> float:
+    def _pause_s(self, awaited: StartupWait) -> float:
         limit_s, seconds = self._limit_s(awaited), awaited.seconds
         return min(max(TELL_S, seconds / 2), limit_s / MIN_TELLS, limit_s - seconds)
 
-    def _limit_s(self, awaited: Awaited) -> float:
+    def _limit_s(self, awaited: StartupWait) -> float:
         return getattr(self._vllm, awaited.limit)
 
-    def _given_up(self, awaited: Awaited) -> str:
+    def _given_up(self, awaited: StartupWait) -> str:
         """Why it hangs may be at the end of its log."""
         after = f"after {self._limit_s(awaited):g} s (vllm.{awaited.limit}) of waiting for {awaited.what}"
         said = f"; its log ends: {self._process.last_lines} (see {self._process.log_file})" if self._process else ""
         return f"vLLM at {self.url} was given up {after}{said}"
 
-    async def _get_ready(self, awaited: Awaited) -> None:
+    async def _get_ready(self, awaited: StartupWait) -> None:
         while not await self.client.is_healthy():
             if self._process is not None and not self._process.is_alive:
-                raise Lost("vLLM ended")
+                raise VllmLost("vLLM ended")
             await asyncio.sleep(COME_S)
         served = await self.client.models()
         base = next((model for model in served if model.parent is None), None)
         if base is None:
-            raise Unfit(f"vLLM at {self.url} serves no model")
+            raise VllmUnfit(f"vLLM at {self.url} serves no model")
         self.base_name, self.context = base.id, base.max_model_len or self._card.max_positions
         self.adapters.meet(model.id for model in served)
         self.abilities = await self._look_over(self.client, base.id, awaited)
@@ -176,7 +176,7 @@ class Replica:
         try:
             await process.start(self._card)
         except OSError as e:
-            raise Unfit(f"{self._vllm.python} cannot be run ({e.strerror})") from None
+            raise VllmUnfit(f"{self._vllm.python} cannot be run ({e.strerror})") from None
         self._use(process.url, process.api_key)
 
     async def _stay(self) -> None:
@@ -187,11 +187,11 @@ class Replica:
             while True:
                 await self._until_doubt(ended)
                 if ended is not None and ended.done():
-                    raise Lost(f"vLLM at {self.url} ended")
+                    raise VllmLost(f"vLLM at {self.url} ended")
                 misses = 0 if await self.client.is_healthy() else misses + 1
                 self.queued = 0 if misses else await self.client.queued()
                 if misses >= MAX_MISSES or (misses and self._doubts.is_set()):
-                    raise Lost(f"vLLM at {self.url} does not answer any more")
+                    raise VllmLost(f"vLLM at {self.url} does not answer any more")
                 self._doubts.clear()
         finally:
             if ended is not None:
@@ -204,15 +204,15 @@ class Replica:
 
     def _explained(self, error: VllmError) -> str:
         """Why one of ours broke is in its log."""
-        if self._process is None or isinstance(error, Unfit):
+        if self._process is None or isinstance(error, VllmUnfit):
             return str(error)
         what = "broke" if self.first_try.done() else "did not start"
-        return f"vLLM {what}: {self._process.last_words} (see {self._process.log_file})"
+        return f"vLLM {what}: {self._process.last_output} (see {self._process.log_file})"
 
     def _leave(self, why: str) -> None:
         was_up, self.is_up, self.trouble = self.is_up, False, why
         log.warning("vLLM is away", url=self.url, why=why)
         if not self.first_try.done():
-            self.first_try.set_exception(Unfit(why))
+            self.first_try.set_exception(VllmUnfit(why))
         if was_up:
             self._on_change(self)

@@ -20,19 +20,19 @@ from palestra.server.core.background import Background
 from palestra.server.core.errors import Refusal
 from palestra.server.core.metrics import Metrics
 from palestra.server.core.sample_runners import SampleRunner
-from palestra.server.core.workers import Worker
-from palestra.server.vllm.adapters import Adapter
-from palestra.server.vllm.asking import ask
-from palestra.server.vllm.errors import Busy, Lost, Refused, Unknown, VllmError
-from palestra.server.vllm.fleet import Fleet
+from palestra.server.core.workers import WorkerHandle
+from palestra.server.vllm.adapters import VllmAdapter
+from palestra.server.vllm.errors import VllmBusy, VllmError, VllmLost, VllmRefused, VllmUnknownModel
 from palestra.server.vllm.folders import AdapterFolders
-from palestra.server.vllm.params import Facts, check_request
-from palestra.server.vllm.replica import Replica
+from palestra.server.vllm.params import ServedModelFacts, check_request
+from palestra.server.vllm.replica import VllmReplica
+from palestra.server.vllm.replica_set import ReplicaSet
+from palestra.server.vllm.sample_call import sample_once
 from palestra.types import LoraConfig, SampleRequest, SampleResult
 from palestra.types.engine import (
     BaseModel,
     Blame,
-    Failure,
+    EngineFailure,
     KeptSampler,
     Operation,
     Sample,
@@ -54,7 +54,7 @@ BUSY_S = (0.25, 5.0)
 class VllmRunner(SampleRunner):
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerHandle,
         model: ModelConfig,
         metrics: Metrics,
         state: Path,
@@ -68,7 +68,7 @@ class VllmRunner(SampleRunner):
         name = Path(worker.config.state).name
         self.folders = AdapterFolders(state / "vllm" / name / "adapters", is_live)
         trials, logs = state / "vllm" / name / "trials", state / "logs" / f"{name}-vllm"
-        self.fleet = Fleet(model, metrics, trials=trials, logs=logs)
+        self.fleet = ReplicaSet(model, metrics, trials=trials, logs=logs)
         self._until_saved, self._on_sampled, self._on_streamed = until_saved, on_sampled, on_streamed
         self._running: dict[str, asyncio.Task[None]] = {}
         self._pushing = Background()
@@ -113,10 +113,10 @@ class VllmRunner(SampleRunner):
         check_request(request, self._facts)
 
     @property
-    def _facts(self) -> Facts:
+    def _facts(self) -> ServedModelFacts:
         card = self._worker.card
         assert card is not None
-        return Facts(self.fleet.context or card.max_positions, card.vocab_size, card.eos_token_ids)
+        return ServedModelFacts(self.fleet.context or card.max_positions, card.vocab_size, card.eos_token_ids)
 
     # Weights
 
@@ -130,7 +130,7 @@ class VllmRunner(SampleRunner):
     async def _push(self, weights: SampleWeights) -> None:
         try:
             adapter = await self._adapter(weights)
-        except Refused as e:  # whoever samples from it will be told
+        except VllmRefused as e:  # whoever samples from it will be told
             log.warning("an adapter is not pushed", error=str(e))
             return
         if adapter is not None:
@@ -140,27 +140,29 @@ class VllmRunner(SampleRunner):
         """The folders go with the next sweeps."""
         for sampler_id in sampler_ids:
             try:
-                self.fleet.drop(Adapter.read(str(self.folders.of(sampler_id))))
-            except Refused:
+                self.fleet.drop(VllmAdapter.read(str(self.folders.of(sampler_id))))
+            except VllmRefused:
                 continue
 
-    async def _adapter(self, weights: SampleWeights) -> Adapter | None:
+    async def _adapter(self, weights: SampleWeights) -> VllmAdapter | None:
         match weights:
             case BaseModel():
                 return None
             case SavedAdapter(folder=folder):
-                adapter = await asyncio.to_thread(Adapter.read, folder)
+                adapter = await asyncio.to_thread(VllmAdapter.read, folder)
             case KeptSampler(sampler_id=sampler_id):
                 folder = self.folders.of(sampler_id)
                 if not folder.is_dir():
                     await self._until_saved(weights)
                 if not folder.is_dir():
-                    raise Refused(f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept")
-                adapter = await asyncio.to_thread(Adapter.read, str(folder))
+                    raise VllmRefused(
+                        f"sampler {sampler_id!r} is gone: its session ended, or its weights were not kept"
+                    )
+                adapter = await asyncio.to_thread(VllmAdapter.read, str(folder))
         try:
             self.check_lora(adapter.lora)
         except Refusal as e:
-            raise Refused(e.detail) from None
+            raise VllmRefused(e.detail) from None
         return adapter
 
     # Samples
@@ -182,13 +184,13 @@ class VllmRunner(SampleRunner):
         try:
             outcome = await self._sample(sample)
             self._metrics.tokens_sampled(self._worker.name, sum(len(s.tokens) for s in outcome.sequences))
-        except Refused as e:
-            outcome = Failure(message=str(e), blame=Blame.USER)
+        except VllmRefused as e:
+            outcome = EngineFailure(message=str(e), blame=Blame.USER)
         except VllmError as e:
-            outcome = Failure(message=str(e), blame=Blame.SERVER)
+            outcome = EngineFailure(message=str(e), blame=Blame.SERVER)
         except Exception as e:
             log.exception("a sample by vLLM broke", request_id=sample.request_id)
-            outcome = Failure(message=f"something broke in the server: {e!r}", blame=Blame.SERVER)
+            outcome = EngineFailure(message=f"something broke in the server: {e!r}", blame=Blame.SERVER)
         seconds = time.monotonic() - started
         self._on_sampled(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=seconds))
 
@@ -196,46 +198,48 @@ class VllmRunner(SampleRunner):
         adapter = await self._adapter(sample.weights)
         busy_until = time.monotonic() + self._vllm.wait_s
         (wait_s, longest_wait), tries = BUSY_S, 0
-        told, lost = _Told(self._on_streamed), None
+        progress, lost = _StreamProgress(self._on_streamed), None
         while True:
             replica = await self.fleet.pick(sample.request.prompt, avoid=lost)
             try:
-                return await self._ask(replica, adapter, sample, told)
-            except Busy:
+                return await self._ask(replica, adapter, sample, progress)
+            except VllmBusy:
                 if time.monotonic() > busy_until:
                     raise
                 wait_s = min(longest_wait, wait_s * 2)
-            except Unknown as e:  # it was started again, or told to let the adapter go
+            except VllmUnknownModel as e:  # it was started again, or told to let the adapter go
                 loaded = adapter or self.fleet.stand_in(replica)
                 if loaded is None:
-                    raise Lost(f"vLLM at {replica.url} does not serve {replica.base_name} any more: {e}") from None
+                    raise VllmLost(f"vLLM at {replica.url} does not serve {replica.base_name} any more: {e}") from None
                 replica.adapters.forget(loaded)
                 tries += 1
-            except Lost as e:
+            except VllmLost as e:
                 replica.doubt()
                 lost, tries = replica, tries + 1
-                if told.anything or tries >= MAX_TRIES:
+                if progress.anything or tries >= MAX_TRIES:
                     raise
                 log.warning("a sample is asked for again", request_id=sample.request_id, error=str(e))
             if tries >= MAX_TRIES:
-                raise Lost(f"vLLM at {replica.url} lost the adapter again and again")
+                raise VllmLost(f"vLLM at {replica.url} lost the adapter again and again")
             self._metrics.vllm_retried(self._worker.name)
             await asyncio.sleep(wait_s)
 
-    async def _ask(self, replica: Replica, adapter: Adapter | None, sample: Sample, told: _Told) -> SampleResult:
+    async def _ask(
+        self, replica: VllmReplica, adapter: VllmAdapter | None, sample: Sample, progress: _StreamProgress
+    ) -> SampleResult:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(replica.place())
             model = replica.base_name
             adapter = adapter or self.fleet.stand_in(replica)
             if adapter is not None:
-                model = await stack.enter_async_context(replica.adapters.held(adapter))
-            result = await ask(replica.client, model, sample, self._facts, told)
+                model = await stack.enter_async_context(replica.adapters.using(adapter))
+            result = await sample_once(replica.client, model, sample, self._facts, progress)
         for sequence in result.sequences:
             self.fleet.note((*sample.request.prompt, *sequence.tokens), replica)
         return result
 
 
-class _Told:
+class _StreamProgress:
     """Passes on a stream, and knows whether there was anything: then it cannot begin again."""
 
     def __init__(self, tell: Callable[[Streamed], None]):

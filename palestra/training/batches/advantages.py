@@ -41,7 +41,7 @@ def are_equal(rewards: Sequence[float]) -> bool:
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Of the population: divided by n. (0, 0) of nothing."""
+    """Mean and standard deviation of the population: divided by n. (0, 0) for no values."""
     if not values:
         return 0.0, 0.0
     if not all(is_usable(value) for value in values):

@@ -9,12 +9,13 @@ prefer: `{"prompt": ..., "chosen": ..., "rejected": ...}`. A prompt is text (the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import Message
 from palestra.util.suggest import did_you_mean
 
@@ -26,27 +27,27 @@ CHECKED_ROWS = 32
 SHOWN_CHARS = 60
 
 
-class DataError(ValueError):
+class DatasetError(ValueError):
     """A file, or a line of it, cannot be trained on: which, and why."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
     messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     first: int = 0
     """What the assistant says from this message on may be learned; what is before is the prompt."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class PreferencePair(msgspec.Struct, frozen=True):
     chosen: Conversation
     rejected: Conversation
 
 
-class Rows(Generic[T]):
+class ConversationFile(Generic[T]):
     """All lines are checked when the file is read; a line is parsed again when it is used, as large files are long
     lists of small objects else."""
 
-    def __init__(self, file: Path, parse: Callable[[Mapping[str, Any]], T]) -> None:
+    def __init__(self, file: Path, parse: Callable[[JsonMapping], T]) -> None:
         """Raises DataError."""
         self._file, self._parse = file.expanduser(), parse
         self._lines = _read_lines(self._file)
@@ -60,8 +61,8 @@ class Rows(Generic[T]):
         _, line = self._lines[index]
         try:
             return self._parse(_object_of(line))
-        except DataError as error:
-            raise DataError(f"{self.where(index)}: {error}") from None
+        except DatasetError as error:
+            raise DatasetError(f"{self.where(index)}: {error}") from None
 
     @property
     def lines(self) -> list[bytes]:
@@ -73,41 +74,41 @@ class Rows(Generic[T]):
         return f"{self._file}, line {self._lines[index][0]}"
 
 
-def conversation_of(row: Mapping[str, Any]) -> Conversation:
-    """Of a line to imitate. Raises DataError, which does not know the line."""
+def conversation_of(row: JsonMapping) -> Conversation:
+    """The conversation of a line to imitate. Raises DatasetError, which does not know the line."""
     if "messages" in row:
         return Conversation(_messages(row, "messages"), _tools(row))
     if "prompt" not in row:
-        raise DataError(f"neither 'messages' nor 'prompt' ({_keys(row)})")
+        raise DatasetError(f"neither 'messages' nor 'prompt' ({_keys(row)})")
     answer = "completion" if "completion" in row else "response"
     return _continued(row, answer)
 
 
-def pair_of(row: Mapping[str, Any]) -> Pair:
-    """Of a line to prefer. Raises DataError, which does not know the line."""
-    return Pair(_continued(row, "chosen"), _continued(row, "rejected"))
+def pair_of(row: JsonMapping) -> PreferencePair:
+    """The preference pair of a line. Raises DatasetError, which does not know the line."""
+    return PreferencePair(_continued(row, "chosen"), _continued(row, "rejected"))
 
 
-def _continued(row: Mapping[str, Any], key: str) -> Conversation:
+def _continued(row: JsonMapping, key: str) -> Conversation:
     prompt = _messages(row, "prompt", role="user")
     answer = _messages(row, key, role="assistant")
     if answer[: len(prompt)] == prompt:
         answer = answer[len(prompt) :]  # some datasets repeat the prompt in the answer
     if not any(message["role"] == "assistant" for message in answer):
-        raise DataError(f"{key!r}: the assistant says nothing in it")
+        raise DatasetError(f"{key!r}: the assistant says nothing in it")
     return Conversation(prompt + answer, _tools(row), first=len(prompt))
 
 
-def _messages(row: Mapping[str, Any], key: str, role: str | None = None) -> list[Message]:
+def _messages(row: JsonMapping, key: str, role: str | None = None) -> list[Message]:
     """`role`: of one message, where text stands in place of messages."""
     if key not in row:
-        raise DataError(f"no {key!r} ({_keys(row)})")
+        raise DatasetError(f"no {key!r} ({_keys(row)})")
     found = row[key]
     if role is not None and isinstance(found, str):
         return [{"role": role, "content": found}]
     if not isinstance(found, list) or not found:
-        wanted = "a list of messages" if role is None else "text or a list of messages"
-        raise DataError(f"{key!r} should be {wanted}, is {_shown(found)}")
+        expected = "a list of messages" if role is None else "text or a list of messages"
+        raise DatasetError(f"{key!r} should be {expected}, is {_shown(found)}")
     for place, message in enumerate(found):
         _check_message(message, f"{key}[{place}]")
     return found
@@ -115,20 +116,20 @@ def _messages(row: Mapping[str, Any], key: str, role: str | None = None) -> list
 
 def _check_message(message: Any, where: str) -> None:
     if not isinstance(message, dict):
-        raise DataError(f"{where} should be an object with role and content, is {_shown(message)}")
+        raise DatasetError(f"{where} should be an object with role and content, is {_shown(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         hint = did_you_mean(role, ROLES)
-        raise DataError(f"{where}: unknown role {_shown(role)}; {hint}")
+        raise DatasetError(f"{where}: unknown role {_shown(role)}; {hint}")
     is_call = content is None and role == "assistant" and message.get("tool_calls")
     if not is_call and not isinstance(content, str | list):
-        raise DataError(f"{where}: content should be text, or a list of parts, is {_shown(content)}")
+        raise DatasetError(f"{where}: content should be text, or a list of parts, is {_shown(content)}")
 
 
-def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def _tools(row: JsonMapping) -> list[JsonObject] | None:
     tools = row.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise DataError(f"'tools' should be a list of objects, is {_shown(tools)}")
+        raise DatasetError(f"'tools' should be a list of objects, is {_shown(tools)}")
     return tools or None
 
 
@@ -136,28 +137,28 @@ def _read_lines(file: Path) -> list[tuple[int, bytes]]:
     """With their numbers, empty ones left out."""
     if file.suffix == ".parquet":
         example = f"pandas.read_parquet('{file.name}').to_json('{file.stem}.jsonl', orient='records', lines=True)"
-        raise DataError(f"{file}: conversations are read from JSONL; to make that of it: {example}")
+        raise DatasetError(f"{file}: conversations are read from JSONL; to make that of it: {example}")
     try:
         content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
-        raise DataError(f"{file}: cannot be read as a file of conversations ({error.strerror})") from None
+        raise DatasetError(f"{file}: cannot be read as a file of conversations ({error.strerror})") from None
     lines = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     if not lines:
-        raise DataError(f"{file}: nothing in it; it should hold one JSON object in each line")
+        raise DatasetError(f"{file}: nothing in it; it should hold one JSON object in each line")
     return lines
 
 
-def _object_of(line: bytes) -> Mapping[str, Any]:
+def _object_of(line: bytes) -> JsonMapping:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DataError(f"not valid JSON ({error})") from None
+        raise DatasetError(f"not valid JSON ({error})") from None
     if not isinstance(row, dict):
-        raise DataError(f"should be a JSON object, is {_shown(row)}")
+        raise DatasetError(f"should be a JSON object, is {_shown(row)}")
     return row
 
 
-def _keys(row: Mapping[str, Any]) -> str:
+def _keys(row: JsonMapping) -> str:
     return f"it has {_shown(', '.join(row))}" if row else "it is empty"
 
 

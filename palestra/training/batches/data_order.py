@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from palestra.training.batches.conversations import DataError
+from palestra.training.batches.conversations import DatasetError
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Shuffle:
         return self._order[place]
 
 
-class Drawn(Struct, Generic[T]):
+class DrawnRows(Struct, Generic[T]):
     items: list[T]
     skipped: int
     """Rows passed over."""
@@ -48,7 +48,7 @@ class DataOrder(Generic[T]):
         self._count, self._read = count, read
         self._shuffle = Shuffle(count, seed)
 
-    def draw(self, position: int, size: int) -> Drawn[T]:
+    def draw(self, position: int, size: int) -> DrawnRows[T]:
         """Raises DataError where no row teaches anything."""
         items: list[T] = []
         begin, barren = position, 0
@@ -61,8 +61,8 @@ class DataOrder(Generic[T]):
                 continue
             barren += 1
             if barren >= 2 * self._count:  # however it began, a whole pass is among them
-                raise DataError(
+                raise DatasetError(
                     f"none of {self._count} rows has anything to learn within max_sequence_length; raise it, or look "
                     "at the data: something the assistant says must come before the limit"
                 )
-        return Drawn(items, position - begin - size, position)
+        return DrawnRows(items, position - begin - size, position)

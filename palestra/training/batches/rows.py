@@ -20,7 +20,7 @@ from palestra.training.batches.shaping import add_kl_penalty, shaped_reward, tot
 from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
 
 
-class Drop(StrEnum):
+class DropReason(StrEnum):
     """Why a rollout is not in the batch. From `OVERLONG` on its reward is still in its group's baseline."""
 
     FAILED = "failed"
@@ -38,10 +38,10 @@ class Drop(StrEnum):
     """No prompt, or logprobs that are missing or no numbers."""
 
 
-class Batch(Struct, kw_only=True):
+class TrainingBatch(Struct, kw_only=True):
     minibatches: list[list[TrainSequence]]
     """One optimizer step each; none is empty."""
-    dropped: dict[Drop, int] = field(default_factory=dict)
+    dropped: dict[DropReason, int] = field(default_factory=dict)
     """Rollouts."""
     zero_variance_groups: int = 0
     """Among those given, kept or not."""
@@ -58,7 +58,7 @@ def build_batch(
     config: GrpoConfig,
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     own_logprobs: Mapping[str, Sequence[float]] | None = None,
-) -> Batch:
+) -> TrainingBatch:
     """`base_logprobs`: for each row that could be used, of all its tokens under the base model (the first is 0).
     `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
     them."""
@@ -76,7 +76,7 @@ def build_batch(
     minibatches = split(sequences, config.algorithm.minibatches, chosen.salt)
     for minibatch in minibatches:
         normalize(minibatch, config)
-    return Batch(
+    return TrainingBatch(
         minibatches=minibatches,
         dropped=dict(chosen.dropped),
         zero_variance_groups=chosen.zero_variance_groups,
@@ -143,7 +143,7 @@ class _Choice(Struct):
     """For what is random about this batch."""
     used: list[tuple[Branch, float]] = []
     """Rows with their advantages."""
-    dropped: Counter[Drop] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
     zero_variance_groups: int = 0
 
 
@@ -176,7 +176,7 @@ def _add(chosen: _Choice, rollout: Rollout, advantages: Mapping[str, Mapping[str
         if reason is None:
             chosen.used.append((row, advantages.get(row.agent, whole).get(rollout.id, whole[rollout.id])))
     if all(reason is not None for _, reason in reasons):
-        chosen.dropped[reasons[0][1] or Drop.EMPTY] += 1
+        chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
 
 
 Rewards = dict[str, float]
@@ -221,27 +221,27 @@ def _shuffled(groups: list[dict[str, float]], salt: str) -> list[dict[str, float
     return [dict(zip(rewards, dealt, strict=False)) for rewards in groups]
 
 
-def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> Drop | None:
+def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> DropReason | None:
     if rollout.stop.is_failure:
-        return Drop.FAILED
+        return DropReason.FAILED
     if not is_usable(rollout.reward):
-        return Drop.UNGRADED
-    return None if rollout.id in advantages else Drop.ZERO_VARIANCE
+        return DropReason.UNGRADED
+    return None if rollout.id in advantages else DropReason.ZERO_VARIANCE
 
 
-def _why_no_row(row: Branch, config: GrpoConfig) -> Drop | None:
+def _why_no_row(row: Branch, config: GrpoConfig) -> DropReason | None:
     if row.is_cut and config.data.overlong == "mask":
-        return Drop.OVERLONG
+        return DropReason.OVERLONG
     if not row.response_length:
-        return Drop.EMPTY
+        return DropReason.EMPTY
     if not row.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in row.turns):
-        return Drop.BROKEN
+        return DropReason.BROKEN
     before = len(row.prompt)
     for turn in row.turns:
         before += len(turn.observation)
         if turn.tokens:
             break
-    return Drop.PROMPT_TOO_LONG if before >= config.data.max_sequence_length else None
+    return DropReason.PROMPT_TOO_LONG if before >= config.data.max_sequence_length else None
 
 
 def _has_logprobs(tokens: Sequence[int], logprobs: Sequence[float]) -> bool:

@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from palestra.config.train import GrpoConfig
-from palestra.training.batches.rows import Batch, Drop
+from palestra.training.batches.rows import DropReason, TrainingBatch
 from palestra.training.loops.health import is_counted
 from palestra.types.rollouts import Group
 
 
-def teaches_nothing(groups: Sequence[Group], batch: Batch) -> bool:
+def teaches_nothing(groups: Sequence[Group], batch: TrainingBatch) -> bool:
     """Nothing is left to train on, or nothing with an advantage (`data.zero_variance: keep`)."""
     return not batch.sequences or batch.zero_variance_groups == len(groups)
 
 
-def advise(groups: Sequence[Group], batch: Batch, config: GrpoConfig) -> str:
+def advise(groups: Sequence[Group], batch: TrainingBatch, config: GrpoConfig) -> str:
     """Why the step teaches nothing, and what to try."""
     count = sum(len(group.rollouts) for group in groups)
-    reason = max(batch.dropped, key=lambda one: batch.dropped[one], default=Drop.ZERO_VARIANCE)
+    reason = max(batch.dropped, key=lambda one: batch.dropped[one], default=DropReason.ZERO_VARIANCE)
     left_out = f"{batch.dropped.get(reason, 0)} of {count} rollouts are left out"
     match reason:
-        case Drop.ZERO_VARIANCE:
+        case DropReason.ZERO_VARIANCE:
             return _about_rewards(groups, count, config)
-        case Drop.OVERLONG:
+        case DropReason.OVERLONG:
             return (
                 f"{left_out}, since their last turn was cut; raise rollout.max_tokens (now {config.rollout.max_tokens})"
             )
-        case Drop.PROMPT_TOO_LONG:
+        case DropReason.PROMPT_TOO_LONG:
             limit = config.data.max_sequence_length
             return f"{left_out}, since their prompt fills data.max_sequence_length (now {limit}); raise it"
         case _:

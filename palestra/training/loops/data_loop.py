@@ -14,27 +14,27 @@ from palestra.config.train import RunConfig
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.turns import Example
 from palestra.training.listener import StageClock
-from palestra.training.policy import Update
-from palestra.training.session import Session
+from palestra.training.policy import PolicyUpdate
+from palestra.training.session import TrainingSession
 
 Metrics = dict[str, float]
 
 
-class Stepped(Struct):
+class StepOutcome(Struct):
     metrics: Metrics
     position: int
     """Where the next batch begins."""
 
 
 class Learner(Protocol):
-    async def step(self, position: int) -> Stepped:
+    async def step(self, position: int) -> StepOutcome:
         """One optimizer step on the batch at this place in the data."""
         ...
 
 
 async def run_steps(
     config: RunConfig,
-    session: Session,
+    session: TrainingSession,
     learner: Learner,
     *,
     evaluate: Callable[[], Awaitable[Metrics]] | None = None,
@@ -54,7 +54,7 @@ async def run_steps(
         await _record(config, session, stepped.metrics)
 
 
-async def _record(config: RunConfig, session: Session, metrics: Metrics) -> None:
+async def _record(config: RunConfig, session: TrainingSession, metrics: Metrics) -> None:
     """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
     done = session.state.step
     session.run.write_metrics(done, metrics)
@@ -64,7 +64,7 @@ async def _record(config: RunConfig, session: Session, metrics: Metrics) -> None
     session.listener.step(done, metrics)
 
 
-async def _look(session: Session, evaluate: Callable[[], Awaitable[Metrics]]) -> None:
+async def _look(session: TrainingSession, evaluate: Callable[[], Awaitable[Metrics]]) -> None:
     done, metrics = session.state.step, await evaluate()
     session.run.write_metrics(done, metrics)
     await session.track(done, metrics)
@@ -87,7 +87,7 @@ def batch_metrics(examples: Sequence[Example], skipped: int) -> Metrics:
     }
 
 
-def optimizer_metrics(update: Update, learning_rate: float) -> Metrics:
+def optimizer_metrics(update: PolicyUpdate, learning_rate: float) -> Metrics:
     found = {"optim/lr": learning_rate}
     if "grad_norm" in update.metrics:
         found["optim/grad_norm"] = update.metrics["grad_norm"]

@@ -20,13 +20,13 @@ from msgspec import Struct
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DpoConfig
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.conversations import CHECKED_ROWS, DataError, Rows, pair_of
+from palestra.training.batches.conversations import CHECKED_ROWS, ConversationFile, DatasetError, pair_of
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.turns import Example, encode_example
 from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.data_loop import (
     Metrics,
-    Stepped,
+    StepOutcome,
     batch_metrics,
     optimizer_metrics,
     run_steps,
@@ -34,8 +34,8 @@ from palestra.training.loops.data_loop import (
 )
 from palestra.training.loops.health import average
 from palestra.training.loops.schedule import adam_at
-from palestra.training.policy import Sampler
-from palestra.training.session import Session
+from palestra.training.policy import PolicySampler
+from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence
 
 
@@ -50,20 +50,20 @@ class PairExample(Struct):
 
 
 class AnswerLogprobs(Struct, frozen=True):
-    """Of both answers of a pair as wholes, under one model."""
+    """Log-probabilities of both answers of a pair as wholes, under one model."""
 
     chosen: float
     rejected: float
 
 
-class Preference(Struct, frozen=True):
+class PairPreference(Struct, frozen=True):
     """What the policy makes of a pair. A reward is beta times the policy's logprob minus the reference's."""
 
     chosen_reward: float
     rejected_reward: float
 
     @classmethod
-    def of(cls, policy: AnswerLogprobs, reference: AnswerLogprobs, beta: float) -> Preference:
+    def of(cls, policy: AnswerLogprobs, reference: AnswerLogprobs, beta: float) -> PairPreference:
         return cls(beta * (policy.chosen - reference.chosen), beta * (policy.rejected - reference.rejected))
 
     @property
@@ -81,10 +81,10 @@ class Preference(Struct, frozen=True):
         return 0.5 * (1.0 - math.tanh(self.margin / 2))
 
 
-async def run_dpo(config: DpoConfig, session: Session) -> RunStatus:
+async def run_dpo(config: DpoConfig, session: TrainingSession) -> RunStatus:
     """Raises DataError, PolicyError, SamplingError."""
     rows = PairRows(config, session.tokenizer)
-    reference = Reference(await open_reference(config, session))
+    reference = ReferencePolicy(await open_reference(config, session))
     return await run_steps(config, session, DpoLearner(config, session, rows, reference))
 
 
@@ -95,7 +95,7 @@ def check_dpo(config: DpoConfig, tokenizer: ChatTokenizer) -> None:
         rows.read(index)
 
 
-async def open_reference(config: DpoConfig, session: Session) -> Sampler:
+async def open_reference(config: DpoConfig, session: TrainingSession) -> PolicySampler:
     """What the run began with, the same after a resume: the base model, or the weights of `model.start_from`."""
     start = config.model.start_from
     return await session.policy.base() if start is None else await session.policy.frozen(start)
@@ -107,7 +107,7 @@ class PairRows:
     def __init__(self, config: DpoConfig, tokenizer: ChatTokenizer) -> None:
         """Raises DataError."""
         self._limit, self._tokenizer = config.max_sequence_length, tokenizer
-        self._rows = Rows(config.data, pair_of)
+        self._rows = ConversationFile(config.data, pair_of)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -119,14 +119,14 @@ class PairRows:
             chosen = encode_example(self._tokenizer, pair.chosen, self._limit)
             rejected = encode_example(self._tokenizer, pair.rejected, self._limit)
         except ChatError as error:
-            raise DataError(f"{self._rows.where(index)}: {error}") from error
+            raise DatasetError(f"{self._rows.where(index)}: {error}") from error
         return PairExample(index, chosen, rejected) if chosen.trained and rejected.trained else None
 
 
-class Reference:
+class ReferencePolicy:
     """Asked once about each pair: it does not change."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: PolicySampler) -> None:
         self._sampler = sampler
         self._known: dict[int, AnswerLogprobs] = {}
         """By row."""
@@ -143,12 +143,12 @@ class Reference:
 
 
 class DpoLearner:
-    def __init__(self, config: DpoConfig, session: Session, rows: PairRows, reference: Reference) -> None:
+    def __init__(self, config: DpoConfig, session: TrainingSession, rows: PairRows, reference: ReferencePolicy) -> None:
         self._config, self._policy, self._state = config, session.policy, session.state
         self._listener, self._rows, self._reference = session.listener, rows, reference
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
-    async def step(self, position: int) -> Stepped:
+    async def step(self, position: int) -> StepOutcome:
         clock, size = StageClock(), self._config.batch_size
         with clock.of(Stage.COLLECT):
             drawn = await asyncio.to_thread(self._order.draw, position, size)
@@ -168,19 +168,19 @@ class DpoLearner:
             **optimizer_metrics(update, adam.learning_rate),
             **speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch)),
         }
-        return Stepped(metrics, drawn.position)
+        return StepOutcome(metrics, drawn.position)
 
-    async def _compare(self, pairs: Sequence[PairExample], batch: Sequence[TrainSequence]) -> list[Preference]:
+    async def _compare(self, pairs: Sequence[PairExample], batch: Sequence[TrainSequence]) -> list[PairPreference]:
         reference_B, forward = await asyncio.gather(self._reference.logprobs(pairs), self._policy.forward(batch))
         both = zip(forward.logprobs[::2], forward.logprobs[1::2], strict=True)
         policy_B = [answer_logprobs(pair, *logprobs) for pair, logprobs in zip(pairs, both, strict=True)]
         return [
-            Preference.of(policy, reference, self._config.beta)
+            PairPreference.of(policy, reference, self._config.beta)
             for policy, reference in zip(policy_B, reference_B, strict=True)
         ]
 
 
-def weigh(pairs: Sequence[PairExample], preferences: Sequence[Preference], beta: float) -> None:
+def weigh(pairs: Sequence[PairExample], preferences: Sequence[PairPreference], beta: float) -> None:
     """With these weights the gradient of cross entropy is that of the mean DPO loss; see above."""
     for pair, preference in zip(pairs, preferences, strict=True):
         weight = beta * preference.pull / len(pairs)
@@ -197,7 +197,7 @@ def answer_logprobs(pair: PairExample, chosen: Sequence[float], rejected: Sequen
     return AnswerLogprobs(total(pair.chosen.sequence, chosen), total(pair.rejected.sequence, rejected))
 
 
-def preference_metrics(preferences: Sequence[Preference]) -> Metrics:
+def preference_metrics(preferences: Sequence[PairPreference]) -> Metrics:
     return {
         "loss/mean": average([one.loss for one in preferences]),
         "dpo/accuracy": average([float(one.margin > 0) for one in preferences]),

@@ -63,7 +63,7 @@ def eval_metrics(
 
 
 def standard_error(shares: Sequence[float]) -> float:
-    """Of the mean over tasks; samples of one task are not independent, so tasks are what is counted."""
+    """Standard error of the mean over tasks; samples of one task are not independent, so tasks are what is counted."""
     if len(shares) < 2:
         return 0.0
     mean = average(shares)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from palestra.config.train import EvalConfig
-from palestra.training.listener import Listener, Stage
+from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.eval_metrics import eval_metrics
 from palestra.training.loops.health import Aggregate, mean_by_name
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Group, GroupRequest, Task
@@ -24,13 +24,13 @@ class Evaluator:
         tasks: Sequence[Task],
         source: RolloutSource,
         seed: int,
-        listener: Listener,
+        listener: RunListener,
         aggregate: Aggregate = mean_by_name,
     ) -> None:
         self._config, self._tasks, self._source, self._seed, self._listener = config, tasks, source, seed, listener
         self._aggregate = aggregate
 
-    async def evaluate(self, step: int, sampler: Sampler) -> tuple[list[Group], dict[str, float]]:
+    async def evaluate(self, step: int, sampler: PolicySampler) -> tuple[list[Group], dict[str, float]]:
         requests = [self._request(task, step) for task in self._tasks]
         groups: dict[str, Group] = {}
         self._listener.stage(Stage.EVAL, 0, len(requests))

@@ -14,18 +14,18 @@ from msgspec import Struct
 from palestra.config.train import EarlyStop, GrpoConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind
-from palestra.training.batches.rows import Batch, build_batch, to_sequence, trainable_rows
+from palestra.training.batches.rows import TrainingBatch, build_batch, to_sequence, trainable_rows
 from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.advice import advise, teaches_nothing
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.health import Aggregate, step_metrics
 from palestra.training.loops.schedule import adam_at, learning_rate
-from palestra.training.policy import PolicyError, Sampler, SamplingError, Update
+from palestra.training.policy import PolicyError, PolicySampler, PolicyUpdate, SamplingError
 from palestra.training.rollouts.collecting import Collector, TrainingError
 from palestra.training.rollouts.requests import RequestMaker
-from palestra.training.rollouts.sources import Ledger, RolloutSource
+from palestra.training.rollouts.sources import RolloutLedger, RolloutSource
 from palestra.training.rollouts.streaming import StreamingCollector
-from palestra.training.session import Session
+from palestra.training.session import TrainingSession
 from palestra.training.state import RunState
 from palestra.types.rollouts import Branch, Group
 from palestra.util.suggest import did_you_mean
@@ -34,14 +34,14 @@ BASE_SAMPLE = 16
 """Rows of a step that the base model is asked about when only the report wants to know."""
 
 
-class Parts(Struct):
+class GrpoParts(Struct):
     """What a run is made of, beside its session; `grpo_run` puts it together."""
 
     source: RolloutSource
     requests: RequestMaker
     evaluator: Evaluator | None
     aggregate: Aggregate
-    ledger: Ledger | None = None
+    ledger: RolloutLedger | None = None
     """Where played groups are kept until they are in a checkpoint."""
 
 
@@ -51,14 +51,14 @@ class GroupCollector(Protocol):
         """Positions in the order of tasks that were begun and not used."""
         ...
 
-    async def collect(self, step: int, sampler: Sampler) -> list[Group]: ...
+    async def collect(self, step: int, sampler: PolicySampler) -> list[Group]: ...
 
 
 class GrpoLoop:
-    def __init__(self, config: GrpoConfig, session: Session, parts: Parts) -> None:
+    def __init__(self, config: GrpoConfig, session: TrainingSession, parts: GrpoParts) -> None:
         self._config, self._session, self._parts = config, session, parts
         self._policy, self._state, self._listener = session.policy, session.state, session.listener
-        self._base: Sampler | None = None
+        self._base: PolicySampler | None = None
         self._is_warned = False
         """That there is nothing to learn."""
 
@@ -80,7 +80,7 @@ class GrpoLoop:
             return Collector(self._config, source, requests, self._listener)
         return await stack.enter_async_context(StreamingCollector(self._config, source, requests, self._listener))
 
-    async def _step(self, collector: GroupCollector, sampler: Sampler) -> Sampler:
+    async def _step(self, collector: GroupCollector, sampler: PolicySampler) -> PolicySampler:
         version, clock = self._state.step, StageClock()
         with clock.of(Stage.COLLECT):
             groups = await self._collect(collector, sampler)
@@ -111,7 +111,7 @@ class GrpoLoop:
             self._warn(advise(groups, batch, self._config))
         return sampler
 
-    async def _collect(self, collector: GroupCollector, sampler: Sampler) -> list[Group]:
+    async def _collect(self, collector: GroupCollector, sampler: PolicySampler) -> list[Group]:
         try:
             return await collector.collect(self._state.step, sampler)
         except TrainingError as error:
@@ -147,16 +147,16 @@ class GrpoLoop:
         scored = await self._policy.forward([to_sequence(row, 0.0, limit) for row in rows])
         return {row.id: [0.0, *own] for row, own in zip(rows, scored.logprobs, strict=True)}
 
-    async def _update(self, batch: Batch, step: int) -> list[Update]:
+    async def _update(self, batch: TrainingBatch, step: int) -> list[PolicyUpdate]:
         algorithm = self._config.algorithm
         adam = adam_at(self._config.optimizer, step, self._config.steps)
-        updates: list[Update] = []
+        updates: list[PolicyUpdate] = []
         for minibatch in batch.minibatches:
             updates.append(await self._policy.update(minibatch, algorithm.loss, algorithm.loss_config, adam))
             self._listener.stage(Stage.UPDATE, len(updates), len(batch.minibatches))
         return updates
 
-    async def _record(self, groups: list[Group], batch: Batch, metrics: dict[str, float]) -> None:
+    async def _record(self, groups: list[Group], batch: TrainingBatch, metrics: dict[str, float]) -> None:
         """Before the checkpoint: a step may be written twice after a kill, but never be missing."""
         done, session = self._state.step, self._session
         session.run.write_rollouts(done, groups, batch.sequences if self._config.keep_tokens else None)
@@ -185,7 +185,7 @@ class GrpoLoop:
         if ledger is not None:
             await ledger.commit(self._state.cursor)
 
-    async def _evaluate(self, sampler: Sampler) -> bool:
+    async def _evaluate(self, sampler: PolicySampler) -> bool:
         """If it is time, and not done already. True: the run is good enough, or has stopped getting better."""
         done, evaluator, rule = self._state.step, self._parts.evaluator, self._config.early_stop
         if evaluator is None or self._state.evaluated == done or not self._is_due(self._config.eval.every):

@@ -15,18 +15,18 @@ from palestra.environments.order import TaskOrder
 from palestra.environments.sets import EnvironmentSet
 from palestra.runs.reader import RunStatus
 from palestra.training.loops.evaluation import Evaluator
-from palestra.training.loops.grpo import GrpoLoop, Parts
+from palestra.training.loops.grpo import GrpoLoop, GrpoParts
 from palestra.training.rollouts.episode_run import EpisodeRun
 from palestra.training.rollouts.gym_player import open_gym_players
 from palestra.training.rollouts.local import open_source
-from palestra.training.rollouts.play import RolloutSettings
 from palestra.training.rollouts.requests import RequestMaker
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sources import RolloutSource
-from palestra.training.session import Session
+from palestra.training.session import TrainingSession
 from palestra.types.rollouts import Task
 
 
-class Sources(Struct):
+class RolloutSources(Struct):
     """Who plays for a run."""
 
     train: RolloutSource
@@ -45,7 +45,7 @@ def open_environments(config: GrpoConfig) -> EnvironmentSet:
     )
 
 
-async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
+async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
     with open_environments(config) as environments:
         async with open_sources(config, session, environments) as sources:
             order = TaskOrder([(entry.weight, tasks) for entry, tasks in environments.tasks("train")], config.seed)
@@ -57,19 +57,21 @@ async def run_grpo(config: GrpoConfig, session: Session) -> RunStatus:
                     config.eval, tasks, sources.eval, config.seed, session.listener, environments.aggregate
                 )
             ledger = sources.episodes.log if sources.episodes else None
-            parts = Parts(sources.train, requests, evaluator, environments.aggregate, ledger)
+            parts = GrpoParts(sources.train, requests, evaluator, environments.aggregate, ledger)
             return await GrpoLoop(config, session, parts).run()
 
 
 @asynccontextmanager
-async def open_sources(config: GrpoConfig, session: Session, environments: EnvironmentSet) -> AsyncIterator[Sources]:
+async def open_sources(
+    config: GrpoConfig, session: TrainingSession, environments: EnvironmentSet
+) -> AsyncIterator[RolloutSources]:
     if config.rollouts == "episodes":
         async with EpisodeRun.open(config, session, environments) as episodes:
-            yield Sources(episodes.source, episodes.eval_source, episodes)
+            yield RolloutSources(episodes.source, episodes.eval_source, episodes)
         return
     settings = RolloutSettings.of(config.rollout, config.eval.temperature)
     async with open_gym_players(config, session) as gyms:
-        sources = Sources(
+        sources = RolloutSources(
             open_source(config, session.tokenizer, environments, gyms=gyms),
             open_source(config, session.tokenizer, environments, settings, gyms),
         )

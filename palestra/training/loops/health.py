@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from palestra.config.train import GrpoConfig
 from palestra.environments.text import mean_of_numbers
 from palestra.training.batches.advantages import is_usable, mean_and_std
-from palestra.training.batches.rows import Batch, Drop, is_zero_variance
+from palestra.training.batches.rows import DropReason, TrainingBatch, is_zero_variance
 from palestra.training.batches.shaping import base_divergence, shaped_reward
-from palestra.training.policy import Update
+from palestra.training.policy import PolicyUpdate
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 
 Metrics = dict[str, float]
@@ -36,8 +36,8 @@ def mean_by_name(_: str, reported: Sequence[Mapping[str, float | str]]) -> Metri
 
 def step_metrics(
     groups: Sequence[Group],
-    batch: Batch,
-    updates: Sequence[Update],
+    batch: TrainingBatch,
+    updates: Sequence[PolicyUpdate],
     *,
     config: GrpoConfig,
     version: int,
@@ -45,8 +45,9 @@ def step_metrics(
     base_logprobs: Mapping[str, Sequence[float]] | None = None,
     aggregate: Aggregate = mean_by_name,
 ) -> Metrics:
-    """Of one training step. `groups`: all that were played for it. `updates`: one for each minibatch. `version`: of the
-    weights the batch trained. `seconds`: by stage, as `collect`, `score`, `update`, `sync`, `total`."""
+    """Metrics of one training step. `groups`: all that were played for it. `updates`: one for each minibatch.
+    `version`: of the weights the batch trained. `seconds`: by stage, as `collect`, `score`, `update`, `sync`,
+    `total`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return {
         **reward_metrics(groups, config),
@@ -157,17 +158,17 @@ def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:
     return {"staleness/mean": average(ages), "staleness/max": float(max(ages))} if ages else {}
 
 
-def batch_metrics(batch: Batch) -> Metrics:
+def batch_metrics(batch: TrainingBatch) -> Metrics:
     return {
         "batch/sequences": float(len(batch.sequences)),
         "batch/sampled_tokens": float(sum(sum(sequence.mask) for sequence in batch.sequences)),
         "batch/tokens": float(sum(len(sequence.tokens) for sequence in batch.sequences)),
         "batch/truncated": float(batch.truncated),
-        **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in Drop},
+        **{f"batch/dropped_{reason}": float(batch.dropped.get(reason, 0)) for reason in DropReason},
     }
 
 
-def policy_metrics(batch: Batch, updates: Sequence[Update], config: GrpoConfig) -> Metrics:
+def policy_metrics(batch: TrainingBatch, updates: Sequence[PolicyUpdate], config: GrpoConfig) -> Metrics:
     """The sampler's logprobs beside the trainer's, on sampled tokens. d = trainer - sampler."""
     scored = [logprobs for update in updates for logprobs in update.logprobs]
     gaps_B: list[list[float]] = []
@@ -199,15 +200,15 @@ def policy_metrics(batch: Batch, updates: Sequence[Update], config: GrpoConfig) 
     return found
 
 
-def base_metrics(batch: Batch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
+def base_metrics(batch: TrainingBatch, base_logprobs: Mapping[str, Sequence[float]] | None) -> Metrics:
     """Over the sequences that the base model was asked about; a few are enough for the report."""
     base = base_logprobs or {}
-    asked = [sequence for sequence in batch.sequences if sequence.rollout in base]
-    divergences = [d for sequence in asked for d in base_divergence(sequence, base)]
+    requested = [sequence for sequence in batch.sequences if sequence.rollout in base]
+    divergences = [d for sequence in requested for d in base_divergence(sequence, base)]
     return {"kl/base": average(divergences)} if divergences else {}
 
 
-def update_metrics(updates: Sequence[Update]) -> Metrics:
+def update_metrics(updates: Sequence[PolicyUpdate]) -> Metrics:
     """What the engine said: losses add up over the minibatches, the gradient norm is their mean."""
     found: Metrics = {}
     losses = [update.metrics["loss:sum"] for update in updates if "loss:sum" in update.metrics]
@@ -219,7 +220,9 @@ def update_metrics(updates: Sequence[Update]) -> Metrics:
     return found
 
 
-def time_metrics(rollouts: Sequence[Rollout], batch: Batch, seconds: Mapping[str, float], scored: int = 0) -> Metrics:
+def time_metrics(
+    rollouts: Sequence[Rollout], batch: TrainingBatch, seconds: Mapping[str, float], scored: int = 0
+) -> Metrics:
     """`scored`: tokens the base model was asked about."""
     sampled = sum(rollout.response_length for rollout in rollouts)
     trained = sum(len(sequence.tokens) for sequence in batch.sequences)

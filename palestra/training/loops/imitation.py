@@ -14,8 +14,8 @@ from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.training.batches.conversations import DataError, Rows, conversation_of
-from palestra.training.listener import Listener, Silence
+from palestra.training.batches.conversations import ConversationFile, DatasetError, conversation_of
+from palestra.training.listener import RunListener, Silence
 from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing
 
@@ -60,7 +60,7 @@ def write_conversations(config: GrpoConfig, imitation: ImitationConfig, file: Pa
             if source.startswith(PLATFORM):
                 lines = [line.encode() for line in gold_lines(source, _prompt_style(config, source))]
             else:
-                lines = Rows(Path(source), conversation_of).lines
+                lines = ConversationFile(Path(source), conversation_of).lines
             stream.writelines(line + b"\n" for line in lines)
 
 
@@ -69,7 +69,7 @@ def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
     for entry in config.environments:
         if entry.name in ENVIRONMENTS:
             return FleetSettings.of(entry.config).prompt_style
-    raise DataError(
+    raise DatasetError(
         f"imitation.data: {source} has solutions in the words of the environment {ENVIRONMENTS[0]}, which is not among "
         "the run's environments; name a JSONL file of conversations"
     )
@@ -78,7 +78,7 @@ def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
 class ImitationNotes(Silence):
     """Tells the run's own listener, which counts the steps of GRPO, how far the imitation is."""
 
-    def __init__(self, listener: Listener, steps: int) -> None:
+    def __init__(self, listener: RunListener, steps: int) -> None:
         self._listener, self._steps = listener, steps
 
     def step(self, step: int, metrics: dict[str, float]) -> None:

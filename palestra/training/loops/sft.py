@@ -13,13 +13,13 @@ from pathlib import Path
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import SftConfig
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.conversations import CHECKED_ROWS, DataError, Rows, conversation_of
+from palestra.training.batches.conversations import CHECKED_ROWS, ConversationFile, DatasetError, conversation_of
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.turns import Example, encode_example
-from palestra.training.listener import Listener, Stage, StageClock
+from palestra.training.listener import RunListener, Stage, StageClock
 from palestra.training.loops.data_loop import (
     Metrics,
-    Stepped,
+    StepOutcome,
     batch_metrics,
     optimizer_metrics,
     run_steps,
@@ -27,11 +27,11 @@ from palestra.training.loops.data_loop import (
 )
 from palestra.training.loops.schedule import adam_at
 from palestra.training.policy import Policy
-from palestra.training.session import Session
+from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence
 
 
-async def run_sft(config: SftConfig, session: Session) -> RunStatus:
+async def run_sft(config: SftConfig, session: TrainingSession) -> RunStatus:
     """Raises DataError, PolicyError."""
     rows = ConversationRows(config.data, config, session.tokenizer)
     learner = SftLearner(config, session, rows)
@@ -56,7 +56,7 @@ class ConversationRows:
     def __init__(self, file: Path, config: SftConfig, tokenizer: ChatTokenizer) -> None:
         """Raises DataError."""
         self._file, self._config, self._tokenizer = file, config, tokenizer
-        self._rows = Rows(file, conversation_of)
+        self._rows = ConversationFile(file, conversation_of)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -71,24 +71,24 @@ class ConversationRows:
                 last_only=self._config.train_on == "last_assistant",
             )
         except ChatError as error:
-            raise DataError(f"{self._rows.where(index)}: {error}") from error
+            raise DatasetError(f"{self._rows.where(index)}: {error}") from error
         return example if example.trained else None
 
     def read_all(self) -> list[TrainSequence]:
         """Those with something to learn; there must be one."""
         found = [example.sequence for index in range(len(self)) if (example := self.read(index)) is not None]
         if not found:
-            raise DataError(f"{self._file}: nothing the assistant says in it lies within max_sequence_length")
+            raise DatasetError(f"{self._file}: nothing the assistant says in it lies within max_sequence_length")
         return found
 
 
 class SftLearner:
-    def __init__(self, config: SftConfig, session: Session, rows: ConversationRows) -> None:
+    def __init__(self, config: SftConfig, session: TrainingSession, rows: ConversationRows) -> None:
         self._config, self._policy, self._state = config, session.policy, session.state
         self._listener, self._rows = session.listener, rows
         self._order = DataOrder(len(rows), config.seed, rows.read)
 
-    async def step(self, position: int) -> Stepped:
+    async def step(self, position: int) -> StepOutcome:
         clock, size = StageClock(), self._config.batch_size
         with clock.of(Stage.COLLECT):
             drawn = await asyncio.to_thread(self._order.draw, position, size)
@@ -106,16 +106,16 @@ class SftLearner:
             **optimizer_metrics(update, adam.learning_rate),
             **speed_metrics(clock, sum(len(sequence.tokens) for sequence in batch)),
         }
-        return Stepped(metrics, drawn.position)
+        return StepOutcome(metrics, drawn.position)
 
 
 class LossEvaluation:
-    """Of held-out conversations, always the same ones."""
+    """The loss on held-out conversations, always the same ones."""
 
-    def __init__(self, sequences: Sequence[TrainSequence], batch_size: int, session: Session) -> None:
+    def __init__(self, sequences: Sequence[TrainSequence], batch_size: int, session: TrainingSession) -> None:
         self._sequences, self._size = sequences, batch_size
         self._policy: Policy = session.policy
-        self._listener: Listener = session.listener
+        self._listener: RunListener = session.listener
 
     async def run(self) -> Metrics:
         logprobs: list[list[float]] = []

@@ -9,58 +9,60 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from palestra.training.policy import Sampler
-from palestra.training.rollouts.crowd import Crowd
-from palestra.training.rollouts.player import Table, play_rollout
+from palestra.training.policy import PolicySampler
+from palestra.training.rollouts.concurrent import ConcurrentRollouts
+from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 
 
 class BatchedRollouts:
     """A batch is as many whole groups as `concurrency` lets play at once, and at least one."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._crowd = Crowd()
-        self._slots = asyncio.Semaphore(table.settings.concurrency)
+    def __init__(self, context: PlayerContext) -> None:
+        self._context = context
+        self._concurrent = ConcurrentRollouts()
+        self._slots = asyncio.Semaphore(context.settings.concurrency)
         self._door = asyncio.Lock()
         """One batch at a time collects its slots: two that each held half of them would wait for ever."""
 
-    async def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
-        for batch in split_batches(requests, self._table.settings.concurrency):
+    async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
+        for batch in split_batches(requests, self._context.settings.concurrency):
             size = sum(len(request.seeds) for request in batch)
             async with self._room_for(size), aclosing(self._play_batch(batch, size, sampler)) as groups:
                 async for group in groups:
                     yield group
 
     async def close(self) -> None:
-        await self._crowd.close()
+        await self._concurrent.close()
 
-    def _play_batch(self, batch: Sequence[GroupRequest], size: int, sampler: Sampler) -> AsyncGenerator[Group, None]:
-        gate = Gate(size)
+    def _play_batch(
+        self, batch: Sequence[GroupRequest], size: int, sampler: PolicySampler
+    ) -> AsyncGenerator[Group, None]:
+        gate = StepBarrier(size)
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             try:
-                return await play_rollout(self._table, request, index, sampler, gate)
+                return await play_rollout(self._context, request, index, sampler, gate)
             finally:
                 gate.leave()
 
-        return self._crowd.play(batch, play_one)
+        return self._concurrent.play(batch, play_one)
 
     @asynccontextmanager
     async def _room_for(self, size: int) -> AsyncIterator[None]:
-        held = 0
+        active = 0
         try:
             async with self._door:
-                while held < min(size, self._table.settings.concurrency):
+                while active < min(size, self._context.settings.concurrency):
                     await self._slots.acquire()
-                    held += 1
+                    active += 1
             yield
         finally:
-            for _ in range(held):
+            for _ in range(active):
                 self._slots.release()
 
 
-class Gate:
+class StepBarrier:
     """Opens when all who still play are there. Nobody is called away from it but all together."""
 
     def __init__(self, players: int) -> None:

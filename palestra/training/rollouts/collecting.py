@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from palestra.config.train import GrpoConfig
 from palestra.training.batches.rows import is_zero_variance
-from palestra.training.listener import Listener, Stage
-from palestra.training.policy import Sampler
+from palestra.training.listener import RunListener, Stage
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.types.rollouts import Group
@@ -27,7 +27,9 @@ class TrainingError(Exception):
 
 
 class Collector:
-    def __init__(self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: Listener) -> None:
+    def __init__(
+        self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: RunListener
+    ) -> None:
         self._config, self._source, self._requests, self._listener = config, source, requests, listener
 
     @property
@@ -35,27 +37,27 @@ class Collector:
         """A synchronous step uses all it begins; what is left is of an asynchronous run this one goes on with."""
         return self._requests.pending
 
-    async def collect(self, step: int, sampler: Sampler) -> list[Group]:
+    async def collect(self, step: int, sampler: PolicySampler) -> list[Group]:
         """All groups played, those that teach nothing among them; in the order they were asked for."""
-        wanted = self._config.rollout.groups_per_step
+        count = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
         played: list[Group] = []
-        missing = wanted
+        missing = count
         for _ in range(1 + refills):
-            played += await self._play(missing, step, sampler, wanted)
+            played += await self._play(missing, step, sampler, count)
             raise_if_all_failed(played)
-            missing = wanted - sum(not is_zero_variance(group, self._config) for group in played)
+            missing = count - sum(not is_zero_variance(group, self._config) for group in played)
             if missing <= 0:
                 break
         return played
 
-    async def _play(self, count: int, step: int, sampler: Sampler, wanted: int) -> list[Group]:
+    async def _play(self, count: int, step: int, sampler: PolicySampler, groups_needed: int) -> list[Group]:
         requests = [self._requests.next(step) for _ in range(count)]
         groups: dict[str, Group] = {}
-        self._listener.stage(Stage.COLLECT, wanted - count, wanted)
+        self._listener.stage(Stage.COLLECT, groups_needed - count, groups_needed)
         async for group in self._source.play(requests, sampler):
             groups[group.id] = group
-            self._listener.stage(Stage.COLLECT, wanted - count + len(groups), wanted)
+            self._listener.stage(Stage.COLLECT, groups_needed - count + len(groups), groups_needed)
         return [groups[request.id] for request in requests]
 
 

@@ -38,13 +38,13 @@ class CallRefused(Exception):
         """The episode has said all it may; it is worth what it has got so far."""
 
 
-class Answer(Struct):
+class CallAnswer(Struct):
     message: Message
     stop: StopReason
     tokens: int
-    """Of prompt and answer together."""
+    """Tokens of prompt and answer together."""
     seconds: float = 0.0
-    """Of the try that was answered: a server or a trainer that was away is not the episode's fault."""
+    """Time of the try that was answered: a server or a trainer that was away is not the episode's fault."""
 
     @property
     def text(self) -> str:
@@ -56,7 +56,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()  # reading the certificates takes longer than a call
 
 
-class ModelCalls:
+class AttemptModelCalls:
     def __init__(self, episode: AsyncEpisode) -> None:
         self._episode = episode
         self._count = 0
@@ -67,7 +67,7 @@ class ModelCalls:
             verify=_tls(),
         )
 
-    async def chat(self, messages: list[Message], limit_s: float, **options: Any) -> Answer:
+    async def chat(self, messages: list[Message], limit_s: float, **options: Any) -> CallAnswer:
         """Raises CallRefused, TimeoutError when a try takes longer than `limit_s`, and EpisodeApiError where the
         attempt is over."""
         body = {"model": self._episode.model, "messages": messages, **options}
@@ -95,24 +95,24 @@ class ModelCalls:
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
         raise AssertionError
 
-    def _read(self, got: httpx.Response) -> Answer:
+    def _read(self, got: httpx.Response) -> CallAnswer:
         try:
-            told = got.json()
+            body = got.json()
             if got.is_success:
-                choice = told["choices"][0]
+                choice = body["choices"][0]
                 stop = StopReason.LENGTH if choice["finish_reason"] == "length" else StopReason.STOP
                 message = {key: value for key, value in choice["message"].items() if value is not None}
-                return Answer({"role": "assistant", "content": "", **message}, stop, told["usage"]["total_tokens"])
-            error = told["error"]
+                return CallAnswer({"role": "assistant", "content": "", **message}, stop, body["usage"]["total_tokens"])
+            error = body["error"]
             detail, code = str(error["message"]), str(error.get("code") or "")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             detail, code = f"{got.status_code} {got.reason_phrase}: not the answer of a model endpoint", ""
         if got.status_code in OVER:
-            self._episode.held.lose(detail)
+            self._episode.held_lease.lose(detail)
             raise EpisodeApiError(got.status_code, detail, "POST /chat/completions")
         raise CallRefused(detail, code)
 
-    async def __aenter__(self) -> ModelCalls:
+    async def __aenter__(self) -> AttemptModelCalls:
         return self
 
     async def __aexit__(

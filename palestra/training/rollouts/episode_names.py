@@ -29,13 +29,13 @@ class Lineage(Struct, kw_only=True):
     step: int
 
 
-class Identity(Struct, kw_only=True):
+class GroupIdentity(Struct, kw_only=True):
     nonce: str
     """Runs of one name, in different folders, do not take each other's groups."""
     lineages: list[Lineage] = []
 
     @classmethod
-    def load(cls, folder: Path) -> Identity:
+    def load(cls, folder: Path) -> GroupIdentity:
         file = folder / FILE
         if not file.exists():
             return cls(nonce=secrets.token_hex(4))
@@ -65,7 +65,7 @@ class Identity(Struct, kw_only=True):
         return self.lineages[place].step + version - self.lineages[place].version
 
 
-class Named(Struct, frozen=True, kw_only=True):
+class GroupName(Struct, frozen=True, kw_only=True):
     """What a group's id says."""
 
     is_ours: bool
@@ -73,7 +73,7 @@ class Named(Struct, frozen=True, kw_only=True):
     """In the order of tasks. None: of an evaluation."""
     attempt: int = 0
     step: int = 0
-    """Of an evaluation."""
+    """The step of an evaluation."""
 
 
 class GroupNames:
@@ -91,13 +91,13 @@ class GroupNames:
         task = hashlib.blake2b(request.id.encode(errors="surrogatepass"), digest_size=8).hexdigest()
         return self._named(f"e{self._attempt}-{request.step}-{task}", generation)
 
-    def read(self, group_id: str) -> Named:
+    def read(self, group_id: str) -> GroupName:
         found = NAME.fullmatch(group_id)
         if found is None or found[1] != self._nonce:
-            return Named(is_ours=False)
+            return GroupName(is_ours=False)
         if found[2] is not None:
-            return Named(is_ours=True, position=int(found[2]))
-        return Named(is_ours=True, attempt=int(found[3]), step=int(found[4]))
+            return GroupName(is_ours=True, position=int(found[2]))
+        return GroupName(is_ours=True, attempt=int(found[3]), step=int(found[4]))
 
     def is_settled(self, group_id: str, state: RunState) -> bool:
         """Used, set aside, or never to be asked for again."""

@@ -12,29 +12,36 @@ import msgspec
 
 from palestra.environments.errors import UnknownEnvironment
 from palestra.episodes import AsyncEpisode, EpisodeError, EpisodeResult
-from palestra.training.rollouts.episode_calls import CallRefused, ModelCalls
+from palestra.training.rollouts.episode_calls import AttemptModelCalls, CallRefused
 from palestra.training.rollouts.episode_rollouts import MESSAGES, STOP, UNGRADED
-from palestra.training.rollouts.play import Ended, Environments, Played, RolloutSettings, Said, play
-from palestra.training.rollouts.stopwatch import Stopwatch
+from palestra.training.rollouts.rollout_loop import (
+    Environments,
+    PlayedRollout,
+    PolicyTurn,
+    RolloutEnded,
+    RolloutSettings,
+    play,
+)
+from palestra.training.rollouts.stopwatch import RolloutStopwatch
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import Message, RolloutStop
 
 LARGEST_TRANSCRIPT = 256 * 1024
 """Bytes of the conversation in a result, which may have 1 MiB. A longer one is read off the tokens."""
-TOLD = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s")
+SETTING_NAMES = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s")
 
 
 def sampling_tags(settings: RolloutSettings) -> dict[str, str]:
     """How an episode's model calls should be made, as its tags tell players."""
-    told = msgspec.to_builtins(settings)
-    return {name: repr(told[name]) for name in TOLD}
+    fields = msgspec.to_builtins(settings)
+    return {name: repr(fields[name]) for name in SETTING_NAMES}
 
 
 def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutSettings:
-    """Of a trainer that tells nothing, or not in numbers: those given."""
-    told = {name: tags[name] for name in TOLD if name in tags}
+    """Settings from the tags of an episode; those given where its trainer sends none, or none that are numbers."""
+    fields = {name: tags[name] for name in SETTING_NAMES if name in tags}
     try:
-        return msgspec.convert({**msgspec.to_builtins(otherwise), **told}, RolloutSettings, strict=False)
+        return msgspec.convert({**msgspec.to_builtins(otherwise), **fields}, RolloutSettings, strict=False)
     except msgspec.ValidationError:
         return otherwise
 
@@ -58,18 +65,18 @@ class EnvironmentPlayer:
             return None
         settings = settings_of(episode.tags, self._settings)
         try:
-            async with ModelCalls(episode) as calls:
-                speaker = ChatSpeaker(episode, calls, settings)
-                played = await play(session, episode.task, speaker, settings.timeout_s)
-            return _result(played, speaker.messages, await session.metrics())
+            async with AttemptModelCalls(episode) as calls:
+                turn_sampler = ChatTurnSampler(episode, calls, settings)
+                played = await play(session, episode.task, turn_sampler, settings.timeout_s)
+            return _result(played, turn_sampler.messages, await session.metrics())
         finally:
             await session.close()
 
 
-class ChatSpeaker:
+class ChatTurnSampler:
     """Speaks by chat calls at the server, which keeps the tokens."""
 
-    def __init__(self, episode: AsyncEpisode, calls: ModelCalls, settings: RolloutSettings) -> None:
+    def __init__(self, episode: AsyncEpisode, calls: AttemptModelCalls, settings: RolloutSettings) -> None:
         self._episode, self._calls, self._settings = episode, calls, settings
         self.messages: list[Message] = []
         self._used = 0
@@ -78,7 +85,7 @@ class ChatSpeaker:
     def begin(self, messages: Sequence[Message]) -> None:
         self.messages = list(messages)
 
-    async def speak(self, turn: int, watch: Stopwatch) -> Said:
+    async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
         """Raises EpisodeClientError where the attempt is over and the server will not take a result."""
         settings = self._settings
         room = max(1, settings.max_context - self._used)
@@ -93,15 +100,17 @@ class ChatSpeaker:
                 top_k=settings.top_k,
             )
         except CallRefused as error:
-            raise Ended(RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED, error) from None
+            raise RolloutEnded(
+                RolloutStop.CONTEXT if error.is_used_up else RolloutStop.SAMPLING_FAILED, error
+            ) from None
         except TimeoutError:
-            raise Ended(RolloutStop.TIMEOUT, watch.over()) from None
+            raise RolloutEnded(RolloutStop.TIMEOUT, watch.over()) from None
         watch.spent_s += answer.seconds
         self.messages.append(answer.message)
         self._used = answer.tokens
-        return Said(answer.text, answer.stop)
+        return PolicyTurn(answer.text, answer.stop)
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         self.messages += messages
 
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
@@ -110,10 +119,10 @@ class ChatSpeaker:
         limit = self._settings.max_context
         if self._used >= limit:
             error = f"{self._used} tokens: no room for a turn in {limit} (rollout.max_context)"
-            raise Ended(RolloutStop.CONTEXT, error)
+            raise RolloutEnded(RolloutStop.CONTEXT, error)
 
 
-def _result(played: Played, messages: list[Message], metrics: dict[str, float]) -> EpisodeResult:
+def _result(played: PlayedRollout, messages: list[Message], metrics: dict[str, float]) -> EpisodeResult:
     stop, failure = played.stop, None
     if played.is_ungraded or not (played.rewards or stop.is_failure):
         reason = played.error or "its environment gave no reward"

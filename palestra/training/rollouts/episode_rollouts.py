@@ -21,7 +21,7 @@ STOP, MESSAGES = "stop", "messages"
 STALE = "stale_weights"
 
 
-class Reader:
+class EpisodeReader:
     """Knows the weights: `step_of` maps the server's versions to this run's steps."""
 
     def __init__(self, tokenizer: ChatTokenizer, step_of: Callable[[int], int]) -> None:
@@ -76,9 +76,9 @@ class Reader:
 
     def _messages(self, rollout: Rollout, request: GroupRequest, result: EpisodeResult) -> list[Message]:
         """As its player tells them; else read off the tokens."""
-        told = result.metadata.get(MESSAGES)
-        if isinstance(told, list) and all(isinstance(one, dict) and "role" in one for one in told):
-            return told
+        kept_messages = result.metadata.get(MESSAGES)
+        if isinstance(kept_messages, list) and all(isinstance(one, dict) and "role" in one for one in kept_messages):
+            return kept_messages
         messages: list[Message] = list(request.task.prompt)
         for turn in rollout.turns:
             if turn.observation:
@@ -101,8 +101,8 @@ def _grade(rollout: Rollout, result: EpisodeResult) -> None:
             turn.reward = reward
 
 
-def _stop_of(told: Any, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:
-    return next((stop for stop in allowed if stop == told), otherwise)
+def _stop_of(value: Any, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:
+    return next((stop for stop in allowed if stop == value), otherwise)
 
 
 def _spans(mask: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -18,15 +18,15 @@ from palestra.environments.sets import EnvironmentSet
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeClientError, RunSettings, play_async
 from palestra.episodes.client import api
 from palestra.training.aliases import api_key
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
-from palestra.training.rollouts.episode_names import GroupNames, Identity
+from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
 from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
-from palestra.training.rollouts.episode_rollouts import Reader
-from palestra.training.rollouts.episode_source import Desk, EpisodeSource, cancel_groups
-from palestra.training.rollouts.play import RolloutSettings
-from palestra.training.session import Session
+from palestra.training.rollouts.episode_rollouts import EpisodeReader
+from palestra.training.rollouts.episode_source import EpisodeContext, EpisodeSource, cancel_groups
+from palestra.training.rollouts.rollout_loop import RolloutSettings
+from palestra.training.session import TrainingSession
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, LeaseRef, WeightPolicy
 
 PAGE = 1000
@@ -40,9 +40,9 @@ class EpisodeRun:
     def __init__(
         self,
         config: GrpoConfig,
-        session: Session,
+        session: TrainingSession,
         environments: EnvironmentSet,
-        identity: Identity,
+        identity: GroupIdentity,
         run: AsyncRun,
     ) -> None:
         self._session, self._run, self._identity = session, run, identity
@@ -50,19 +50,19 @@ class EpisodeRun:
         self._published = -1
         self._publishing = asyncio.Lock()  # one at a time, or an older version may come after a newer
         self.log = EpisodeLog(run, self._names, session.state, self._first_cursor())
-        reader = Reader(session.tokenizer, identity.step_of)
-        desk = Desk(run, self.log, reader, self, environments.packed, config.episodes, set())
+        reader = EpisodeReader(session.tokenizer, identity.step_of)
+        context = EpisodeContext(run, self.log, reader, self, environments.packed, config.episodes, set())
         settings = RolloutSettings.of(config.rollout)
         eval_settings = RolloutSettings.of(config.rollout, config.eval.temperature)
-        self.source = EpisodeSource(desk, EpisodeKind.TRAIN, self._names.train, sampling_tags(settings))
-        self.eval_source = EpisodeSource(desk, EpisodeKind.EVAL, self._names.eval, sampling_tags(eval_settings))
+        self.source = EpisodeSource(context, EpisodeKind.TRAIN, self._names.train, sampling_tags(settings))
+        self.eval_source = EpisodeSource(context, EpisodeKind.EVAL, self._names.eval, sampling_tags(eval_settings))
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, config: GrpoConfig, session: Session, environments: EnvironmentSet
+        cls, config: GrpoConfig, session: TrainingSession, environments: EnvironmentSet
     ) -> AsyncIterator[EpisodeRun]:
-        name, identity = config.episodes.run or session.run.name, Identity.load(session.run.path)
+        name, identity = config.episodes.run or session.run.name, GroupIdentity.load(session.run.path)
         me = f"trainer-{identity.nonce}"
         async with AsyncEpisodeClient(session.url, api_key(), client_id=me, retry_s=math.inf) as client:
             with refused_to_us(f"{session.url} does not take episodes"):
@@ -75,7 +75,7 @@ class EpisodeRun:
             async with opened._working(client, config, environments), opened._ending():
                 yield opened
 
-    async def publish(self, sampler: Sampler) -> None:
+    async def publish(self, sampler: PolicySampler) -> None:
         """Once for each version; the log of players' calls goes by it."""
         version = self._identity.version_of(sampler.version)
         async with self._publishing:
@@ -119,7 +119,7 @@ class EpisodeRun:
     async def _clear_up(self, client: AsyncEpisodeClient) -> None:
         """After a kill: groups that will never be asked for are cancelled, and what this run's own players had in their
         hands is given back, instead of waiting until their leases are over. Another trainer's is not ours to touch."""
-        leftover, held = set[str](), list[LeaseRef]()
+        leftover, leased = set[str](), list[LeaseRef]()
         for one in await self._open_episodes():
             if not self._names.read(one.group_id).is_ours:
                 raise TrainingError(
@@ -130,10 +130,10 @@ class EpisodeRun:
             if self._names.is_settled(one.group_id, self._session.state):
                 leftover.add(one.group_id)
             if one.state is EpisodeState.LEASED and one.client_id.endswith(client.client_id):
-                held.append(LeaseRef(episode_id=one.episode_id, attempt=one.attempt))
+                leased.append(LeaseRef(episode_id=one.episode_id, attempt=one.attempt))
         await cancel_groups(self._run, sorted(leftover))
         with refused_to_us("episodes could not be given back"):
-            for batch in api.batches(held):
+            for batch in api.batches(leased):
                 await client.do(api.release(client.client_id, batch, "its trainer was started again"))
 
     async def _open_episodes(self) -> list[EpisodeInfo]:

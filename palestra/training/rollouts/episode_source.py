@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncRun, EpisodeApiError, EpisodeClientError, NewGroup
-from palestra.training.policy import PolicyError, Sampler
+from palestra.training.policy import PolicyError, PolicySampler
 from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
-from palestra.training.rollouts.episode_rollouts import Reader
+from palestra.training.rollouts.episode_rollouts import EpisodeReader
 from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
 from palestra.types.rollouts import Group, GroupRequest, Task
 
@@ -26,17 +26,17 @@ DIFFERENT, MISSING = 409, 404
 
 
 class Publisher(Protocol):
-    async def publish(self, sampler: Sampler) -> None:
+    async def publish(self, sampler: PolicySampler) -> None:
         """From now on, model calls are answered by these weights."""
         ...
 
 
-class Desk(Struct, frozen=True):
+class EpisodeContext(Struct, frozen=True):
     """What training and evaluation share."""
 
     run: AsyncRun
     log: EpisodeLog
-    reader: Reader
+    reader: EpisodeReader
     publisher: Publisher
     packed: Callable[[Task], Task]
     """With all that players need."""
@@ -47,13 +47,13 @@ class Desk(Struct, frozen=True):
 
 class EpisodeSource:
     def __init__(
-        self, desk: Desk, kind: EpisodeKind, name: Callable[[GroupRequest, int], str], tags: dict[str, str]
+        self, context: EpisodeContext, kind: EpisodeKind, name: Callable[[GroupRequest, int], str], tags: dict[str, str]
     ) -> None:
         """`name` gives the id of a request's group in its first, second … generation."""
-        self._desk, self._kind, self._name, self._tags = desk, kind, name, tags
+        self._context, self._kind, self._name, self._tags = context, kind, name, tags
 
-    async def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
-        await self._desk.publisher.publish(sampler)
+    async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
+        await self._context.publisher.publish(sampler)
         missing = {request.id: self._name(request, 1) for request in requests}
         tasks: list[asyncio.Task[Group]] = []
         try:
@@ -64,7 +64,7 @@ class EpisodeSource:
             for group in asyncio.as_completed(tasks):
                 yield await group
         except asyncio.CancelledError:
-            self._desk.unwanted.update(missing.values())
+            self._context.unwanted.update(missing.values())
             raise
         finally:
             for task in tasks:
@@ -77,12 +77,12 @@ class EpisodeSource:
     async def _begin(self, requests: Sequence[GroupRequest]) -> list[str]:
         await self._cancel_unwanted()
         try:
-            told = await self._register([self._group(request, 1) for request in requests])
+            registered = await self._register([self._group(request, 1) for request in requests])
         except EpisodeApiError:
             return [await self._begin_one(request, 1) for request in requests]
         return [
             await self._begin_one(request, 2) if one.is_committed else one.group_id
-            for request, one in zip(requests, told, strict=True)
+            for request, one in zip(requests, registered, strict=True)
         ]
 
     async def _begin_one(self, request: GroupRequest, generation: int) -> str:
@@ -91,18 +91,18 @@ class EpisodeSource:
         for number in count(generation):
             group = self._group(request, number)
             try:
-                (told,) = await self._register([group])
+                (registered,) = await self._register([group])
             except EpisodeApiError:
-                await cancel_groups(self._desk.run, [group.group_id])
+                await cancel_groups(self._context.run, [group.group_id])
                 continue
-            if not told.is_committed:
-                return told.group_id
+            if not registered.is_committed:
+                return registered.group_id
         raise AssertionError
 
     async def _register(self, groups: list[NewGroup]) -> list[Registered]:
         """Raises EpisodeApiError where one of them is known as a different one."""
         try:
-            return await self._desk.run.register(groups)
+            return await self._context.run.register(groups)
         except EpisodeApiError as error:
             if error.status != DIFFERENT:
                 raise PolicyError(f"groups could not be registered: {error}") from error
@@ -115,28 +115,28 @@ class EpisodeSource:
 
     async def _finish(self, request: GroupRequest, missing: dict[str, str], version: int) -> Group:
         """`missing`: by request, the group that is waited for."""
-        played = await self._desk.log.wait(missing[request.id])
+        played = await self._context.log.wait(missing[request.id])
         for generation in count(2):
             if not _was_given_up(played):
                 break
             missing[request.id] = await self._begin_one(request, generation)
-            played = await self._desk.log.wait(missing[request.id])
+            played = await self._context.log.wait(missing[request.id])
         del missing[request.id]
-        return self._desk.reader.group(played, request, version)
+        return self._context.reader.group(played, request, version)
 
     async def _cancel_unwanted(self) -> None:
-        if not self._desk.unwanted:
+        if not self._context.unwanted:
             return
-        unwanted = sorted(self._desk.unwanted)
-        self._desk.unwanted.clear()
-        await cancel_groups(self._desk.run, unwanted)
+        unwanted = sorted(self._context.unwanted)
+        self._context.unwanted.clear()
+        await cancel_groups(self._context.run, unwanted)
 
     def _group(self, request: GroupRequest, generation: int) -> NewGroup:
-        config, size = self._desk.config, len(request.seeds)
+        config, size = self._context.config, len(request.seeds)
         is_train = self._kind is EpisodeKind.TRAIN
         return NewGroup(
             group_id=self._name(request, generation),
-            task=self._desk.packed(request.task),
+            task=self._context.packed(request.task),
             size=size,
             count=size + config.oversample if is_train else None,
             on_loss=OnLoss(config.on_loss) if is_train else OnLoss.SHRINK,

@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
 
 from msgspec import Struct
 
@@ -22,13 +21,13 @@ from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.playing import RowCalls, pause_s
 from palestra.environments.gym.rows import ROW
 from palestra.net.http_client import HttpClient
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.gym_results import fill
 from palestra.training.rollouts.gym_servers import PolicyAddress, open_gyms
-from palestra.training.rollouts.play import RolloutSettings
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout
-from palestra.training.rollouts.stopwatch import OutOfTime, Stopwatch
-from palestra.training.session import Session
+from palestra.training.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
+from palestra.training.session import TrainingSession
 from palestra.types.gym import (
     ATTEMPT_INDEX,
     EXTRA_BODY,
@@ -40,7 +39,8 @@ from palestra.types.gym import (
     ROLLOUT_SEED,
     TASK_INDEX,
 )
-from palestra.types.gym_failures import Failure, FailureClass
+from palestra.types.gym_failures import FailureClass, RowFailure
+from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
 
 AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
@@ -48,27 +48,29 @@ NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class GymPlayer(Struct, frozen=True):
-    """Of one entry."""
+    """Plays the rows of one entry."""
 
     calls: RowCalls
     entry: GymEntry
-    extras: dict[str, Any]
-    """Of the entry: added to each row."""
+    extras: JsonObject
+    """Fields of the entry that are added to each row."""
     policy: PolicyAddress
     tokenizer: ChatTokenizer
 
-    async def play(self, request: GroupRequest, index: int, sampler: Sampler, settings: RolloutSettings) -> Rollout:
+    async def play(
+        self, request: GroupRequest, index: int, sampler: PolicySampler, settings: RolloutSettings
+    ) -> Rollout:
         """Always a record, whatever happens to the servers."""
         rollout = blank_rollout(request, index, request.seeds[index])
         rollout.temperature = settings.temperature
         rollout.messages = list(request.task.prompt)
-        watch = Stopwatch(settings.timeout_s)
+        watch = RolloutStopwatch(settings.timeout_s)
         row = {**request.task.extras[ROW], **self.extras}
         try:
             result = await watch.run(self._result(sampling_row(row, request, index, sampler, settings)))
             _check_kept(result)
             self._check_weights(result, sampler)
-        except OutOfTime as late:
+        except RolloutOutOfTime as late:
             rollout.stop, rollout.error, rollout.failure = RolloutStop.TIMEOUT, str(late), FailureClass.TIMEOUT
         except RowFailed as error:
             rollout.stop, rollout.failure = RolloutStop.ENV_FAILED, error.failure.kind
@@ -78,7 +80,7 @@ class GymPlayer(Struct, frozen=True):
         rollout.seconds = watch.spent_s
         return rollout
 
-    async def _result(self, row: dict[str, Any]) -> Mapping[str, Any]:
+    async def _result(self, row: JsonObject) -> JsonMapping:
         """Raises RowFailed when all attempts have failed."""
         for failed in count(1):
             try:
@@ -91,26 +93,26 @@ class GymPlayer(Struct, frozen=True):
             row = {**row, ATTEMPT_INDEX: failed}
         raise AssertionError
 
-    def _check_weights(self, result: Mapping[str, Any], sampler: Sampler) -> None:
+    def _check_weights(self, result: JsonMapping, sampler: PolicySampler) -> None:
         """Whoever else has answered: to learn from it would be wrong, and nothing else would tell."""
         response = result.get("response")
         model = response.get("model") if isinstance(response, Mapping) else None
         if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
             said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
-            told = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
-            reason = f"model {model!r} has answered, not this run's weights; start the gym with {told}"
-            raise RowFailed(Failure.of(FailureClass.BAD_ANSWER, reason))
+            alias_text = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
+            reason = f"model {model!r} has answered, not this run's weights; start the gym with {alias_text}"
+            raise RowFailed(RowFailure.of(FailureClass.BAD_ANSWER, reason))
 
 
-def _check_kept(result: Mapping[str, Any]) -> None:
+def _check_kept(result: JsonMapping) -> None:
     if result.get(NO_PERSIST):
         reason = f"its agent does not want it kept ({NO_PERSIST})"
-        raise RowFailed(Failure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
+        raise RowFailed(RowFailure(kind=FailureClass.NOT_KEPT, reason=reason, is_final=True))
 
 
 def sampling_row(
-    row: Mapping[str, Any], request: GroupRequest, index: int, sampler: Sampler, settings: RolloutSettings
-) -> dict[str, Any]:
+    row: JsonMapping, request: GroupRequest, index: int, sampler: PolicySampler, settings: RolloutSettings
+) -> JsonObject:
     """The row as it is posted: this run's way to sample in place of its own."""
     params = dict(row[PARAMS])
     metadata = dict(params.get("metadata") or {})
@@ -135,7 +137,7 @@ def sampling_row(
 
 
 @asynccontextmanager
-async def open_gym_players(config: GrpoConfig, session: Session) -> AsyncIterator[dict[str, GymPlayer]]:
+async def open_gym_players(config: GrpoConfig, session: TrainingSession) -> AsyncIterator[dict[str, GymPlayer]]:
     """By the name of their entry; none where a run has no gym."""
     policy = PolicyAddress(session.url, config.alias, config.model.name)
     logs, note = session.run.path / "logs", session.listener.note

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from palestra.chat import ChatTokenizer
-from palestra.environments.gym.calls import GENERATION, Flaw, ModelCall, model_calls
+from palestra.environments.gym.calls import GENERATION, GymModelCall, TokenIdFlaw, model_calls
 from palestra.training.rollouts.sources import ERROR_LENGTH
 from palestra.types import StopReason
 from palestra.types.gym import MASK_SAMPLE
 from palestra.types.gym_failures import FailureClass
+from palestra.types.json import JsonMapping
 from palestra.types.rollouts import Rollout, RolloutStop, Turn
 
 COMPONENTS = "reward_components"
 OWN_FIELDS = ("reward", MASK_SAMPLE)
 STOPS = {
-    Flaw.NOT_CONTIGUOUS: RolloutStop.MASKED,
-    Flaw.NO_LOGPROB: RolloutStop.SAMPLING_FAILED,
-    Flaw.NO_IDS: RolloutStop.ENV_FAILED,
+    TokenIdFlaw.NOT_CONTIGUOUS: RolloutStop.MASKED,
+    TokenIdFlaw.NO_LOGPROB: RolloutStop.SAMPLING_FAILED,
+    TokenIdFlaw.NO_IDS: RolloutStop.ENV_FAILED,
 }
 NO_IDS = (
     "its answers have no token ids; the gym's model server should say return_token_id_information: true, as "
@@ -36,9 +36,9 @@ class _NotTrainable(Exception):
         self.stop = stop
 
 
-def fill(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, version: int) -> None:
+def fill(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, version: int) -> None:
     """In place. Always a record: what cannot be trained on has a stop that says so, and an error."""
-    rollout.metrics = {**numbers(result), Flaw.NOT_CONTIGUOUS: 0.0}
+    rollout.metrics = {**numbers(result), TokenIdFlaw.NOT_CONTIGUOUS: 0.0}
     try:
         _take_turns(rollout, result, tokenizer, version)
         reward = _reward(result)
@@ -53,7 +53,7 @@ def fill(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, 
     rollout.reward = rollout.turns[-1].reward = reward
 
 
-def numbers(result: Mapping[str, Any]) -> dict[str, float]:
+def numbers(result: JsonMapping) -> dict[str, float]:
     """Every number of the answer, and the parts of its reward."""
     components = result.get(COMPONENTS)
     named = {f"reward/{name}": value for name, value in components.items()} if isinstance(components, Mapping) else {}
@@ -62,7 +62,7 @@ def numbers(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if abs(value) < math.inf}
 
 
-def _reward(result: Mapping[str, Any]) -> float:
+def _reward(result: JsonMapping) -> float:
     if result.get(MASK_SAMPLE):
         raise _NotTrainable(RolloutStop.MASKED, f"its environment says {MASK_SAMPLE}")
     reward = result.get("reward")
@@ -71,7 +71,7 @@ def _reward(result: Mapping[str, Any]) -> float:
     return float(reward)
 
 
-def _take_turns(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatTokenizer, version: int) -> None:
+def _take_turns(rollout: Rollout, result: JsonMapping, tokenizer: ChatTokenizer, version: int) -> None:
     response = result.get("response")
     output = response.get("output") if isinstance(response, Mapping) else None
     if not isinstance(response, Mapping) or not isinstance(output, list):
@@ -80,13 +80,13 @@ def _take_turns(rollout: Rollout, result: Mapping[str, Any], tokenizer: ChatToke
     for call in found.calls:
         _add_turn(rollout, call, tokenizer, version)
     if found.flaw is not None:
-        rollout.metrics[Flaw.NOT_CONTIGUOUS] = float(found.flaw is Flaw.NOT_CONTIGUOUS)
+        rollout.metrics[TokenIdFlaw.NOT_CONTIGUOUS] = float(found.flaw is TokenIdFlaw.NOT_CONTIGUOUS)
         raise _NotTrainable(STOPS[found.flaw], found.why)
     last = output[-1] if output else None
     _end(rollout, response, was_last_sampled=isinstance(last, Mapping) and bool(last.get(GENERATION)))
 
 
-def _add_turn(rollout: Rollout, call: ModelCall, tokenizer: ChatTokenizer, version: int) -> None:
+def _add_turn(rollout: Rollout, call: GymModelCall, tokenizer: ChatTokenizer, version: int) -> None:
     is_first = not rollout.turns
     if is_first:
         rollout.prompt = call.read
@@ -104,7 +104,7 @@ def _add_turn(rollout: Rollout, call: ModelCall, tokenizer: ChatTokenizer, versi
     rollout.turns.append(turn)
 
 
-def _end(rollout: Rollout, response: Mapping[str, Any], *, was_last_sampled: bool) -> None:
+def _end(rollout: Rollout, response: JsonMapping, *, was_last_sampled: bool) -> None:
     """An answer that ended by length was cut in its last call; or that call had no room at all, and has no tokens."""
     is_cut = response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
     if is_cut and rollout.turns and was_last_sampled:

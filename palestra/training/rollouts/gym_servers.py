@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from palestra.config.environment_entries import EnvironmentEntry, GymEntry, GymStart, gym_entry
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.net.http_client import HttpClient
 from palestra.training.aliases import api_key
@@ -29,7 +29,7 @@ class PolicyAddress(Struct, frozen=True):
     """What a gym's model server asks."""
 
     url: str
-    """Of the run's server."""
+    """Address of the run's server."""
     alias: str | None
     """It follows the run's weights: for agents that do not hand on what a row says about them."""
     base_model: str
@@ -46,10 +46,10 @@ async def open_gyms(
     logs: Path,
     client: HttpClient,
     note: Callable[[str], None],
-) -> AsyncIterator[dict[str, Directory]]:
+) -> AsyncIterator[dict[str, ServerDirectory]]:
     """By the entry's name. Raises PolicyError where one cannot be started, TrainingError where none answers."""
     started: dict[GymStart, str] = {}
-    gyms: dict[str, Directory] = {}
+    gyms: dict[str, ServerDirectory] = {}
     async with AsyncExitStack() as stack:
         for entry in entries:
             if not is_gym(entry.name):
@@ -74,9 +74,9 @@ async def own_gym(start: GymStart, policy: PolicyAddress, log: Path, note: Calla
         yield head
 
 
-async def _reached(entry: GymEntry, client: HttpClient, head: str) -> Directory:
+async def _reached(entry: GymEntry, client: HttpClient, head: str) -> ServerDirectory:
     try:
-        gym = await Directory.of_head(client, head)
+        gym = await ServerDirectory.of_head(client, head)
         if entry.agent is not None:
             gym.agent(entry.agent)
     except (NoGym, UnknownAgent) as error:

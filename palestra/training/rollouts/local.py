@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.batched import BatchedRollouts
-from palestra.training.rollouts.crowd import Crowd
+from palestra.training.rollouts.concurrent import ConcurrentRollouts
 from palestra.training.rollouts.gym_player import GymPlayer
-from palestra.training.rollouts.play import Environments, RolloutSettings
-from palestra.training.rollouts.player import Table, play_rollout
+from palestra.training.rollouts.player import PlayerContext, play_rollout
+from palestra.training.rollouts.rollout_loop import Environments, RolloutSettings
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 
@@ -23,25 +23,25 @@ from palestra.types.rollouts import Group, GroupRequest, Rollout
 class LocalRollouts:
     """May be asked for more while it plays: `concurrency` holds for all together."""
 
-    def __init__(self, table: Table, gyms: Mapping[str, GymPlayer] | None = None) -> None:
+    def __init__(self, context: PlayerContext, gyms: Mapping[str, GymPlayer] | None = None) -> None:
         """`gyms`: by the environment's name, those that servers play."""
-        self._table = table
+        self._context = context
         self._gyms = gyms or {}
-        self._crowd = Crowd()
-        self._slots = asyncio.Semaphore(table.settings.concurrency)
+        self._concurrent = ConcurrentRollouts()
+        self._slots = asyncio.Semaphore(context.settings.concurrency)
 
-    def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+    def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
         async def play_one(request: GroupRequest, index: int) -> Rollout:
             gym = self._gyms.get(request.task.environment)
             async with self._slots:
                 if gym is not None:
-                    return await gym.play(request, index, sampler, self._table.settings)
-                return await play_rollout(self._table, request, index, sampler)
+                    return await gym.play(request, index, sampler, self._context.settings)
+                return await play_rollout(self._context, request, index, sampler)
 
-        return self._crowd.play(requests, play_one)
+        return self._concurrent.play(requests, play_one)
 
     async def close(self) -> None:
-        await self._crowd.close()
+        await self._concurrent.close()
 
 
 def open_source(
@@ -52,5 +52,5 @@ def open_source(
     gyms: Mapping[str, GymPlayer] | None = None,
 ) -> RolloutSource:
     """Without `settings`: those of training. Evaluation gives `RolloutSettings.of(config.rollout, temperature)`."""
-    table = Table(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
-    return BatchedRollouts(table) if config.rollout.style == "batched" else LocalRollouts(table, gyms)
+    context = PlayerContext(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
+    return BatchedRollouts(context) if config.rollout.style == "batched" else LocalRollouts(context, gyms)

@@ -11,16 +11,25 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.training.policy import Sampler, SamplingError
-from palestra.training.rollouts.play import Ended, Environments, Played, RolloutSettings, Said, TurnTaking, play, timed
+from palestra.training.policy import PolicySampler, SamplingError
+from palestra.training.rollouts.rollout_loop import (
+    Environments,
+    PlayedRollout,
+    PolicyTurn,
+    RolloutEnded,
+    RolloutSettings,
+    TurnTaking,
+    play,
+    timed,
+)
 from palestra.training.rollouts.sources import blank_rollout
-from palestra.training.rollouts.stopwatch import Stopwatch
+from palestra.training.rollouts.stopwatch import RolloutStopwatch
 from palestra.training.seeds import derive_seed
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import Branch, GroupRequest, Message, Rollout, RolloutStop, Turn
 
 
-class Table(Struct, frozen=True):
+class PlayerContext(Struct, frozen=True):
     """What all players of a run share."""
 
     tokenizer: ChatTokenizer
@@ -29,22 +38,22 @@ class Table(Struct, frozen=True):
 
 
 async def play_rollout(
-    table: Table, request: GroupRequest, index: int, sampler: Sampler, turns: TurnTaking | None = None
+    context: PlayerContext, request: GroupRequest, index: int, sampler: PolicySampler, turns: TurnTaking | None = None
 ) -> Rollout:
     """Always a record, whatever happens to the environment or a sample."""
-    session = table.environments.open(request.task)
+    session = context.environments.open(request.task)
     rollout = blank_rollout(request, index, request.seeds[index])
-    rollout.temperature = table.settings.temperature
+    rollout.temperature = context.settings.temperature
     try:
-        speaker = TokenSpeaker(table, rollout, sampler)
-        played = await play(session, request.task, speaker, table.settings.timeout_s, turns)
+        turn_sampler = TokenTurnSampler(context, rollout, sampler)
+        played = await play(session, request.task, turn_sampler, context.settings.timeout_s, turns)
         rollout.metrics = await session.metrics()
         return _recorded(rollout, played)
     finally:
         await session.close()
 
 
-def _recorded(rollout: Rollout, played: Played) -> Rollout:
+def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:
     for turn, reward, env_s in zip(rollout.all_turns, played.rewards, played.env_s, strict=False):
         turn.reward, turn.env_s = reward, env_s
     rollout.stop, rollout.error = played.stop, played.error
@@ -52,11 +61,11 @@ def _recorded(rollout: Rollout, played: Played) -> Rollout:
     return rollout
 
 
-class TokenSpeaker:
+class TokenTurnSampler:
     """Samples from tokens, and notes them in the rollout's record."""
 
-    def __init__(self, table: Table, rollout: Rollout, sampler: Sampler) -> None:
-        self._tokenizer, self._settings = table.tokenizer, table.settings
+    def __init__(self, context: PlayerContext, rollout: Rollout, sampler: PolicySampler) -> None:
+        self._tokenizer, self._settings = context.tokenizer, context.settings
         self._rollout, self._sampler = rollout, sampler
         self._context: list[int] = []
         """Everything so far: the next prompt."""
@@ -70,22 +79,22 @@ class TokenSpeaker:
         try:
             self._rollout.prompt = self._tokenizer.encode_chat(messages)
         except ChatError as error:
-            raise Ended(RolloutStop.ENV_INIT_FAILED, error) from None
+            raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
         self._context = list(self._rollout.prompt)
         self._check_room("prompt", self._context)
 
-    async def speak(self, turn: int, watch: Stopwatch) -> Said:
+    async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn:
         version, before_s = self._sampler.version, watch.spent_s
         try:
             sequence = _checked(await timed(watch, self._sampler.sample(self._context, self._params(turn))))
         except SamplingError as error:
-            raise Ended(RolloutStop.SAMPLING_FAILED, error) from None
+            raise RolloutEnded(RolloutStop.SAMPLING_FAILED, error) from None
         self._note(sequence, version, watch.spent_s - before_s)
         if sequence.stop_reason is StopReason.ABORT:
-            raise Ended(RolloutStop.SAMPLING_FAILED, "the engine gave up the sample before it ended")
-        return Said(self._rollout.turns[-1].text, sequence.stop_reason)
+            raise RolloutEnded(RolloutStop.SAMPLING_FAILED, "the engine gave up the sample before it ended")
+        return PolicyTurn(self._rollout.turns[-1].text, sequence.stop_reason)
 
-    def hear(self, messages: Sequence[Message]) -> None:
+    def observe(self, messages: Sequence[Message]) -> None:
         self._rollout.messages += messages
 
     def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
@@ -95,7 +104,7 @@ class TokenSpeaker:
             else:
                 self._read(self._tokenizer.observation(observations))
         except ChatError as error:
-            raise Ended(RolloutStop.ENV_FAILED, error) from None
+            raise RolloutEnded(RolloutStop.ENV_FAILED, error) from None
 
     def _params(self, turn: int) -> SamplingParams:
         settings = self._settings
@@ -159,7 +168,7 @@ class TokenSpeaker:
         total = "" if len(tokens) == len(self._context) else f", {len(self._context)} with all before it"
         room = f"no room for a turn in {self._settings.max_context} (rollout.max_context)"
         error = f"the {name} has {len(tokens)} tokens{total}: {room}"
-        raise Ended(RolloutStop.CONTEXT, error, is_ungraded=is_ungraded)
+        raise RolloutEnded(RolloutStop.CONTEXT, error, is_ungraded=is_ungraded)
 
 
 def _checked(sequences: list[SampledSequence]) -> SampledSequence:

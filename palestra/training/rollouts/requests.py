@@ -18,7 +18,7 @@ class RequestMaker:
     ) -> None:
         self._order, self._seed, self._group_size = order, seed, group_size
         self.position = position
-        """Of the next new task."""
+        """Position of the next new task."""
         self.pending = list(pending)
         """Positions before it that were begun before a resume and not used: they come first."""
 

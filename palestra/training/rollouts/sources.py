@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from palestra.training.policy import Sampler
+from palestra.training.policy import PolicySampler
 from palestra.training.state import RunState
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 
@@ -17,7 +17,7 @@ ERROR_LENGTH = 500  # of an error in a record: a line to read, not a page
 
 
 class RolloutSource(Protocol):
-    def play(self, requests: Sequence[GroupRequest], sampler: Sampler) -> AsyncIterator[Group]:
+    def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
         """Every requested group once, in the order they finish. A rollout that fails is a record in its group;
         only what makes further playing senseless is raised."""
         ...
@@ -25,8 +25,8 @@ class RolloutSource(Protocol):
     async def close(self) -> None: ...
 
 
-class Ledger(Protocol):
-    """Of a source that keeps what was played until it is safe in a checkpoint."""
+class RolloutLedger(Protocol):
+    """A source that keeps what was played until it is safe in a checkpoint."""
 
     def settled(self, state: RunState) -> int:
         """The cursor to save with this state: everything up to it is used, or set aside."""
@@ -37,7 +37,7 @@ class Ledger(Protocol):
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Of what was delivered since the last time."""
+        """Metrics of what was delivered since the last time."""
         ...
 
 

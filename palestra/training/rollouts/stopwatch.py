@@ -13,11 +13,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class OutOfTime(Exception):
+class RolloutOutOfTime(Exception):
     """Says which setting."""
 
 
-class Stopwatch:
+class RolloutStopwatch:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self.spent_s = 0.0
@@ -40,5 +40,5 @@ class Stopwatch:
         finally:
             self.spent_s += time.perf_counter() - began_s
 
-    def over(self) -> OutOfTime:
-        return OutOfTime(f"it did not end within {self._limit_s:g} s (rollout.timeout_s)")
+    def over(self) -> RolloutOutOfTime:
+        return RolloutOutOfTime(f"it did not end within {self._limit_s:g} s (rollout.timeout_s)")

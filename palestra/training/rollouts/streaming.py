@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from palestra.config.train import GrpoConfig
 from palestra.training.batches.rows import is_zero_variance
-from palestra.training.listener import Listener, Stage
-from palestra.training.policy import Sampler
+from palestra.training.listener import RunListener, Stage
+from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.collecting import raise_if_all_failed
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutSource, lost_rollouts
@@ -23,11 +23,11 @@ HOPELESS = 4
 """Steps' worth of groups in a row without one graded rollout, and the run ends."""
 
 
-class Begun(Struct):
+class StartedGroup(Struct):
     request: GroupRequest
     position: int
     version: int
-    """Of the weights it is played on."""
+    """Version of the weights it is played on."""
     group: Group | None = None
 
 
@@ -38,12 +38,14 @@ class StreamingCollector:
     would be too old for the next one, so that slow groups are used as fast ones are.
     """
 
-    def __init__(self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: Listener) -> None:
+    def __init__(
+        self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: RunListener
+    ) -> None:
         self._config, self._source, self._requests, self._listener = config, source, requests, listener
-        self._begun: dict[int, Begun] = {}
+        self._begun: dict[int, StartedGroup] = {}
         """By position."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._sampler: Sampler | None = None
+        self._sampler: PolicySampler | None = None
         self._changed = asyncio.Event()
         self._barren: list[Group] = []
         self._failure: BaseException | None = None
@@ -63,10 +65,10 @@ class StreamingCollector:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def collect(self, step: int, sampler: Sampler) -> list[Group]:
+    async def collect(self, step: int, sampler: PolicySampler) -> list[Group]:
         """Groups for a step, and beside them those that came to nothing since the last one."""
         self._use(sampler)
-        wanted = self._config.rollout.groups_per_step
+        groups_needed = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
         aside: list[Group] = []
         barren = 0
@@ -75,17 +77,17 @@ class StreamingCollector:
                 aside.append(group)
                 barren += not is_stale
             ready = [begun for _, begun in sorted(self._begun.items()) if begun.group is not None]
-            self._listener.stage(Stage.COLLECT, min(len(ready), wanted), wanted)
+            self._listener.stage(Stage.COLLECT, min(len(ready), groups_needed), groups_needed)
             if self._failure is not None:
                 raise self._failure
-            has_enough = len(ready) >= wanted or len(ready) + barren >= wanted * (1 + refills)
+            has_enough = len(ready) >= groups_needed or len(ready) + barren >= groups_needed * (1 + refills)
             if has_enough and not self._must_wait():
-                return aside + self._take(ready[:wanted], step)
+                return aside + self._take(ready[:groups_needed], step)
             self._fill()
             self._changed.clear()
             await self._changed.wait()
 
-    def _use(self, sampler: Sampler) -> None:
+    def _use(self, sampler: PolicySampler) -> None:
         """New weights: what begins now is played on them."""
         self._sampler = sampler
         if self._config.asynchronous.in_flight == "drop":
@@ -103,7 +105,7 @@ class StreamingCollector:
         limit = self._config.asynchronous.max_staleness
         return any(begun.group is None and self._age(begun) >= limit for begun in self._begun.values())
 
-    def _take(self, ready: list[Begun], step: int) -> list[Group]:
+    def _take(self, ready: list[StartedGroup], step: int) -> list[Group]:
         for begun in ready:
             del self._begun[begun.position]
         if ready:
@@ -132,7 +134,7 @@ class StreamingCollector:
             raise_if_all_failed(self._barren)
         return aside
 
-    def _age(self, begun: Begun) -> int:
+    def _age(self, begun: StartedGroup) -> int:
         return self._sampler.version - begun.version if self._sampler else 0
 
     def _fill(self) -> None:
@@ -141,12 +143,12 @@ class StreamingCollector:
         room = (self._config.asynchronous.max_staleness + 1) * self._config.rollout.groups_per_step
         while len(self._begun) < room:
             request = self._requests.next(sampler.version)
-            self._begun[request.position] = begun = Begun(request, request.position, sampler.version)
+            self._begun[request.position] = begun = StartedGroup(request, request.position, sampler.version)
             task = asyncio.create_task(self._play(begun, sampler), name=request.id)
             self._tasks[request.position] = task
             task.add_done_callback(lambda _, position=request.position: self._tasks.pop(position, None))
 
-    async def _play(self, begun: Begun, sampler: Sampler) -> None:
+    async def _play(self, begun: StartedGroup, sampler: PolicySampler) -> None:
         try:
             async for group in self._source.play([begun.request], sampler):
                 drawn = [rollout.oldest_version for rollout in group.rollouts if rollout.turns]

@@ -34,9 +34,9 @@ class Scripted(TokenCompleter):
         self._tokenizer = get_tokenizer(MODEL)
 
     async def __call__(self, model_input: ModelInput, stop: Any, *, max_tokens: int | None = None) -> Any:
-        told = USER.findall(self._tokenizer.decode(model_input.to_ints()))
-        said = self._tokenizer.encode(self._policy(told), add_special_tokens=False)
-        is_cut = len(told) > self._cut_after
+        response = USER.findall(self._tokenizer.decode(model_input.to_ints()))
+        said = self._tokenizer.encode(self._policy(response), add_special_tokens=False)
+        is_cut = len(response) > self._cut_after
         tokens = said if is_cut else [*said, *stop]
         return TokensWithLogprobs(tokens, [-1.0] * len(tokens), "length" if is_cut else "stop")
 

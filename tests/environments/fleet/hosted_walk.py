@@ -18,11 +18,11 @@ async def played(tasks_file: str, task_key: str, actions: list[str]) -> dict[str
         steps = [await env.step_async(action) for action in actions]
     finally:
         await env.close_async()
-    told = [step["observations"][0]["content"] for step in steps]
+    response = [step["observations"][0]["content"] for step in steps]
     tools = [tool["function"]["name"] for tool in facts["tools"]]
     return {
         "tools": tools,
-        "told": told,
+        "told": response,
         "rewards": [step["reward"] for step in steps],
         "system": history[0]["content"],
     }

@@ -26,13 +26,13 @@ class Script:
     def __call__(self, observation: str | None) -> str:
         try:
             if self._has_begun and observation is not None:
-                wanted = self._solution.send(json.loads(observation.removeprefix(RESULT)))
+                expected = self._solution.send(json.loads(observation.removeprefix(RESULT)))
             else:
-                wanted = next(self._solution)
+                expected = next(self._solution)
         except StopIteration:
             return DONE
         self._has_begun = True
-        return call(wanted.tool, **wanted.arguments)
+        return call(expected.tool, **expected.arguments)
 
 
 def next_word(task: PlatformTask, told: Iterable[str]) -> str:

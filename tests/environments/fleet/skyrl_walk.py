@@ -21,12 +21,12 @@ def played(task_key: str, is_gold: bool) -> dict[str, Any]:
     assert isinstance(env, skyrl_gym.Env)
     with env:
         history, facts = env.init([{"role": "user", "content": "x"}])
-        told: list[str] = []
+        response: list[str] = []
         while True:
-            step = env.step(next_word(make_task(task_key), told) if is_gold else DONE)
+            step = env.step(next_word(make_task(task_key), response) if is_gold else DONE)
             if step["done"]:
                 break
-            told.append(step["observations"][0]["content"])
+            response.append(step["observations"][0]["content"])
         metrics = env.get_metrics()
     episodes = aggregate_for_environment("fleet_task", [metrics])[f"{facts['env_key']}/num_episodes"]
     return {

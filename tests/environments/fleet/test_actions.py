@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from palestra.environments.fleet.actions import CallRequest, Grammar, parse_action
+from palestra.environments.fleet.actions import ActionGrammar, CallRequest, parse_action
 
 CALL = '<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>'
 A, B = CallRequest("a", {"x": 1}), CallRequest("b", {})
@@ -47,8 +47,8 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_of_the_grammar(name: str):
     text, strict, lenient = ROWS[name]
-    assert parse_action(text, Grammar.STRICT).call == strict
-    found = parse_action(text, Grammar.LENIENT)
+    assert parse_action(text, ActionGrammar.STRICT).call == strict
+    found = parse_action(text, ActionGrammar.LENIENT)
     assert found.call == lenient
     assert bool(found.problem) == (lenient is None and "<tool_call>" in text)
     assert not found.is_done
@@ -75,8 +75,8 @@ def test_every_row_of_the_grammar(name: str):
         ("done", False),
     ],
 )
-@pytest.mark.parametrize("grammar", Grammar)
-def test_done_counts_only_where_it_is_said(text: str, is_done: bool, grammar: Grammar):
+@pytest.mark.parametrize("grammar", ActionGrammar)
+def test_done_counts_only_where_it_is_said(text: str, is_done: bool, grammar: ActionGrammar):
     assert parse_action(text, grammar).is_done is is_done
 
 

@@ -210,18 +210,18 @@ def test_after_the_end_it_is_over_and_worth_nothing_more():
 
 
 def test_an_answer_ends_the_episode():
-    wanted = make_task(LARGEST).params["wanted"]
-    (right,) = asyncio.run(said(call("submit_final_answer", answer=wanted), task_key=LARGEST))
+    expected = make_task(LARGEST).params["wanted"]
+    (right,) = asyncio.run(said(call("submit_final_answer", answer=expected), task_key=LARGEST))
     (wrong,) = asyncio.run(said(call("submit_final_answer", answer="zz"), task_key=LARGEST))
-    (none,) = asyncio.run(said(f"It is {wanted}. <done>", task_key=LARGEST))
+    (none,) = asyncio.run(said(f"It is {expected}. <done>", task_key=LARGEST))
     assert [(step["reward"], step["done"]) for step in (right, wrong, none)] == [(1.0, True), (0.0, True), (0.0, True)]
     assert told(right) == "Task marked as complete."
 
 
 def test_partial_rewards_are_earned_and_never_whole():
-    wanted = make_task(LARGEST).params["wanted"]
+    expected = make_task(LARGEST).params["wanted"]
     partial = {"partial_reward": True, "hints": True}
-    stray, answer = call("put", value=1), call("submit_final_answer", answer=wanted)
+    stray, answer = call("put", value=1), call("submit_final_answer", answer=expected)
     idle = asyncio.run(said("<done>", task_key=LARGEST, config=partial))[-1]
     assert idle["reward"] == 0.0
     assert "answer: None is not" in idle["metadata"]["verifier_stdout"]

@@ -14,7 +14,7 @@ from palestra.environments.fleet import FleetTaskEnv, export_tasks, fleet_row, v
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.platform import APPS, Instance, PlatformTask, make_task, verify
 from palestra.environments.platform.golden import play_golden
-from palestra.environments.platform.verifiers import Execution, run_verifier
+from palestra.environments.platform.verifiers import VerifierExecution, run_verifier
 from tests.environments.fleet.conftest import PUT, call, put_call
 from tests.environments.platform.conftest import stray_write
 
@@ -44,7 +44,7 @@ def test_an_exported_verifier_says_what_ours_says(template: str):
     task = make_task(f"{template}-{2**31 + 1}")
     source, ends = verifier_source(task), endings(task)
 
-    async def ran() -> list[Execution]:
+    async def ran() -> list[VerifierExecution]:
         seed = task.seed.data
         return await asyncio.gather(*(run_verifier(source, seed, one.snapshot(), answer) for one, answer in ends))
 
@@ -102,7 +102,7 @@ for one in json.load(open(sys.argv[1])):
 @pytest.mark.e2e
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs a venv with fleet-python: PALESTRA_FLEET_PYTHON")
 def test_the_sdks_own_executor_agrees(tmp_path: Path):
-    asked: list[dict[str, str | None]] = []
+    request: list[dict[str, str | None]] = []
     ours: list[float | None] = []
     for template in TEMPLATES:
         task = make_task(f"{template.values[0]}-5")
@@ -112,10 +112,10 @@ def test_the_sdks_own_executor_agrees(tmp_path: Path):
             current = tmp_path / f"{task.key}.{place}"
             current.write_bytes(instance.snapshot())
             one = {"source": verifier_source(task), "seed": str(seed), "current": str(current), "answer": answer}
-            asked.append(one)
+            request.append(one)
             ours.append(verify(task, instance, answer).score)
-    (tmp_path / "asked.json").write_text(json.dumps(asked))
-    told = [PYTHON, "-c", LOCAL, tmp_path / "asked.json"]
-    ran = subprocess.run(told, capture_output=True, text=True, timeout=300, check=False)
+    (tmp_path / "asked.json").write_text(json.dumps(request))
+    response = [PYTHON, "-c", LOCAL, tmp_path / "asked.json"]
+    ran = subprocess.run(response, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line) for line in ran.stdout.splitlines()] == ours

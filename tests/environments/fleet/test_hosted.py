@@ -16,11 +16,11 @@ import pytest
 from palestra.environments.fleet import FleetTaskEnv, fleet_row
 from palestra.environments.fleet.backends.hosted import judged
 from palestra.environments.platform import make_task
-from palestra.environments.platform.faces.door import Door
-from palestra.environments.platform.pool import Pool
+from palestra.environments.platform.api.auth import PlatformAuth
+from palestra.environments.platform.pool import InstancePool
 from palestra.environments.platform.pool_records import PoolLimits
 from tests.environments.fleet.conftest import PUT, call, put_call
-from tests.environments.platform.faces.conftest import started
+from tests.environments.platform.api.conftest import started
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("PALESTRA_FLEET_PYTHON") or ROOT / ".venv-fleet" / "bin" / "python")
@@ -30,9 +30,9 @@ WALK = Path(__file__).with_name("hosted_walk.py")
 def embedded(file: Path, task_key: str, actions: list[str]) -> list[str]:
     env = FleetTaskEnv({"tasks_file": str(file)}, {"task_key": task_key, "max_turns": 9})
     env.init([])
-    told = [env.step(action)["observations"][0]["content"] for action in actions]
+    response = [env.step(action)["observations"][0]["content"] for action in actions]
     env.close()
-    return told
+    return response
 
 
 @pytest.mark.e2e
@@ -43,8 +43,8 @@ def test_a_task_is_played_through_the_sdk_as_it_is_in_process(tmp_path: Path):
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps(rows))
     actions = [call("list"), call("get", name="zz"), put_call(), "<done>"]
-    with Pool(PoolLimits(max_per_team=2)) as pool:
-        for url in started(pool, Door(secret=b"of the tests")):
+    with InstancePool(PoolLimits(max_per_team=2)) as pool:
+        for url in started(pool, PlatformAuth(secret=b"of the tests")):
             seen = [_walked(url, tmp_path, file, key, actions) for key in (PUT, "mine")]
         assert pool.usage().instances == 0
     assert [one["rewards"] for one in seen] == [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.25]]
@@ -60,8 +60,8 @@ def _walked(url: str, home: Path, file: Path, task_key: str, actions: list[str])
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
     }
-    told = [PYTHON, WALK, file, task_key, json.dumps(actions)]
-    ran = subprocess.run(told, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    response = [PYTHON, WALK, file, task_key, json.dumps(actions)]
+    ran = subprocess.run(response, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
@@ -75,8 +75,8 @@ def test_a_platform_elsewhere_plays_as_one_in_process_without_the_sdk(tmp_path: 
     file.write_text(json.dumps([fleet_row(make_task(PUT)), mine, broken, asserts]))
     actions = [call("list"), call("get", name="zz"), put_call(), "<done>"]
     seen: dict[str, tuple[list[str], float | None]] = {}
-    with Pool(PoolLimits(max_per_team=1)) as pool:
-        for url in started(pool, Door(keys=("k",), secret=b"of the tests")):
+    with InstancePool(PoolLimits(max_per_team=1)) as pool:
+        for url in started(pool, PlatformAuth(keys=("k",), secret=b"of the tests")):
             config: dict[str, Any] = {"tasks_file": str(file), "backend": "remote", "base_url": url, "api_key": "k"}
             config["ttl_seconds"] = 10**6
             for task_key in (PUT, "mine", "broken", "asserts"):
@@ -115,8 +115,8 @@ def test_a_platform_elsewhere_tells_what_the_verifier_printed(tmp_path: Path):
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps([row]))
     config: dict[str, Any] = {"tasks_file": str(file), "partial_reward": True}
-    with Pool() as pool:
-        for url in started(pool, Door(secret=b"of the tests")):
+    with InstancePool() as pool:
+        for url in started(pool, PlatformAuth(secret=b"of the tests")):
             for backend in ({}, {"backend": "remote", "base_url": url}):
                 for answer, reward in (("no", 0.5), ("ask", None)):
                     env = FleetTaskEnv(config | backend, {"task_key": PUT})

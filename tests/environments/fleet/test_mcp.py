@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.fleet import Attempt, FleetSettings, FleetTask, FleetTaskEnv, Grade, ToolAnswer
+from palestra.environments.fleet import FleetAttempt, FleetGrade, FleetSettings, FleetTask, FleetTaskEnv, ToolAnswer
 from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
 from tests.environments.fleet.conftest import call
@@ -44,10 +44,10 @@ def test_an_episode_at_a_server_of_its_own(tmp_path: Path):
     env = notes(tmp_path)
     actions = [call("add", text="hello"), call("plain"), call("fail"), call("nope"), call("add"), "<done>"]
     steps = asyncio.run(played(env, *actions))
-    told = [step["observations"][0]["content"] for step in steps]
-    assert told[0] == 'Tool result:\n{\n  "count": 1\n}'
-    assert told[1] == "Tool result:\njust words"
-    assert all(text.startswith("Error: ") for text in told[2:5])
+    response = [step["observations"][0]["content"] for step in steps]
+    assert response[0] == 'Tool result:\n{\n  "count": 1\n}'
+    assert response[1] == "Tool result:\njust words"
+    assert all(text.startswith("Error: ") for text in response[2:5])
     assert (steps[-1]["reward"], env.tool_errors, env.tool_calls) == (1.0, 3, 5)
     add = env.tools[0]["function"]
     assert (add["name"], add["parameters"]["required"]) == ("add", ["text"])
@@ -64,12 +64,12 @@ def test_verifiers_that_do_not_know_or_break(tmp_path: Path):
     assert asyncio.run(played(notes(tmp_path, "breaks"), "<done>"))[-1]["reward"] is None
 
 
-def finished(check: str, calls: int) -> Grade:
+def finished(check: str, calls: int) -> FleetGrade:
     """What a check of `checks.py` comes to. No server is needed for that."""
     task = FleetTask(task_key="hello", prompt="Write hello.", env_key="notes")
     backend = McpBackend(task, FleetSettings(mcp={"command": ["none"], "verifier": f"{CHECKS}:{check}"}))
     backend._calls = [("read", {}, ToolAnswer({}))] * calls
-    return asyncio.run(backend.verify(Attempt()))
+    return asyncio.run(backend.verify(FleetAttempt()))
 
 
 def test_a_check_that_asserts_has_judged_and_one_that_returns_no_score_has_not():

@@ -66,10 +66,10 @@ def test_episodes_at_an_openenv_server(tmp_path: Path, url: str):
 
     async def main() -> None:
         actions = (call("add", n=2), call("fail"), call("nope"), call("add", n=3), "<done>")
-        told, reward, env = await played(*actions)
-        assert told[0] == 'Tool result:\n{\n  "count": 2\n}'
-        assert told[1].startswith("Error: ")
-        assert told[2].startswith("Error: ")
+        response, reward, env = await played(*actions)
+        assert response[0] == 'Tool result:\n{\n  "count": 2\n}'
+        assert response[1].startswith("Error: ")
+        assert response[2].startswith("Error: ")
         assert (reward, env.tool_errors) == (1.0, 2)
         assert [tool["function"]["name"] for tool in env.tools] == ["add", "fail"]
         assert env.tools[0]["function"]["parameters"]["required"] == ["n"]
@@ -96,9 +96,9 @@ async def scripted(connection: Any) -> None:
         frame = json.loads(text)
         seen.append(frame["data"])
         kind = frame["data"].get("type", frame["type"])
-        told = FRAMES.get(frame["data"].get("tool_name") if kind == "call_tool" else kind)
-        if told is not None:
-            await connection.send(json.dumps(told))
+        response = FRAMES.get(frame["data"].get("tool_name") if kind == "call_tool" else kind)
+        if response is not None:
+            await connection.send(json.dumps(response))
 
 
 seen: list[dict[str, Any]] = []

@@ -34,15 +34,15 @@ def ran(*command: str | Path) -> str:
 
 
 def test_skyrl_makes_plays_and_counts_it():
-    told = json.loads(ran(Path(__file__).with_name("skyrl_walk.py"), PUT, LARGEST, MAIL).splitlines()[-1])
+    response = json.loads(ran(Path(__file__).with_name("skyrl_walk.py"), PUT, LARGEST, MAIL).splitlines()[-1])
     same = {"roles": ["system", "user"], "max_turns": 20, "episodes": 1}
-    wanted = [same | {"env_key": app, "reward": reward} for app in ("keys", "keys", "mail") for reward in (1.0, 0.0)]
-    assert told == {"seen": wanted, "live": 0}
+    expected = [same | {"env_key": app, "reward": reward} for app in ("keys", "keys", "mail") for reward in (1.0, 0.0)]
+    assert response == {"seen": expected, "live": 0}
 
 
 def test_its_own_environments_run_here():
     """The file is skipped where skyrl-gym is not installed, as in our own environment."""
     options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ROOT, "--noconftest")
-    told = ran("-m", "pytest", *options, "tests/environments/test_skyrl_gym.py")
-    assert "passed" in told
-    assert "skipped" not in told
+    response = ran("-m", "pytest", *options, "tests/environments/test_skyrl_gym.py")
+    assert "passed" in response
+    assert "skipped" not in response

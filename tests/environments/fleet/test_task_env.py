@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from palestra.environments.fleet import Attempt, BackendError, FleetSettings, Grade, OpenEnvTask, ToolAnswer
+from palestra.environments.fleet import BackendError, FleetAttempt, FleetGrade, FleetSettings, OpenEnvTask, ToolAnswer
 from palestra.environments.fleet.backends.embedded import live_instances
 from palestra.environments.fleet.platform_tasks import fleet_task
 from palestra.environments.fleet.tool_schemas import openai_tool
@@ -61,9 +61,9 @@ def test_an_answer_is_taken_here_and_ends_it():
     env = a_task(LARGEST)
     tools = env.reset()["tools"]
     assert tools[-1]["function"]["name"] == "submit_final_answer"
-    wanted = make_task(LARGEST).params["wanted"]
-    _, reward, done, info = env.step({"tool": "submit_final_answer", "params": {"answer": wanted}})
-    assert (reward, done, info["submitted_answer"]) == (1.0, True, wanted)
+    expected = make_task(LARGEST).params["wanted"]
+    _, reward, done, info = env.step({"tool": "submit_final_answer", "params": {"answer": expected}})
+    assert (reward, done, info["submitted_answer"]) == (1.0, True, expected)
     env.close()
     plain = a_task()
     assert "submit_final_answer" not in [tool["function"]["name"] for tool in plain.reset()["tools"]]
@@ -98,11 +98,11 @@ class Stubborn:
             raise found
         return found if isinstance(found, ToolAnswer) else await found
 
-    async def verify(self, attempt: Attempt) -> Grade:
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         self.verified += 1
         if problem := self.does.get("verify"):
             raise problem
-        return Grade(score=0.5)
+        return FleetGrade(score=0.5)
 
     async def close(self) -> None:
         self.closed += 1

@@ -20,12 +20,12 @@ from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
 from palestra.environments.platform import make_task
-from palestra.training.batches.conversations import Rows, conversation_of
-from palestra.training.batches.rows import Drop, build_batch
+from palestra.training.batches.conversations import ConversationFile, conversation_of
+from palestra.training.batches.rows import DropReason, build_batch
 from palestra.training.loops.health import environment_metrics, label_metrics
 from palestra.training.rollouts.batched import BatchedRollouts
-from palestra.training.rollouts.play import RolloutSettings
-from palestra.training.rollouts.player import Table, play_rollout
+from palestra.training.rollouts.player import PlayerContext, play_rollout
+from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.environments.fleet.conftest import PUT, call
 from tests.training.records import make_config
@@ -36,16 +36,18 @@ COMPACT = {"tasks_file": PLAYED, "prompt_style": "compact"}
 
 
 @contextlib.contextmanager
-def a_table(config: dict[str, Any], max_context: int = 4000, max_tokens: int = 200, **entry: Any) -> Iterator[Table]:
+def a_table(
+    config: dict[str, Any], max_context: int = 4000, max_tokens: int = 200, **entry: Any
+) -> Iterator[PlayerContext]:
     known = EnvironmentEntry(name="fleet_task", config=config, **entry)
     settings = RolloutSettings(
         max_tokens=max_tokens, max_context=max_context, temperature=1, top_p=1, top_k=-1, timeout_s=60
     )
     with EnvironmentSet([known], env_threads=1, env_timeout_s=30) as environments:
-        yield Table(chat_tokenizer(), environments, settings)
+        yield PlayerContext(chat_tokenizer(), environments, settings)
 
 
-def requests(table: Table, count: int, size: int = 4) -> list[GroupRequest]:
+def requests(table: PlayerContext, count: int, size: int = 4) -> list[GroupRequest]:
     ((_, tasks),) = table.environments.tasks("train")
     return [GroupRequest(id=f"g{n}", task=tasks[n], seeds=tuple(range(size)), step=1) for n in range(count)]
 
@@ -57,8 +59,8 @@ def group_of(request: GroupRequest, rollouts: list[Rollout]) -> Group:
 def says(asked: Asked) -> str:
     """Every second time the number that the task names, else another."""
     text = chat_tokenizer().decode(asked.prompt)
-    wanted = int(re.findall(r"(\d+)\.", text)[-1])
-    return call("put", value=wanted if asked.params.seed % 2 else wanted + 1) + "<done>"
+    expected = int(re.findall(r"(\d+)\.", text)[-1])
+    return call("put", value=expected if asked.params.seed % 2 else expected + 1) + "<done>"
 
 
 def test_tasks_come_from_the_config_and_say_where_they_are_from():
@@ -67,8 +69,8 @@ def test_tasks_come_from_the_config_and_say_where_they_are_from():
     assert (len(train), train[3].id) == (40, "keys-put_number-0b-3")
     assert held_out[3].id == f"keys-put_number-0b-{2**31 + 3}"
     assert train[3].prompt[0]["content"] == make_task(train[3].id).prompt
-    told = {"task_key": train[3].id, "data_source": "keys", "level": "keys-0b", "tasks_file": PLAYED}
-    assert train[3].extras == told
+    response = {"task_key": train[3].id, "data_source": "keys", "level": "keys-0b", "tasks_file": PLAYED}
+    assert train[3].extras == response
     with pytest.raises(TaskFileError, match="did you mean keys"), a_table({"tasks_file": "platform:key"}) as table:
         table.environments.tasks("train")
 
@@ -90,17 +92,17 @@ def test_rows_of_a_skyrl_dataset_play_as_they_are(tmp_path: Path):
 
 def test_both_styles_play_and_what_they_play_is_learned_from():
     with a_table(COMPACT) as table:
-        asked = requests(table, 4)
+        requested = requests(table, 4)
 
         async def one_by_one() -> list[Group]:
             sampler = ScriptedSampler(says)
             return [
                 group_of(request, [await play_rollout(table, request, n, sampler) for n in range(4)])
-                for request in asked
+                for request in requested
             ]
 
         async def together() -> list[Group]:
-            return [group async for group in BatchedRollouts(table).play(asked, ScriptedSampler(says))]
+            return [group async for group in BatchedRollouts(table).play(requested, ScriptedSampler(says))]
 
         one, other = asyncio.run(one_by_one()), asyncio.run(together())
     assert rewards(one) == rewards(other)
@@ -120,7 +122,7 @@ def test_a_grade_that_nobody_knows_leaves_the_group_and_is_counted(tmp_path: Pat
         rollouts = [asyncio.run(play_rollout(table, request, n, ScriptedSampler("<done>"))) for n in range(2)]
     assert [(one.reward, one.stop, one.metrics["unknown_reward"]) for one in rollouts] == [(None, "done", 1.0)] * 2
     batch = build_batch([group_of(request, rollouts)], make_config())
-    assert batch.dropped == {Drop.UNGRADED: 2}
+    assert batch.dropped == {DropReason.UNGRADED: 2}
 
 
 def test_a_step_tells_apps_apart(tmp_path: Path):
@@ -180,7 +182,7 @@ def test_a_context_that_was_tended_is_what_the_policy_sees():
     assert (rollout.reward, rollout.stop, len(rollout.turns)) == (1.0, "done", 2)
     (before,) = rollout.branches
     assert [turn.text for turn in before.turns] == says[:3]
-    seen = [chat_tokenizer().decode(asked.prompt) for asked in sampler.asked]
+    seen = [chat_tokenizer().decode(requested.prompt) for requested in sampler.asked]
     assert ["apple" in text for text in seen] == [False, True, True, False, False]
     assert all(task.prompt in text for text in seen)
     assert sampler.asked[3].prompt == rollout.prompt
@@ -189,7 +191,7 @@ def test_a_context_that_was_tended_is_what_the_policy_sees():
 
 def test_gold_conversations_are_files_to_train_on(tmp_path: Path):
     (file := tmp_path / "gold.jsonl").write_text("\n".join(gold_lines("platform:keys?count=12", PromptStyle.COMPACT)))
-    rows = Rows(file, conversation_of)
+    rows = ConversationFile(file, conversation_of)
     assert len(rows) == 12
     for row in (rows[n] for n in range(12)):
         assert [message["role"] for message in row.messages[:3]] == ["system", "user", "assistant"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from palestra.environments.platform.verifiers import Execution, Limits, run_verifier
+from palestra.environments.platform.verifiers import VerifierExecution, VerifierLimits, run_verifier
 from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
-from palestra.environments.walls import process
+from palestra.environments.sandbox import process
 
 SCHEMA = """
 CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, n INTEGER);
@@ -21,7 +21,7 @@ CREATE TABLE pairs (a INTEGER, b TEXT, v TEXT, PRIMARY KEY (a, b));
 INSERT INTO t VALUES (1, 'a', NULL), (2, 'b', 5), (3, '{"x": 1, "y": 2}', 0);
 INSERT INTO pairs VALUES (1, 'x', 'one');
 """
-LIMITS = Limits(wall_s=20)
+LIMITS = VerifierLimits(wall_s=20)
 
 
 def database(*statements: str) -> bytes:
@@ -33,7 +33,7 @@ def database(*statements: str) -> bytes:
 SEED = database()
 
 
-def ran(body: str, *statements: str, limits: Limits = LIMITS, **given) -> Execution:
+def ran(body: str, *statements: str, limits: VerifierLimits = LIMITS, **given) -> VerifierExecution:
     source = body if "def " in body else "def verify(env, final_answer=None):\n    " + body.replace("\n", "\n    ")
     return asyncio.run(run_verifier(source, SEED, database(*statements), limits=limits, **given))
 
@@ -233,7 +233,7 @@ ENDINGS = {
 
 
 def test_an_assertion_that_fails_is_0_and_what_is_no_score_is_unknown_with_a_reason():
-    async def all_of_them() -> list[Execution]:
+    async def all_of_them() -> list[VerifierExecution]:
         sources = ["def v(env, final_answer=None):\n    " + body for body in ENDINGS]
         return await asyncio.gather(*(run_verifier(one, SEED, database(CHANGED), limits=LIMITS) for one in sources))
 
@@ -249,7 +249,7 @@ def test_an_assertion_outside_of_the_function_is_no_grade():
 
 
 def test_one_that_does_not_end_is_killed():
-    found = ran("while True: pass", limits=Limits(wall_s=0.5))
+    found = ran("while True: pass", limits=VerifierLimits(wall_s=0.5))
     assert (found.score, found.error) == (None, "the verifier did not end within 0.5 s")
 
 
@@ -295,7 +295,7 @@ def test_the_kernel_refuses_where_python_would_not():
     """Without the audit hook: what gets past Python stands before the filter."""
     program = """
 import ctypes, os, socket
-from palestra.environments.walls import jail
+from palestra.environments.sandbox import jail
 assert jail._filter_syscalls(2**30, 5)
 for name, tried in (("open", lambda: os.open("/etc/passwd", 0)), ("socket", socket.socket), ("fork", os.fork),
                     ("exec", lambda: os.execv("/bin/true", ["true"])), ("kill", lambda: os.kill(os.getpid(), 0))):

@@ -38,16 +38,16 @@ def a_model(policy: Policy) -> Iterator[str]:
 
     class Answers(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = {"role": "assistant", "content": policy(asked["messages"])}
-            told = {
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = {"role": "assistant", "content": policy(request["messages"])}
+            response = {
                 "id": "x",
                 "object": "chat.completion",
                 "created": 0,
-                "model": asked["model"],
+                "model": request["model"],
                 "choices": [{"index": 0, "finish_reason": "stop", "message": said}],
             }
-            body = json.dumps(told).encode()
+            body = json.dumps(response).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -93,15 +93,15 @@ def gold(messages: list[dict[str, str]]) -> str:
     by_prompt = {task.prompt: task for task in map(make_task, PlatformTasks.named(TASKS).keys("eval"))}
     assert messages[0]["role"] == "system"
     assert "search_messages" in messages[0]["content"]
-    told = [message["content"] for message in messages[2:] if message["role"] == "user"]
-    return next_word(by_prompt[messages[1]["content"]], told)
+    response = [message["content"] for message in messages[2:] if message["role"] == "user"]
+    return next_word(by_prompt[messages[1]["content"]], response)
 
 
 @pytest.mark.parametrize(("policy", "reward"), [(gold, 1.0), (lambda _: DONE, 0.0)], ids=["gold", "nothing"])
 def test_the_solution_is_worth_1_and_nothing_0(tmp_path: Path, policy: Policy, reward: float):
     episodes = evaluated(tmp_path, policy, TASKS)
-    wanted = {str(key) for key in PlatformTasks.named(TASKS).keys("eval")}
-    assert {one["task"]["key"] for one in episodes} == wanted
+    expected = {str(key) for key in PlatformTasks.named(TASKS).keys("eval")}
+    assert {one["task"]["key"] for one in episodes} == expected
     assert all(one["ok"] for one in episodes)
     rewards = [one["traces"][0]["rewards"] for one in episodes]
     assert rewards == [{"verifier": {"score": reward, "weight": 1.0}}] * 6

@@ -9,10 +9,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from palestra.environments.platform import APPS, Instance, PlatformError, PlatformTask, TaskTemplate, Tool, make_task
-from palestra.environments.platform.app import Seed
+from palestra.environments.platform import (
+    APPS,
+    Instance,
+    PlatformError,
+    PlatformTask,
+    PlatformTool,
+    TaskTemplate,
+    make_task,
+)
+from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.changes import tables_of
-from palestra.environments.platform.golden import Golden, play_golden
+from palestra.environments.platform.golden import GoldTrajectory, play_golden
 
 TEMPLATES = [(app.key, template) for app in APPS.values() for template in app.templates]
 NAMES = [f"{app}-{template.name}" for app, template in TEMPLATES]
@@ -66,18 +74,18 @@ def stray_write(task: PlatformTask, instance: Instance) -> None:
                 play_golden(replace(task, template=template, params=params), instance)
 
 
-def random_call(rng: random.Random, task: PlatformTask, instance: Instance, tools: Sequence[Tool]) -> None:
+def random_call(rng: random.Random, task: PlatformTask, instance: Instance, tools: Sequence[PlatformTool]) -> None:
     """Of what the schema allows, with words that occur in this world."""
     tool, words = rng.choice(tools), words_of(task.seed.digest, task.seed)
-    wanted = tool.parameters["required"]
-    taken = [name for name in tool.parameters["properties"] if name in wanted or rng.random() < 0.3]
+    expected = tool.parameters["required"]
+    taken = [name for name in tool.parameters["properties"] if name in expected or rng.random() < 0.3]
     instance.call(tool.name, {name: drawn(rng, tool.parameters["properties"][name], words) for name in taken})
 
 
 _words: dict[str, list[str]] = {}
 
 
-def words_of(digest: str, seed: Seed) -> list[str]:
+def words_of(digest: str, seed: SeedDatabase) -> list[str]:
     if digest not in _words:
         tables = [table.name for table in tables_of(seed.connection)]
         values = {value for name in tables for row in seed.rows(f"SELECT * FROM {name}") for value in row.values()}
@@ -99,5 +107,5 @@ def drawn(rng: random.Random, schema: dict[str, Any], words: list[str]) -> objec
             return rng.choice(words)
 
 
-def golden(task: PlatformTask, instance: Instance) -> Golden:
+def golden(task: PlatformTask, instance: Instance) -> GoldTrajectory:
     return play_golden(task, instance)

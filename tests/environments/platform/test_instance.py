@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.environments.platform import APPS, Instance, PlatformError, Size, TaskKey, make_task
+from palestra.environments.platform import APPS, Instance, PlatformError, SeedSize, TaskKey, make_task
 from palestra.environments.platform.changes import ChangeKind, compared
 from palestra.environments.platform.seeds import seed_named, seed_of
 
@@ -157,7 +157,7 @@ def test_a_closed_instance_says_so():
 
 
 def test_seeds_are_the_same_each_time_and_differ_by_number():
-    seeds = [seed_of(KEYS, number, Size.SMALL) for number in range(20)]
+    seeds = [seed_of(KEYS, number, SeedSize.SMALL) for number in range(20)]
     assert len({seed.digest for seed in seeds}) == 20
     assert seed_named(KEYS, "small-7") is seeds[7]
     for wrong in ("small", "huge-1", "small-x", "small--1", "small-9999999999"):

@@ -56,9 +56,9 @@ def test_the_solution_and_one_thing_more_is_worth_nothing(app: str, template: Ta
     for task in tasks_of(app, template, few(app)):
         instance = opened(task)
         answer = golden(task, instance).answer
-        wanted = instance.changes()
+        expected = instance.changes()
         stray_write(task, instance)
-        assert instance.changes() != wanted
+        assert instance.changes() != expected
         assert verify(task, instance, answer).score == 0.0
 
 

@@ -25,10 +25,10 @@ def test_times_are_kept_in_one_form(written: str, kept: str):
     "written", ["", "soon", "04.03.2026", "2026-02-30", "2026-03-04T14:30+01:00", "0001-01-01", "9999-12-31"]
 )
 def test_anything_else_is_refused_with_a_way_to_write_it(written: str):
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as response:
         moment(written, "start", at_end=True)
-    assert told.value.code == "bad_date"
-    assert "2026-03-04" in told.value.hint
+    assert response.value.code == "bad_date"
+    assert "2026-03-04" in response.value.hint
 
 
 def test_a_day_at_the_end_is_in_the_span_and_midnight_is_not():

@@ -14,36 +14,36 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from palestra.environments.platform import APPS, App, Instance, Size, TaskTemplate, make_task, verify
-from palestra.environments.platform.app import Seed
+from palestra.environments.platform import APPS, Instance, SeedSize, TaskApp, TaskTemplate, make_task, verify
+from palestra.environments.platform.app import SeedDatabase
+from palestra.environments.platform.app_namespaces import TableNames, table_names, variables_of
 from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
-from palestra.environments.platform.parts import TableNames, table_names, variables_of
 from palestra.environments.platform.seeds import seed_of
-from palestra.environments.platform.verdicts import Verdict
+from palestra.environments.platform.verdicts import TaskVerdict
 from tests.environments.platform.conftest import drawn, words_of
 
 WORLDS = {key: app for key, app in APPS.items() if app.parts}
 PARTS = [(world, part.key) for world, app in WORLDS.items() for part in app.parts]
 DIGESTS = """
-from palestra.environments.platform import APPS, Size
+from palestra.environments.platform import APPS, SeedSize
 from palestra.environments.platform.seeds import seed_of
-print(*(seed_of(app, 5, size).digest for app in APPS.values() if app.parts for size in Size))
+print(*(seed_of(app, 5, size).digest for app in APPS.values() if app.parts for size in SeedSize))
 """
 
 
-def alone(world: Seed, part: App) -> Seed:
+def alone(world: SeedDatabase, part: TaskApp) -> SeedDatabase:
     """The app by itself, with the rows it has in the world."""
     names = table_names(part.key, part.schema)
 
-    def fill(connection: Any, _rng: random.Random, _size: Size) -> Mapping[str, str]:
+    def fill(connection: Any, _rng: random.Random, _size: SeedSize) -> Mapping[str, str]:
         for table in tables_of(connection):
             rows = world.rows(f"SELECT * FROM {names.of(table.name)}")
             marks = ", ".join("?" * len(table.columns))
             connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", [tuple(row.values()) for row in rows])
         return variables_of(part.key, world.variables)
 
-    return seed_of(replace(part, fill=fill, version=f"of-{world.app.key}-{world.key}"), 0, Size.SMALL)
+    return seed_of(replace(part, fill=fill, version=f"of-{world.app.key}-{world.key}"), 0, SeedSize.SMALL)
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ class Pair:
     """An app in a world, and the same one alone: each call goes to both, and must be answered alike."""
 
     def __init__(self, world: str, part: str) -> None:
-        seed = seed_of(WORLDS[world], 1, Size.SMALL)
+        seed = seed_of(WORLDS[world], 1, SeedSize.SMALL)
         self.app = next(app for app in WORLDS[world].parts if app.key == part)
         self.whole, self.alone = Instance(seed), Instance(alone(seed, self.app))
         self.worked: set[str] = set()
 
     def call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        told, wanted = self.whole.call(f"{self.app.key}.{tool}", arguments), self.alone.call(tool, arguments)
-        assert told.is_error is wanted.is_error
-        assert told.text.replace(f"{self.app.key}.", "") == wanted.text.replace(f"{self.app.key}.", "")
-        self.worked |= set() if told.is_error else {tool}
-        return json.loads(told.text)
+        response, expected = self.whole.call(f"{self.app.key}.{tool}", arguments), self.alone.call(tool, arguments)
+        assert response.is_error is expected.is_error
+        assert response.text.replace(f"{self.app.key}.", "") == expected.text.replace(f"{self.app.key}.", "")
+        self.worked |= set() if response.is_error else {tool}
+        return json.loads(response.text)
 
     def solve(self, template: TaskTemplate, rng: random.Random) -> None:
         drawn_params = (template.params(rng, self.alone.seed) for _ in range(200))
         solving = template.solve(next(params for params in drawn_params if params is not None))
-        told: Any = None
+        response: Any = None
         with contextlib.suppress(StopIteration, LookupError, RuntimeError, ValueError):  # the world is not a fresh one
-            while (call := solving.send(told)).tool != ANSWER_TOOL:
-                told = self.call(call.tool, call.arguments)
+            while (call := solving.send(response)).tool != ANSWER_TOOL:
+                response = self.call(call.tool, call.arguments)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.slow)])
@@ -113,9 +113,9 @@ def test_an_apps_tools_say_and_do_what_they_do_alone(world: str, part: str, roun
     assert pair.whole.now == pair.alone.now
 
 
-@pytest.mark.parametrize("size", list(Size))
+@pytest.mark.parametrize("size", list(SeedSize))
 @pytest.mark.parametrize("world", WORLDS)
-def test_everybody_is_somebody_in_the_mailbox(world: str, size: Size):
+def test_everybody_is_somebody_in_the_mailbox(world: str, size: SeedSize):
     seed = seed_of(WORLDS[world], 3, size)
     mail = seed.part("mail")
     known = {
@@ -137,8 +137,8 @@ def test_everybody_is_somebody_in_the_mailbox(world: str, size: Size):
 
 def test_another_process_makes_the_same_worlds():
     env = os.environ | {"PYTHONHASHSEED": "77"}
-    told = subprocess.run([sys.executable, "-c", DIGESTS], env=env, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [seed_of(app, 5, size).digest for app in WORLDS.values() for size in Size]
+    response = subprocess.run([sys.executable, "-c", DIGESTS], env=env, capture_output=True, text=True, check=True)
+    assert response.stdout.split() == [seed_of(app, 5, size).digest for app in WORLDS.values() for size in SeedSize]
 
 
 def any_hotel(instance: Instance) -> dict[str, int]:
@@ -166,25 +166,25 @@ def test_apps_share_the_clock_the_state_and_its_copies():
 def test_what_is_wrong_is_told_with_the_tools_full_names():
     instance = Instance.create(WORLDS["team"])
 
-    def told(tool: str, **arguments: Any) -> dict[str, Any]:
+    def response(tool: str, **arguments: Any) -> dict[str, Any]:
         return json.loads(instance.call(tool, arguments).text)
 
-    assert told("mail.get_message", id=10_000)["hint"] == "mail.search_messages() shows ids"
-    assert told("mail.get_message")["hint"] == "mail.get_message(id: integer)"
-    assert "forge.search_issues finds" in told("forge.get_issue", repo="tidepool", number=999)["hint"]
+    assert response("mail.get_message", id=10_000)["hint"] == "mail.search_messages() shows ids"
+    assert response("mail.get_message")["hint"] == "mail.get_message(id: integer)"
+    assert "forge.search_issues finds" in response("forge.get_issue", repo="tidepool", number=999)["hint"]
     stranger = next(row["name"] for row in instance.seed.part("forum").rows(
         "SELECT name FROM communities WHERE id NOT IN (SELECT community_id FROM memberships WHERE user_id = 1)"
     ))  # fmt: skip
-    refused = told("forum.create_post", community=stranger, title="a", body="b")
+    refused = response("forum.create_post", community=stranger, title="a", body="b")
     assert refused["hint"] == f"join it first: forum.join(community={stranger!r})"
-    assert "mail.search_messages" in told("search_messages")["hint"]
+    assert "mail.search_messages" in response("search_messages")["hint"]
 
 
 def test_a_task_over_two_apps_is_judged_app_by_app():
     task = make_task("travel-cancel_and_tell-2-4")
     calls = [call for call, _ in play_golden(task, Instance(task.seed)).steps]
 
-    def judged(apps: set[str], *more: tuple[str, dict[str, Any]]) -> Verdict:
+    def judged(apps: set[str], *more: tuple[str, dict[str, Any]]) -> TaskVerdict:
         instance = Instance(task.seed)
         for tool, arguments in [*((call.tool, call.arguments) for call in calls), *more]:
             if tool.partition(".")[0] in apps:

@@ -14,8 +14,8 @@ import pytest
 
 from palestra.episodes import ClientClosed, EpisodeApiError, EpisodeClient, ServerSilent
 from palestra.episodes.client import api
-from palestra.episodes.client.calls import LONGEST_RETRY_AFTER_S, Calls, Patience, Waiting
 from palestra.episodes.client.loop_thread import SHARED
+from palestra.episodes.client.retries import LONGEST_RETRY_AFTER_S, RetryBudget, RetryingCalls, WaitReason
 from palestra.types.episode_wire import Runs
 from tests.episodes.client.faults import Answer, Drop, FaultServer, Garbage, Hang
 
@@ -102,8 +102,8 @@ def test_threads_that_get_their_first_answers_at_once_live_on():
 
 def test_a_server_that_says_nothing_is_asked_again():
     with FaultServer(Hang(), RUNS) as server:
-        calls = Calls(server.url, None, 5)
-        assert SHARED.wait(calls.do(api.Call("GET", "/runs", Runs, timeout_s=0.05))).runs == []
+        calls = RetryingCalls(server.url, None, 5)
+        assert SHARED.wait(calls.do(api.ApiCall("GET", "/runs", Runs, timeout_s=0.05))).runs == []
 
 
 def test_what_is_refused_is_not_asked_again():
@@ -170,12 +170,12 @@ def test_a_server_that_is_away_is_told_once_each_time(caplog):
 
 
 def test_waiting_grows_is_spread_and_does_what_the_server_asks():
-    patience = Patience(Calls("http://x"), 1e9)
-    delays = [patience.next_delay(Waiting("down")) for _ in range(12)]
+    patience = RetryBudget(RetryingCalls("http://x"), 1e9)
+    delays = [patience.next_delay(WaitReason("down")) for _ in range(12)]
     assert 0.1 <= delays[0] <= 0.15
     assert delays[5] > delays[2] > delays[0]
     assert max(delays) <= 4.5
-    assert 30 <= patience.next_delay(Waiting("busy", 30.0)) <= 45
+    assert 30 <= patience.next_delay(WaitReason("busy", 30.0)) <= 45
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_waiting_grows_is_spread_and_does_what_the_server_asks():
 )
 def test_retry_after_in_every_form(told, least, most):
     with FaultServer(Answer(503, b"", retry_after=told)) as server:
-        got = SHARED.wait(Calls(server.url)._try(api.get_runs()))
-        assert isinstance(got, Waiting)
+        got = SHARED.wait(RetryingCalls(server.url)._try(api.get_runs()))
+        assert isinstance(got, WaitReason)
         assert least <= got.retry_after_s <= most
 
 
@@ -239,10 +239,10 @@ def test_a_proxy_is_used_where_the_environment_names_one(monkeypatch):
         monkeypatch.setenv("no_proxy", "inside.example")
         with EpisodeClient("http://outside.example:8000") as client:
             assert client.runs() == []
-        asked = proxy.requests[0]
-        assert asked.path == "http://outside.example:8000/episodes/v1/runs"
-        assert asked.headers["host"] == "outside.example:8000"
-        assert asked.headers["proxy-authorization"] == "Basic YW5uOnMgY3J0"
+        request = proxy.requests[0]
+        assert request.path == "http://outside.example:8000/episodes/v1/runs"
+        assert request.headers["host"] == "outside.example:8000"
+        assert request.headers["proxy-authorization"] == "Basic YW5uOnMgY3J0"
         with FaultServer(RUNS) as server:
             for url in (server.url, server.url.replace("127.0.0.1", "localhost")):
                 with EpisodeClient(url) as client:
@@ -311,8 +311,8 @@ def test_an_export_is_whole_or_refused():
         assert len(list(client.export("r", "ended", limit=2, error="", task="cups"))) == 2
         assert server.requests[0].path.endswith("?run=r&state=ended&error=&task=cups&limit=2&format=jsonl")
     no_run, no_record = Answer(404, {"detail": "no run 'r'"}), Garbage(CHUNKED + b"3\r\n{}\n\r\n0\r\n\r\n")
-    for act, told in ((no_run, "no run 'r'"), (no_record, "not what this client understands")):
+    for act, response in ((no_run, "no run 'r'"), (no_record, "not what this client understands")):
         with FaultServer(act) as server, EpisodeClient(server.url) as client:
             exported = client.export("r")
-            with pytest.raises(EpisodeApiError, match=told):
+            with pytest.raises(EpisodeApiError, match=response):
                 next(exported)

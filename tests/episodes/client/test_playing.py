@@ -91,8 +91,8 @@ def test_many_are_claimed_and_ended_at_once(client, make_run):
     run = make_run(3, size=2)
     episodes = client.claim(6, run=run.name)
     assert len({episode.id for episode in episodes}) == 6
-    told = client.end_many((episode, episode.index) for episode in episodes)
-    assert {one.status for one in told} == {EndStatus.ACCEPTED}
+    response = client.end_many((episode, episode.index) for episode in episodes)
+    assert {one.status for one in response} == {EndStatus.ACCEPTED}
     rewards = [[one.info.result.reward for one in played.episodes] for played in run.groups(wait_s=0)]
     assert [sorted(one) for one in rewards] == [[0.0, 1.0]] * 3
 

@@ -27,9 +27,9 @@ from palestra.episodes import (
     play_async,
 )
 from palestra.episodes.client import pool
-from palestra.episodes.client.calls import FIRST_DELAY_S, REACH_S
-from palestra.episodes.client.exchange import CONNECT_S
+from palestra.episodes.client.http_exchange import CONNECT_S
 from palestra.episodes.client.players import is_async
+from palestra.episodes.client.retries import FIRST_DELAY_S, REACH_S
 from palestra.types.episodes import EpisodeResult
 from tests.episodes.client.conftest import group
 
@@ -85,11 +85,11 @@ def test_all_are_played_and_one_that_fails_ends_nothing(client, make_run):
             with lock:
                 together -= 1
 
-    told = []
-    counts = play(client, player, run=run.name, concurrency=3, max_episodes=16, on_progress=told.append)
+    response = []
+    counts = play(client, player, run=run.name, concurrency=3, max_episodes=16, on_progress=response.append)
     assert (counts.claimed, counts.ended, counts.failed, counts.released, counts.lost) == (16, 12, 4, 0, 0)
     assert counts.reward_mean == pytest.approx((4 * 1 + 4 * 0.5 + 4 * 0.25) / 12)
-    assert (counts.reason, most <= 3, told[-1] is counts) == ("max_episodes", True, True)
+    assert (counts.reason, most <= 3, response[-1] is counts) == ("max_episodes", True, True)
     rewards = [sorted(str(one.info.result.reward) for one in played.episodes) for played in run.groups(wait_s=0)]
     assert rewards == [["0.25", "0.5", "1.0", "None"]] * 4
 
@@ -188,7 +188,7 @@ def test_a_run_that_never_comes_is_waited_for_in_bounds(client, monkeypatch):
 def test_a_pool_does_not_wait_for_a_server_that_was_never_there(caplog, monkeypatch):
     """Other calls of this client would be repeated for 5 minutes."""
     assert REACH_S + FIRST_DELAY_S < 5 >= CONNECT_S
-    monkeypatch.setattr("palestra.episodes.client.calls.REACH_S", 0.3)
+    monkeypatch.setattr("palestra.episodes.client.retries.REACH_S", 0.3)
     with (
         EpisodeClient("http://127.0.0.1:1") as client,
         pytest.raises(ServerSilent, match="does not answer"),

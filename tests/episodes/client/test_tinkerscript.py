@@ -51,17 +51,17 @@ def test_an_episode_from_begin_to_end():
         client.end_episode(uuid, WorkflowOutput(reward=1.0, is_success=True, log_metrics={"turns": 2.0}))
         assert (uuid, access.base_url, access.api_key) == ("e1", "http://127.0.0.1:1/v1", "ep-x")
         assert (access.model, access.episode_uuid, access.task) == ("reserved_field", "e1", {"id": "t"})
-        asked = [seen.body for seen in server.requests]
-        claim_ids = [body.pop("claim_id") for body in asked[:3]]
+        request = [seen.body for seen in server.requests]
+        claim_ids = [body.pop("claim_id") for body in request[:3]]
         assert claim_ids[0] != claim_ids[1] == claim_ids[2]
-        assert asked[0] == {
+        assert request[0] == {
             "client_uuid": client.client_uuid,
             "episode_type": "eval",
             "allow_discard_timeout": 90.0,
         }
         output = {"reward": 1.0, "is_success": True, "metadata": {}, "log_metrics": {"turns": 2.0}}
         names = {"client_uuid": client.client_uuid, "episode_uuid": "e1", "lease_id": "e1#2"}
-        assert asked[3:] == [names, {**names, "workflow_output": output}]
+        assert request[3:] == [names, {**names, "workflow_output": output}]
         assert server.requests[0].headers["x-api-key"] == "tml-x"
 
 
@@ -137,12 +137,12 @@ def test_an_engine_that_does_not_start_is_told(acts, said):
 
 
 def test_status_and_buffer():
-    def told(seen: Seen) -> Answer:
+    def response(seen: Seen) -> Answer:
         if seen.path == "/get_engine_status":
             return engine("ROLLING")[0]
         return Answer(200, {"buffer": [{"episode_uuid": "e1", "episode_status": "claimed", "openai_api_key": "ep-…"}]})
 
-    with FaultServer(told) as server:
+    with FaultServer(response) as server:
         client = TinkerScriptClient(server.url)
         assert client.get_engine_status() == "ENGINE.ROLLING"
         (one,) = client.get_episode_buffer()

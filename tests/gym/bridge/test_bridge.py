@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from palestra.gym.bridge import GymBridge, Streamed
 from palestra.gym.bridge_order import BrokenStream, in_groups, in_order, prepared
-from palestra.gym.bridge_results import Reader, RowFailed, RowUnreachable
+from palestra.gym.bridge_results import BridgeResultReader, BridgeRowFailed, RowUnreachable
 from palestra.gym.bridge_settings import read_bridge_settings
 from palestra.gym.errors import GymConfigError
 from tests.gym.bridge.conftest import AGENT, row
@@ -105,12 +105,12 @@ def test_a_strict_bridge_ends_with_the_first_row_that_fails_and_starts_again_aft
         async def play(wish: str) -> list[Any]:
             return [one async for one in bridge.run_rollouts([row(wish, 0)])]
 
-        with pytest.raises(RowFailed, match="model call 2 does not begin"):
+        with pytest.raises(BridgeRowFailed, match="model call 2 does not begin"):
             await play("break")
         with pytest.raises(RowUnreachable, match=r"model_error: .* answered 422: as you wished"):
             await play("fail")
         stranger = row("well", 0, agent_ref={"name": "nobody"})
-        with pytest.raises(RowFailed, match="unknown_agent") as refused:
+        with pytest.raises(BridgeRowFailed, match="unknown_agent") as refused:
             _ = [one async for one in bridge.run_rollouts([stranger])]
         assert not isinstance(refused.value, RowUnreachable)
         await bridge.shutdown()
@@ -151,9 +151,9 @@ def test_settings_that_would_be_ignored_are_refused(bridge_config: dict[str, Any
 
 
 def test_a_result_without_a_reward_is_no_result(bridge_config: dict[str, Any]) -> None:
-    reader = Reader(read_bridge_settings(bridge_config))
+    reader = BridgeResultReader(read_bridge_settings(bridge_config))
     for reward in (None, "1", float("nan")):
-        with pytest.raises(RowFailed, match="its reward is no number"):
+        with pytest.raises(BridgeRowFailed, match="its reward is no number"):
             reader.read({"response": {"output": []}, "reward": reward})
     masked, flaw = reader.read({"response": {"output": []}, "reward": 1})
     assert flaw == "no_generation"

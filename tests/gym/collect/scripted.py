@@ -58,9 +58,9 @@ class ScriptedGym:
         return web.json_response(self.verify(await request.json()))
 
     async def _aggregate(self, request: web.Request) -> web.StreamResponse:
-        told = (await request.json())["verify_responses"]
-        heavy = any("responses_create_params" in one for one in told)
-        return web.json_response({"agent_metrics": {"count": len(told), "heavy": heavy}, "key_metrics": {}})
+        response = (await request.json())["verify_responses"]
+        heavy = any("responses_create_params" in one for one in response)
+        return web.json_response({"agent_metrics": {"count": len(response), "heavy": heavy}, "key_metrics": {}})
 
     async def _mode(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(self.mode)

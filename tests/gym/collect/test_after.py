@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.comparing import compare
-from palestra.gym.collect.datasets import Split, collate, datasets_of
+from palestra.gym.collect.datasets import DatasetSplit, collate, datasets_of
 from palestra.gym.collect.files import OutputFiles, read_lines
 from palestra.gym.collect.pairing import indexed
 from palestra.gym.collect.profiling import profile, save
-from palestra.gym.collect.reverifying import Grader, Regraded, Regrading, reverify
+from palestra.gym.collect.reverifying import Grader, ReverifyRequest, ReverifyStatus, reverify
 from palestra.gym.errors import CollectError
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from tests.gym.collect.scripted import ScriptedGym, result_of, run
@@ -39,13 +39,15 @@ def stored(tmp_path: Path) -> Path:
     return write(tmp_path / "out.jsonl", [row | result_of(row) | {"note": "kept"} for row in rows])
 
 
-def regrading(stored: Path, **more: Any) -> Regrading:
-    return Regrading(inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored.with_name("new.jsonl"), **more)
+def regrading(stored: Path, **more: Any) -> ReverifyRequest:
+    return ReverifyRequest(
+        inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored.with_name("new.jsonl"), **more
+    )
 
 
-async def regraded(gym: ScriptedGym, what: Regrading) -> Regraded:
+async def regraded(gym: ScriptedGym, what: ReverifyRequest) -> ReverifyStatus:
     async with gym.serving() as client:
-        directory = await Directory.of_head(client, gym.url)
+        directory = await ServerDirectory.of_head(client, gym.url)
         return await reverify(what, Grader(client, directory, await directory.settings()))
 
 
@@ -86,7 +88,7 @@ def test_only_rollouts_whose_judge_failed_are_graded_and_the_rest_is_kept(stored
     assert "_ng_failure_class" not in found[0, 0]
     assert (0, 1) not in found
 
-    in_place = Regrading(
+    in_place = ReverifyRequest(
         inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored, judge_failed_only=True, append=True
     )
     assert run(regraded(gym, in_place)).done == 1
@@ -101,7 +103,11 @@ def test_regrading_resumes_and_does_not_overwrite(stored: Path) -> None:
     assert run(regraded(gym, regrading(stored, resume=True))).done == 6
     assert len(indexed(stored.with_name("new.jsonl"))) == 6
     with pytest.raises(CollectError, match="own file"):
-        run(regraded(gym, Regrading(inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored, overwrite=True)))
+        run(
+            regraded(
+                gym, ReverifyRequest(inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored, overwrite=True)
+            )
+        )
     assert len(indexed(stored)) == 6
 
 
@@ -164,7 +170,7 @@ def test_datasets_are_collated_with_their_agent_and_repeats(tmp_path: Path) -> N
         {"name": "t", "type": "train", "jsonl_fpath": "t.jsonl", "num_repeats": 2},
         {"name": "e", "type": "example", "jsonl_fpath": "nowhere.jsonl"},
     ]
-    found = datasets_of(config(tmp_path, entries), [Split.TRAIN], lambda path: tmp_path / path)
+    found = datasets_of(config(tmp_path, entries), [DatasetSplit.TRAIN], lambda path: tmp_path / path)
     made = collate(found, tmp_path / "all")
     rows = list(read_lines(tmp_path / "all/train.jsonl"))
     assert [one["agent_ref"] for one in rows] == [{"type": "responses_api_agents", "name": "player"}] * 2
@@ -181,10 +187,10 @@ def test_datasets_are_collated_with_their_agent_and_repeats(tmp_path: Path) -> N
 def test_datasets_that_are_not_there_or_not_playable_are_named(tmp_path: Path) -> None:
     entry = {"name": "t", "type": "train", "jsonl_fpath": "t.jsonl"}
     with pytest.raises(CollectError, match=r"not here: .*t\.jsonl"):
-        datasets_of(config(tmp_path, [entry]), [Split.TRAIN], lambda path: tmp_path / path)
+        datasets_of(config(tmp_path, [entry]), [DatasetSplit.TRAIN], lambda path: tmp_path / path)
     write(tmp_path / "t.jsonl", [{"responses_create_params": {"input": "a"}}, {"x": 1}])
-    found = datasets_of(config(tmp_path, [entry]), [Split.TRAIN], lambda path: tmp_path / path)
+    found = datasets_of(config(tmp_path, [entry]), [DatasetSplit.TRAIN], lambda path: tmp_path / path)
     with pytest.raises(CollectError, match="row 2: no responses_create_params"):
         collate(found, tmp_path / "all")
     with pytest.raises(CollectError, match="no agent lists a dataset of type validation"):
-        datasets_of(config(tmp_path, [entry]), [Split.VALIDATION], lambda path: tmp_path / path)
+        datasets_of(config(tmp_path, [entry]), [DatasetSplit.VALIDATION], lambda path: tmp_path / path)

@@ -24,11 +24,11 @@ def collected(tmp_path_factory: pytest.TempPathFactory, upstream: str) -> Path:
     """20 rows, twice each, collected by the command."""
     folder = tmp_path_factory.mktemp("collected")
     rows = write_rows(folder / "in.jsonl", 20)
-    told = palestra(
+    response = palestra(
         "collect", *MCQA, "--agent", "mcqa_simple_agent", "-i", rows, "-o", "out.jsonl", "--repeats", "2", "--json",
         *policy(upstream), cwd=folder,
     )  # fmt: skip
-    summary = json.loads(told)
+    summary = json.loads(response)
     assert (summary["done"], summary["failed"], summary["reward"]) == (40, 0, 0.5)
     assert summary["key_metrics"]["mcqa_simple_agent"]["pass@2/accuracy"] == 50.0
     return folder
@@ -46,24 +46,24 @@ def test_a_profile_and_a_comparison_need_no_gym(collected: Path) -> None:
     assert "20 tasks" in palestra("profile", "--rollouts", "out.jsonl", cwd=collected)
     same = json.loads(palestra("compare", "out.jsonl", "out.jsonl", "--json", cwd=collected))
     assert (same["tasks"], same["difference"], same["is_clear"]) == (20, 0.0, False)
-    told = palestra("aggregate", "-i", "out.js*nl", "--offline", "-o", "m.json", cwd=collected)
-    assert "40 rollouts" in told
+    response = palestra("aggregate", "-i", "out.js*nl", "--offline", "-o", "m.json", cwd=collected)
+    assert "40 rollouts" in response
 
 
 def test_stored_rollouts_are_graded_again_by_a_gym_without_a_model(collected: Path) -> None:
-    told = json.loads(
+    response = json.loads(
         palestra("reverify", *MCQA[:2], "--rollouts", "out.jsonl", "-o", "again.jsonl", "--json",
                  "~mcqa_simple_agent", cwd=collected)
     )  # fmt: skip
-    assert (told["done"], told["changed"]) == (40, 0)
+    assert (response["done"], response["changed"]) == (40, 0)
 
 
 def test_what_is_there_is_neither_overwritten_nor_played_again(collected: Path, upstream: str) -> None:
     arguments = ["collect", *MCQA, "--agent", "mcqa_simple_agent", "-i", "in.jsonl", "-o", "out.jsonl"]
     error = palestra(*arguments, "--repeats", "2", *policy(upstream), cwd=collected, code=1)
     assert error.splitlines()[-1].startswith("error: out.jsonl exists: go on with --resume")
-    told = palestra(*arguments, "--repeats", "2", "--resume", *policy(upstream), cwd=collected)
-    assert "40 of 40 rollouts" in told
+    response = palestra(*arguments, "--repeats", "2", "--resume", *policy(upstream), cwd=collected)
+    assert "40 of 40 rollouts" in response
 
 
 def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_datasets_of_a_config_are_joined(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.jsonl", 6)
     dataset = "[{name: mine, type: train, jsonl_fpath: mine.jsonl, license: MIT, num_repeats: 2}]"
     change = f"mcqa_simple_agent.responses_api_agents.simple_agent.datasets={dataset}"
-    told = palestra("datasets", *MCQA, *policy("http://127.0.0.1:1"), "-o", "all", change, cwd=tmp_path)
-    assert "train  12" in told
+    response = palestra("datasets", *MCQA, *policy("http://127.0.0.1:1"), "-o", "all", change, cwd=tmp_path)
+    assert "train  12" in response
     assert len(list(read_lines(tmp_path / "all/train.jsonl"))) == 12
 
 

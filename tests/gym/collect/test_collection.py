@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 
 from palestra.environments.gym import playing
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.gym.collect.aggregating import aggregated, aggregated_here
-from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
-from palestra.gym.collect.files import Lines, OutputFiles, read_lines
-from palestra.gym.collect.playing import Patience, RowPlayer
+from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect, delivered
+from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines
+from palestra.gym.collect.playing import RetryPolicy, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.errors import CollectError
 from tests.gym.collect.scripted import ScriptedGym, result_of, right, run
@@ -34,17 +34,19 @@ def gym() -> ScriptedGym:
     return ScriptedGym()
 
 
-def wanted(folder: Path, count: int = 6, **more: Any) -> Wanted:
+def wanted(folder: Path, count: int = 6, **more: Any) -> CollectionRequest:
     rows = [{"responses_create_params": {"input": f"task {at}"}, "worth": at % 2} for at in range(count)]
     path = folder / "in.jsonl"
     path.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in rows))
     expansion = more.pop("expansion", Expansion(agent="player", repeats=2))
-    return Wanted(input=path, output=folder / "out.jsonl", expansion=expansion, **more)
+    return CollectionRequest(input=path, output=folder / "out.jsonl", expansion=expansion, **more)
 
 
-async def collected(gym: ScriptedGym, what: Wanted, told: Callable[[Standing], None] = lambda _: None) -> Standing:
+async def collected(
+    gym: ScriptedGym, what: CollectionRequest, told: Callable[[CollectionStatus], None] = lambda _: None
+) -> CollectionStatus:
     async with gym.serving() as client:
-        directory = await Directory.of_head(client, gym.url)
+        directory = await ServerDirectory.of_head(client, gym.url)
         return await collect(what, RowPlayer(client, directory, what.patience), await directory.settings(), told)
 
 
@@ -144,7 +146,7 @@ def test_garbage_lost_connections_and_silence_are_failures_of_a_row(tmp_path: Pa
         return await right(row, attempt)
 
     gym.reply = broken
-    patience = Patience(attempts=2, run_limit_s=1.0)
+    patience = RetryPolicy(attempts=2, run_limit_s=1.0)
     standing = run(collected(gym, wanted(tmp_path, expansion=Expansion(agent="player"), patience=patience)))
     assert standing.done == 4
     assert standing.classes["bad_answer"] == 2
@@ -157,11 +159,11 @@ def test_resume_plays_only_what_is_open(tmp_path: Path, gym: ScriptedGym) -> Non
         return await right(row, attempt) if row["_ng_task_index"] < 3 else web.json_response("no", status=500)
 
     gym.reply = half
-    what = wanted(tmp_path, patience=Patience(attempts=1))
+    what = wanted(tmp_path, patience=RetryPolicy(attempts=1))
     run(collected(gym, what))
     gym.reply = right
     gym.asked.clear()
-    again = wanted(tmp_path, resume=True, patience=Patience(attempts=3))
+    again = wanted(tmp_path, resume=True, patience=RetryPolicy(attempts=3))
     standing = run(collected(gym, again))
     assert sorted(gym.asked) == [key for key in ALL if key[0] >= 3]
     assert (standing.done, standing.earlier) == (12, 6)
@@ -220,13 +222,13 @@ def test_a_full_disk_ends_it_with_whole_lines_and_it_goes_on_later(tmp_path: Pat
 
 
 def test_two_collections_do_not_share_an_output(tmp_path: Path) -> None:
-    with Lines(tmp_path / "x.jsonl"), pytest.raises(CollectError, match="another collection"):
-        Lines(tmp_path / "x.jsonl")
+    with JsonLinesFile(tmp_path / "x.jsonl"), pytest.raises(CollectError, match="another collection"):
+        JsonLinesFile(tmp_path / "x.jsonl")
 
 
 def test_overwriting_does_not_rob_a_collection_that_is_writing(tmp_path: Path, gym: ScriptedGym) -> None:
     what = wanted(tmp_path, overwrite=True)
-    with Lines(what.output) as running:
+    with JsonLinesFile(what.output) as running:
         running.append({"_ng_task_index": 0, "_ng_rollout_index": 0})
         OutputFiles(what.output).inputs.write_text("{}\n")
         with pytest.raises(CollectError, match="another collection"):
@@ -250,7 +252,7 @@ def test_an_answer_nobody_can_use_is_its_rows_failure(tmp_path: Path, gym: Scrip
         return web.Response(body=answer) if answer else await right(row, attempt)
 
     gym.reply = odd
-    what = wanted(tmp_path, expansion=Expansion(agent="player"), patience=Patience(attempts=2))
+    what = wanted(tmp_path, expansion=Expansion(agent="player"), patience=RetryPolicy(attempts=2))
     standing = run(collected(gym, what))
     assert (standing.done, standing.failed) == (2, 4)
     failed = [
@@ -273,7 +275,7 @@ def test_a_cancelled_collection_leaves_whole_lines(tmp_path: Path, gym: Scripted
             await asyncio.sleep(60)
         return await right(row, attempt)
 
-    def noted(standing: Standing) -> None:
+    def noted(standing: CollectionStatus) -> None:
         if standing.done == 6:
             all_but_the_stuck.set()
 
@@ -291,9 +293,9 @@ def test_a_cancelled_collection_leaves_whole_lines(tmp_path: Path, gym: Scripted
 
 
 def test_a_server_that_is_away_is_waited_for_and_asked_where_it_is_now(tmp_path: Path, gym: ScriptedGym) -> None:
-    async def away() -> Standing:
+    async def away() -> CollectionStatus:
         async with gym.serving() as client:
-            directory = await Directory.of_head(client, gym.url)
+            directory = await ServerDirectory.of_head(client, gym.url)
             directory.urls["player"] = "http://127.0.0.1:1"
             what = wanted(tmp_path)
             return await collect(what, RowPlayer(client, directory, what.patience), {})
@@ -311,7 +313,7 @@ def test_an_agent_that_is_not_there_is_told_with_the_nearest_name(tmp_path: Path
 def test_no_gym_at_all_says_how_to_start_one() -> None:
     async def nobody() -> None:
         async with ScriptedGym().serving() as client:
-            await Directory.of_head(client, "http://127.0.0.1:1")
+            await ServerDirectory.of_head(client, "http://127.0.0.1:1")
 
     with pytest.raises(NoGym, match="palestra gym run"):
         run(nobody())
@@ -320,7 +322,7 @@ def test_no_gym_at_all_says_how_to_start_one() -> None:
 def test_agents_aggregate_light_rows(tmp_path: Path, gym: ScriptedGym) -> None:
     async def metrics() -> list[dict[str, Any]]:
         async with gym.serving() as client:
-            directory = await Directory.of_head(client, gym.url)
+            directory = await ServerDirectory.of_head(client, gym.url)
             return await aggregated(delivered(tmp_path / "out.jsonl"), directory, client)
 
     run(collected(gym, wanted(tmp_path)))

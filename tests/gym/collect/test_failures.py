@@ -14,12 +14,12 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from palestra.cli.gym import results as gym_results
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.agents import SimpleAgent
 from palestra.gym.collect.aggregating import FailedAttempts, aggregated
-from palestra.gym.collect.collection import Standing, Wanted, collect, delivered
+from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect, delivered
 from palestra.gym.collect.files import OutputFiles, read_lines
-from palestra.gym.collect.playing import Patience, RowPlayer
+from palestra.gym.collect.playing import RetryPolicy, RowPlayer
 from palestra.gym.collect.resuming import progress_of
 from palestra.gym.collect.rows import Expansion
 from palestra.gym.models import VLLMModel
@@ -67,7 +67,7 @@ def classes(url: str) -> dict[str, tuple[type[GymServer], dict[str, Any]]]:
     }
 
 
-def write_rows(folder: Path) -> Wanted:
+def write_rows(folder: Path) -> CollectionRequest:
     odd = {
         "unjudgeable": {"expected_count": "many"},
         "unseeded": {"initial_count": "many"},
@@ -78,18 +78,18 @@ def write_rows(folder: Path) -> Wanted:
         for wish in ("fine", *EXPECTED)
     ]
     (folder / "rows.jsonl").write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in rows))
-    return Wanted(
+    return CollectionRequest(
         input=folder / "rows.jsonl",
         output=folder / "out.jsonl",
         expansion=Expansion(agent="agent"),
-        patience=Patience(attempts=2),
+        patience=RetryPolicy(attempts=2),
     )
 
 
-async def collected(wanted: Wanted) -> tuple[Standing, list[dict[str, Any]]]:
+async def collected(wanted: CollectionRequest) -> tuple[CollectionStatus, list[dict[str, Any]]]:
     async with Endpoint(reply).serving() as url, HttpClient() as client:
         with serving(classes(url), is_shared=False) as gym:
-            directory = Directory(client, url)
+            directory = ServerDirectory(client, url)
             directory.urls = {name: one.url for name, one in gym.config.servers.items()}
             directory.kinds = {name: str(one.kind) for name, one in gym.config.servers.items()}
             standing = await collect(wanted, RowPlayer(client, directory, wanted.patience), {})
@@ -100,29 +100,29 @@ def test_every_failure_is_told_by_its_class_and_once_in_rows_metrics_and_profile
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("palestra.environments.gym.playing.BACKOFF_S", (0.01,))
-    wanted = write_rows(tmp_path)
-    standing, figures = run(collected(wanted))
+    expected = write_rows(tmp_path)
+    standing, figures = run(collected(expected))
     assert (standing.done, standing.failed) == (1, len(EXPECTED))
     counts = Counter({kind: attempts for kind, attempts, _ in EXPECTED.values()})
     assert standing.classes == counts
 
-    asked = ["fine", *EXPECTED]
-    failures = list(read_lines(OutputFiles(wanted.output).failures))
+    request = ["fine", *EXPECTED]
+    failures = list(read_lines(OutputFiles(expected.output).failures))
     for wish, (kind, attempts, words) in EXPECTED.items():
-        own = [one for one in failures if asked[one["_ng_task_index"]] == wish]
+        own = [one for one in failures if request[one["_ng_task_index"]] == wish]
         assert [one["_ng_failure_class"] for one in own] == [kind] * attempts
         assert all(words in one["failure_reason"] for one in own), own[0]["failure_reason"]
         assert not any("\\" in one["failure_reason"] for one in own), "a reason is not escaped in itself"
         assert own[0].get("_ng_failure_terminal", False) is (attempts == 1)
-    statuses = {asked[one["_ng_task_index"]]: one.get("status") for one in failures}
+    statuses = {request[one["_ng_task_index"]]: one.get("status") for one in failures}
     assert (statuses["429"], statuses["500"], statuses["hang"]) == (429, 500, None)
 
-    entry, hasty = FailedAttempts([wanted.output]).beside_agents(figures)
+    entry, hasty = FailedAttempts([expected.output]).beside_agents(figures)
     assert (entry["agent_ref"]["name"], entry["key_metrics"]["mean/reward"]) == ("agent", 1.0)
     assert (hasty["agent_ref"]["name"], hasty["key_metrics"]) == ("hasty_agent", {})
     assert entry["failed_attempts"] | hasty["failed_attempts"] == counts
     assert hasty["failed_attempts"] == {"model_timeout": 2}
-    shown = CliRunner().invoke(gym_results.profile, ["--rollouts", str(wanted.output), "--partial"])
+    shown = CliRunner().invoke(gym_results.profile, ["--rollouts", str(expected.output), "--partial"])
     assert shown.exit_code == 0, shown.output
     rows = dict(line.split() for line in shown.output.splitlines() if line.startswith("failed_attempts/"))
     assert rows == {f"failed_attempts/{kind}": str(count) for kind, count in counts.items()}

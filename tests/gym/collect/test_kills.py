@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.collection import Standing, Wanted, collect
+from palestra.environments.gym.directory import ServerDirectory
+from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect
 from palestra.gym.collect.files import read_lines
-from palestra.gym.collect.playing import Patience, RowPlayer
+from palestra.gym.collect.playing import RetryPolicy, RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
-from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
 from tests.gym.collect.conftest import MCQA, write_rows
@@ -28,9 +28,9 @@ from tests.gym.collect.conftest import MCQA, write_rows
 async def gym(url: str, model: str, *overrides: str) -> AsyncIterator[Supervisor]:
     """Every server a process of its own."""
     policy = {"policy_base_url": url, "policy_api_key": "x", "policy_model_name": model}
-    with Ports() as ports:
-        wanted = ("++gym.isolation=process", *overrides)
-        sources = GymSources(files=MCQA[1::2], overrides=wanted, initial={**policy, "head_server": free_head()})
+    with ReservedPorts() as ports:
+        expected = ("++gym.isolation=process", *overrides)
+        sources = GymSources(files=MCQA[1::2], overrides=expected, initial={**policy, "head_server": free_head()})
         async with Supervisor(load_gym(sources, ports=ports), ports, lambda line: None) as running:
             await running.ready()
             yield running
@@ -43,18 +43,20 @@ def free_head() -> dict[str, Any]:
 
 
 async def collected(
-    running: Supervisor, rows: Path, told: Callable[[Standing], None], patience: Patience | None = None
-) -> Standing:
-    wanted = Wanted(
+    running: Supervisor, rows: Path, told: Callable[[CollectionStatus], None], patience: RetryPolicy | None = None
+) -> CollectionStatus:
+    expected = CollectionRequest(
         input=rows,
         output=rows.with_name("out.jsonl"),
         expansion=Expansion(agent="mcqa_simple_agent"),
         concurrency=32,
-        patience=patience or Patience(),
+        patience=patience or RetryPolicy(),
     )
     async with HttpClient() as client:
-        directory = await Directory.of_head(client, running.head_url)
-        return await collect(wanted, RowPlayer(client, directory, wanted.patience), await directory.settings(), told)
+        directory = await ServerDirectory.of_head(client, running.head_url)
+        return await collect(
+            expected, RowPlayer(client, directory, expected.patience), await directory.settings(), told
+        )
 
 
 def check_delivered(rows: Path, count: int) -> None:
@@ -63,18 +65,18 @@ def check_delivered(rows: Path, count: int) -> None:
     assert all(one["reward"] == one["_ng_task_index"] % 2 for one in results)
 
 
-def kill_along_the_way(running: Supervisor, total: int, number: signal.Signals) -> Callable[[Standing], None]:
+def kill_along_the_way(running: Supervisor, total: int, number: signal.Signals) -> Callable[[CollectionStatus], None]:
     """Each server once, spread over the collection."""
     names = list(running.config.servers)
     due = {total * (at + 1) // (len(names) + 1): name for at, name in enumerate(names)}
 
-    def told(standing: Standing) -> None:
+    def response(standing: CollectionStatus) -> None:
         for done in [at for at in due if standing.done >= at]:
             name = due.pop(done)
             (pid,) = [one["pid"] for one in running.instances() if one["process_name"] == name]
             os.kill(pid, number)
 
-    return told
+    return response
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_every_row_comes_once_though_each_kind_of_server_is_killed(
 ) -> None:
     rows = write_rows(tmp_path / "in.jsonl", count)
 
-    async def run() -> Standing:
+    async def run() -> CollectionStatus:
         async with gym(start_upstream(delay_s), "steady") as running:
             return await collected(running, rows, kill_along_the_way(running, count, signal.SIGKILL))
 
@@ -101,7 +103,7 @@ def test_a_server_that_hangs_is_started_anew_and_its_rows_are_played(
 ) -> None:
     rows = write_rows(tmp_path / "in.jsonl", 200)
 
-    async def run() -> Standing:
+    async def run() -> CollectionStatus:
         quick = ("++gym.probe_interval_s=0.2", "++gym.probe_timeout_s=0.5", "++gym.probe_failures=3")
         async with gym(start_upstream(0.02), "steady", *quick) as running:
             return await collected(running, rows, kill_along_the_way(running, 200, signal.SIGSTOP))
@@ -117,9 +119,9 @@ def test_a_model_that_answers_429_500_and_garbage_costs_no_row(
 ) -> None:
     rows = write_rows(tmp_path / "in.jsonl", 200)
 
-    async def run() -> Standing:
+    async def run() -> CollectionStatus:
         async with gym(start_upstream(0.0), "shaky") as running:
-            return await collected(running, rows, lambda standing: None, Patience(attempts=6))
+            return await collected(running, rows, lambda standing: None, RetryPolicy(attempts=6))
 
     assert asyncio.run(asyncio.wait_for(run(), 110)).done == 200
     check_delivered(rows, 200)

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from palestra.gym.collect.collection import Standing
+from palestra.gym.collect.collection import CollectionStatus
 from tests.gym.collect.conftest import write_rows
 from tests.gym.collect.test_kills import check_delivered, collected, gym
 from tests.gym.control.test_ray import cluster
@@ -30,16 +30,16 @@ def test_every_row_comes_once_though_a_node_is_lost(
     raylet = dict(node.live_processes())["raylet"].pid
     removals: list[asyncio.Task[None]] = []
 
-    def told(standing: Standing) -> None:
+    def response(standing: CollectionStatus) -> None:
         if standing.done >= COUNT // 4 and not removals:
             removing = asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
             removals.append(asyncio.create_task(removing))
 
-    async def run() -> tuple[Standing, list[dict[str, Any]]]:
+    async def run() -> tuple[CollectionStatus, list[dict[str, Any]]]:
         async with gym(start_upstream(0.05), "steady", f"ray_head_node_address={cluster.address}") as running:
             lost = [one["process_name"] for one in running.instances() if is_below(one["pid"], raylet)]
             assert lost, "Ray put nothing on the second node"
-            standing = await collected(running, rows, told)
+            standing = await collected(running, rows, response)
             await asyncio.gather(*removals)
             return standing, [one for one in running.instances() if one["process_name"] in lost]
 

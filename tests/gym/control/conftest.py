@@ -30,7 +30,7 @@ import os
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerKind
 from palestra.gym.servers.base import GymServer
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymResponse, GymRequest
 
 from .words import GREETING
 
@@ -43,8 +43,8 @@ class Counter(GymServer):
             raise GymConfigError("is_bad: should be false")
         print(GREETING, self.name)
 
-    async def answer(self, call: Call) -> Answer:
-        return Answer(body={"name": self.name, "pid": os.getpid()})
+    async def answer(self, call: GymRequest) -> GymResponse:
+        return GymResponse(body={"name": self.name, "pid": os.getpid()})
 """
 STOCK = """
 try:

@@ -31,8 +31,8 @@ def test_status_of_a_running_gym(gym: RunningGym) -> None:
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("lone ")]
     assert "healthy" in line
-    told = CliRunner().invoke(main, ["gym", "status", "--server", gym.head, "--json"]).stdout
-    assert {one["process_name"] for one in json.loads(told)} >= {"lone", "counter"}
+    response = CliRunner().invoke(main, ["gym", "status", "--server", gym.head, "--json"]).stdout
+    assert {one["process_name"] for one in json.loads(response)} >= {"lone", "counter"}
 
 
 def test_status_without_a_gym() -> None:

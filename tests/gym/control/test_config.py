@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from palestra.gym.config import GymSources, Ports, load_gym, masked, shown
+from palestra.gym.config import GymSources, ReservedPorts, load_gym, masked, shown
 from palestra.gym.config.directives import apply_directives
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import GymConfig, Isolation, ServerKind
@@ -53,7 +53,7 @@ class Files:
 
     def load(self, *files: str, overrides: tuple[str, ...] = POLICY, **options: Any) -> GymConfig:
         sources = GymSources(files=files, roots=[self.root], overrides=overrides, **options)
-        return load_gym(sources, is_code_needed=False, tell=self.told.append)
+        return load_gym(sources, is_code_needed=False, report=self.told.append)
 
     def problem(self, *files: str, overrides: tuple[str, ...] = POLICY, **options: Any) -> str:
         with pytest.raises(GymConfigError) as error:
@@ -351,10 +351,10 @@ def test_a_file_that_is_not_there_or_no_config(files: Files) -> None:
 def free_ports(count: int) -> int:
     """The first of as many free ones in a row."""
     for low in range(23_000, 60_000, count):
-        with Ports() as taken:
+        with ReservedPorts() as taken:
             try:
                 for port in range(low, low + count):
-                    taken.hold("127.0.0.1", port, "a test")
+                    taken.reserve("127.0.0.1", port, "a test")
                 return low
             except GymConfigError:
                 continue
@@ -365,7 +365,7 @@ def test_two_gyms_never_share_a_port(files: Files) -> None:
     low = free_ports(6)
     overrides = (*POLICY, f"port_range_low={low}", f"port_range_high={low + 5}", "head_server.port=0")
     sources = GymSources(files=["mcqa.yaml", "model.yaml"], roots=[files.root], overrides=overrides)
-    with Ports() as first, Ports() as second, Ports() as third:
+    with ReservedPorts() as first, ReservedPorts() as second, ReservedPorts() as third:
         both = [load_gym(sources, ports=held, is_code_needed=False) for held in (first, second)]
         used = {one.port for config in both for one in config.servers.values()}
         assert used == set(range(low, low + 6))
@@ -374,7 +374,7 @@ def test_two_gyms_never_share_a_port(files: Files) -> None:
 
 
 def test_a_port_that_is_taken_or_given_twice(files: Files) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, Ports() as ports:
+    with socket.create_server(("127.0.0.1", 0)) as other, ReservedPorts() as ports:
         taken = other.getsockname()[1]
         sources = GymSources(overrides=[f"head_server.port={taken}"])
         with pytest.raises(GymConfigError, match=rf"head_server\.port: cannot listen at 127\.0\.0\.1:{taken}"):
@@ -408,10 +408,10 @@ def test_an_environment_server_that_only_hands_on_is_left_out(files: Files) -> N
     reference = "agent_server: {type: responses_api_agents, name: mcqa_agent}"
     files.write("relay.yaml", f"front: {{environment_servers: {{legacy_agent: {{entrypoint: app.py, {reference}}}}}}}")
     files.write("other.yaml", "front: {environment_servers: {user_sim: {entrypoint: app.py}}}")
-    told: list[str] = []
+    response: list[str] = []
     relayed = GymSources(files=["mcqa.yaml", "model.yaml", "relay.yaml"], roots=[files.root], overrides=POLICY)
-    assert "front" not in load_gym(relayed, tell=told.append).servers
-    assert told == ["front: only hands on to its agent, which is called itself; nothing is started for it"]
+    assert "front" not in load_gym(relayed, report=response.append).servers
+    assert response == ["front: only hands on to its agent, which is called itself; nothing is started for it"]
     with pytest.raises(GymConfigError, match=r"front\.environment_servers: is no kind of server"):
         load_gym(GymSources(files=["other.yaml"], roots=[files.root]))
 

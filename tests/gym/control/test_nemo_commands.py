@@ -86,10 +86,10 @@ def test_a_name_without_a_config_is_told_with_the_nearest(arguments: list[str], 
 
 
 def test_a_setting_reaches_us_with_its_secret() -> None:
-    from palestra_nemo_gym_cli.faces import FACES
+    from palestra_nemo_gym_cli.command_map import COMMANDS
     from palestra_nemo_gym_cli.translating import arguments_of, parameter_name
 
-    face = FACES["env start"]
+    face = COMMANDS["env start"]
     nothing = {parameter_name(one): () if one.is_multiple else None for one in face.options}
     assert arguments_of(face, nothing, ["++policy_api_key=sk-1", "~a"]) == ["++policy_api_key=sk-1", "~a"]
 
@@ -146,14 +146,14 @@ def test_what_is_not_there_is_said_with_the_nearest(arguments: list[str], words:
 
 
 def test_every_old_name_is_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from palestra_nemo_gym_cli.command_map import ABSENT, COMMANDS, OLD_NAMES
     from palestra_nemo_gym_cli.commands import by_old_name
-    from palestra_nemo_gym_cli.faces import ABSENT, FACES, OLD_NAMES
 
     scripts = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["scripts"]
     old = {name.removeprefix("nemo_gym_").removeprefix("ng_") for name in scripts.keys() - {"gym", "ng"}}
     assert old == OLD_NAMES.keys()
     commands = {name.partition(" --")[0] for name in OLD_NAMES.values()}
-    assert commands <= {*FACES, *ABSENT, "--help", "--version"}
+    assert commands <= {*COMMANDS, *ABSENT, "--help", "--version"}
     monkeypatch.setattr(sys, "argv", ["/bin/nemo_gym_reinstall", "--anything"])
     with pytest.raises(SystemExit):
         by_old_name()
@@ -163,8 +163,8 @@ def test_every_old_name_is_a_command(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.e2e
 @pytest.mark.skipif(not ORIGINAL.is_dir(), reason="type: make nemo-gym")
 def test_every_script_command_and_option_of_theirs_is_known_here() -> None:
+    from palestra_nemo_gym_cli.command_map import ABSENT, COMMANDS
     from palestra_nemo_gym_cli.commands import root
-    from palestra_nemo_gym_cli.faces import ABSENT, FACES
 
     (listed,) = ORIGINAL.glob("*.dist-info/entry_points.txt")
     theirs = {line.partition(" = ")[0] for line in listed.read_text().splitlines() if " = " in line}
@@ -177,8 +177,10 @@ def test_every_script_command_and_option_of_theirs_is_known_here() -> None:
     ]
     assert isinstance(commands, ast.Dict)
     named = {ast.literal_eval(key): value for key, value in zip(commands.keys, commands.values, strict=True) if key}
-    assert named.keys() <= FACES.keys() | ABSENT.keys()
-    unknown = {name: set(_options_in(named[name])) - _options_of(root(), name) for name in named.keys() & FACES.keys()}
+    assert named.keys() <= COMMANDS.keys() | ABSENT.keys()
+    unknown = {
+        name: set(_options_in(named[name])) - _options_of(root(), name) for name in named.keys() & COMMANDS.keys()
+    }
     assert {name: options for name, options in unknown.items() if options} == {}
 
 

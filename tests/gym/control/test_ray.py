@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
 from tests.gym.control.conftest import PATIENCE_S, still_alive
 
@@ -54,7 +54,7 @@ async def all_back(gym: Supervisor, lost: set[str]) -> None:
 
 def test_servers_move_when_their_node_is_lost(cluster: Any, gym_root: Path) -> None:
     overrides = ["head_server.port=0", f"ray_head_node_address={cluster.address}", "gym.probe_timeout_s=5"]
-    told: list[str] = []
+    response: list[str] = []
 
     async def run(gym: Supervisor) -> list[psutil.Process]:
         before = {one["process_name"]: one for one in gym.instances()}
@@ -77,12 +77,12 @@ def test_servers_move_when_their_node_is_lost(cluster: Any, gym_root: Path) -> N
         return [psutil.Process(one["pid"]) for one in gym.instances()]
 
     async def main() -> list[psutil.Process]:
-        with Ports() as ports:
+        with ReservedPorts() as ports:
             config = load_gym(GymSources(files=["all.yaml"], roots=[gym_root], overrides=overrides), ports=ports)
-            async with Supervisor(config, ports, told.append) as gym:
+            async with Supervisor(config, ports, response.append) as gym:
                 await asyncio.wait_for(gym.ready(), PATIENCE_S * 3)
                 return await run(gym)
 
     left = asyncio.run(main())
     assert still_alive(left) == []
-    assert "(lone) hello from lone" in told
+    assert "(lone) hello from lone" in response

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from palestra.gym.config.ports import listening
-from palestra.gym.supervisor.relay import Relay
+from palestra.gym.supervisor.relay import TcpRelay
 
 PATIENCE_S = 30.0
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -32,7 +32,7 @@ async def asked(port: int, size: int) -> bytes:
 async def move() -> None:
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    relay = Relay(listener)
+    relay = TcpRelay(listener)
     await relay.open()
     early = asyncio.create_task(asked(port, 3))
     await asyncio.sleep(0)

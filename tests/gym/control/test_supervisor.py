@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.config.settings import READINESS
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.records import GymConfig
@@ -122,21 +122,21 @@ class Tried:
 
 def run_gym(root: Path, *overrides: str, file: str = "one.yaml", break_it: bool = False) -> Tried:
     """Until it ends by itself. `break_it`: once ready, the first server is killed."""
-    told: list[str] = []
+    response: list[str] = []
 
-    async def run(config: GymConfig, ports: Ports) -> None:
-        async with Supervisor(config, ports, told.append) as gym:
+    async def run(config: GymConfig, ports: ReservedPorts) -> None:
+        async with Supervisor(config, ports, response.append) as gym:
             await gym.ready()
             if break_it:
                 os.kill(gym.instances()[0]["pid"], signal.SIGKILL)
             await gym.run()
 
-    with Ports() as ports:
+    with ReservedPorts() as ports:
         sources = GymSources(files=[file], roots=[root], overrides=["head_server.port=0", *overrides])
         config = load_gym(sources, ports=ports)
         with pytest.raises(ServerStartError) as failed:
             asyncio.run(asyncio.wait_for(run(config, ports), PATIENCE_S))
-    return Tried(str(failed.value), "\n".join(told), list(config.servers))
+    return Tried(str(failed.value), "\n".join(response), list(config.servers))
 
 
 def test_bad_settings_end_the_start_with_the_servers_words(gym_root: Path) -> None:
@@ -176,11 +176,11 @@ def test_a_stranger_on_the_port_is_not_the_server(gym: RunningGym) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_a_cluster_needs_ray(gym_root: Path) -> None:
-    async def start(config: GymConfig, ports: Ports) -> None:
+    async def start(config: GymConfig, ports: ReservedPorts) -> None:
         async with Supervisor(config, ports, print):
             pass
 
-    with Ports() as ports:
+    with ReservedPorts() as ports:
         overrides = ["head_server.port=0", "gym.ray=true"]
         config = load_gym(GymSources(files=["one.yaml"], roots=[gym_root], overrides=overrides), ports=ports)
         with pytest.raises(GymConfigError, match=r"palestra\[ray\]"):
@@ -190,18 +190,18 @@ def test_a_cluster_needs_ray(gym_root: Path) -> None:
 def test_a_log_that_cannot_be_written_costs_its_lines_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "gym.log").mkdir()
     heard: list[str] = []
-    told = log_to(tmp_path, "gym", heard.append)
-    told("one")
-    told("two")
+    response = log_to(tmp_path, "gym", heard.append)
+    response("one")
+    response("two")
     assert "cannot write" in heard[0]
     assert heard[1:] == ["one", "two"]
     (tmp_path / "gym.log").rmdir()
-    told("three")
+    response("three")
     assert (tmp_path / "gym.log").read_text() == "three\n"
 
 
 def test_a_gym_without_servers_is_refused(gym_root: Path) -> None:
-    with Ports() as ports:
+    with ReservedPorts() as ports:
         config = load_gym(GymSources(overrides=["head_server.port=0"]), ports=ports)
         with pytest.raises(GymConfigError, match="no servers"):
             Supervisor(config, ports, print)

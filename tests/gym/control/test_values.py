@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.gym.config.values import GymOverride, How
+from palestra.gym.config.values import GymOverride, OverrideKind
 from palestra.gym.errors import GymConfigError
 
 
@@ -56,7 +56,9 @@ def test_what_is_no_override(text: str) -> None:
 
 def test_ways() -> None:
     found = [GymOverride.parse(text) for text in ("a.b=1", "+a.b=1", "++a.b=1", "~a.b")]
-    assert [(one.how, one.key) for one in found] == [(how, "a.b") for how in (How.CHANGE, How.ADD, How.SET, How.DELETE)]
+    assert [(one.how, one.key) for one in found] == [
+        (how, "a.b") for how in (OverrideKind.CHANGE, OverrideKind.ADD, OverrideKind.SET, OverrideKind.DELETE)
+    ]
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

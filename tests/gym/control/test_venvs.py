@@ -83,17 +83,17 @@ def wheel(folder: Path, name: str, code: str) -> Path:
 
 @pytest.mark.slow
 def test_an_environment_is_built_once_and_what_is_half_built_again(folder: Path, tmp_path: Path) -> None:
-    wanted = wheel(tmp_path, "gym_tiny", "WORD = 'tiny'")
-    (folder / "requirements.txt").write_text(f"-e nemo-gym[dev] @ ../../\n{wanted}\n")
-    told: list[str] = []
+    expected = wheel(tmp_path, "gym_tiny", "WORD = 'tiny'")
+    (folder / "requirements.txt").write_text(f"-e nemo-gym[dev] @ ../../\n{expected}\n")
+    response: list[str] = []
     settings = {"uv_venv_dir": str(tmp_path / "venvs")}
 
     async def twice() -> list[str]:
-        return await asyncio.gather(*(interpreter_for(folder, settings, told.append) for _ in range(2)))
+        return await asyncio.gather(*(interpreter_for(folder, settings, response.append) for _ in range(2)))
 
     first, second = asyncio.run(twice())
     assert first == second
-    assert len(told) == 1
+    assert len(response) == 1
     code = "import gym_tiny, palestra.gym, sys; print(gym_tiny.WORD, sys.prefix)"
     said = subprocess.run([first, "-c", code], capture_output=True, text=True, check=True).stdout
     venv = Path(first).parents[1]
@@ -101,8 +101,8 @@ def test_an_environment_is_built_once_and_what_is_half_built_again(folder: Path,
 
     (venv / MARK).unlink()
     (venv / "rest").touch()
-    assert asyncio.run(interpreter_for(folder, settings, told.append)) == first
-    assert len(told) == 2
+    assert asyncio.run(interpreter_for(folder, settings, response.append)) == first
+    assert len(response) == 2
     assert not (venv / "rest").exists()
 
 

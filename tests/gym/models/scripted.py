@@ -11,13 +11,13 @@ from typing import Any
 import uvicorn
 from aiohttp import web
 
-from palestra.gym.door import Door
-from palestra.gym.front import Front
+from palestra.gym.endpoint import ServerEndpoint
+from palestra.gym.http_app import GymHttpApp
 from palestra.gym.models import OpenAIModel, VLLMModel
 from palestra.gym.models.base import ModelServer
 from palestra.gym.peers import GymPeers
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymRequest, GymResponse
 
 Json = dict[str, Any]
 Reply = Callable[[str, Json], Awaitable[web.StreamResponse]]
@@ -119,15 +119,15 @@ def in_turn(*answers: tuple[int, Any]) -> Reply:
     return reply
 
 
-async def posted(server: ModelServer, path: str, body: Any, cookies: Mapping[str, str] | None = None) -> Answer:
+async def posted(server: ModelServer, path: str, body: Any, cookies: Mapping[str, str] | None = None) -> GymResponse:
     """As a peer in the same process would."""
-    return await Door(server, SECRET).answer(Call(path=path, body=body, cookies=cookies or {}))
+    return await ServerEndpoint(server, SECRET).answer(GymRequest(path=path, body=body, cookies=cookies or {}))
 
 
-def asked(reply: Reply, path: str, body: Any, **settings: Any) -> tuple[Answer, Endpoint]:
+def asked(reply: Reply, path: str, body: Any, **settings: Any) -> tuple[GymResponse, Endpoint]:
     """One call of a server in front of one endpoint."""
 
-    async def main() -> tuple[Answer, Endpoint]:
+    async def main() -> tuple[GymResponse, Endpoint]:
         endpoint = Endpoint(reply)
         async with endpoint.serving() as url:
             key = "openai_base_url" if settings.get("of") is OPENAI else "base_url"
@@ -143,7 +143,7 @@ def asked(reply: Reply, path: str, body: Any, **settings: Any) -> tuple[Answer, 
 @contextmanager
 def listening(server: ModelServer) -> Iterator[str]:
     """The server over HTTP, in a thread of its own."""
-    config = uvicorn.Config(Front(server, SECRET), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    config = uvicorn.Config(GymHttpApp(server, SECRET), host="127.0.0.1", port=0, log_level="warning", lifespan="off")
     web_server = uvicorn.Server(config)
 
     async def main() -> None:

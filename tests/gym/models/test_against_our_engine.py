@@ -85,17 +85,17 @@ def test_a_native_responses_endpoint_gives_the_same_ids(ephebe: Ephebe) -> None:
 
 def test_openai_model_passes_responses_and_chats_through(ephebe: Ephebe) -> None:
     with listening(model(of=OPENAI, openai_base_url=f"{ephebe.url}/v1", extra_body={"seed": 3})) as url:
-        told = ask(url, {"input": "Hello", "max_output_tokens": 4, "model": "another"}).json()
-        assert (told["object"], told["model"], told["usage"]["output_tokens"]) == ("response", "ephebe", 4)
+        response = ask(url, {"input": "Hello", "max_output_tokens": 4, "model": "another"}).json()
+        assert (response["object"], response["model"], response["usage"]["output_tokens"]) == ("response", "ephebe", 4)
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         assert ask(url, body, path="/v1/chat/completions").json()["usage"]["completion_tokens"] == 4
 
 
 def test_a_prompt_beyond_the_context_ends_the_rollout_without_an_error(policy: Policy) -> None:
-    told = ask(policy.url, {"input": "far too long " * 20_000, "max_output_tokens": 4}).json()
-    assert (told["status"], told["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert told["output"][0]["content"][0]["text"] == ""
-    assert "prompt_token_ids" not in told["output"][0]
+    response = ask(policy.url, {"input": "far too long " * 20_000, "max_output_tokens": 4}).json()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert response["output"][0]["content"][0]["text"] == ""
+    assert "prompt_token_ids" not in response["output"][0]
 
 
 def test_the_openai_client_reads_streams_of_both_apis(policy: Policy) -> None:
@@ -111,14 +111,14 @@ def test_the_openai_client_reads_streams_of_both_apis(policy: Policy) -> None:
         assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
         assert "response.function_call_arguments.delta" in kinds
 
-        asked: Any = {
+        request: Any = {
             "model": "m",
             "messages": [{"role": "user", "content": "Hello"}],
             "max_tokens": 6,
             "temperature": 0,
         }
-        plain = client.chat.completions.create(**asked)
-        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        plain = client.chat.completions.create(**request)
+        chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
         said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert said == plain.choices[0].message.content
         assert chunks[-1].usage is not None
@@ -127,12 +127,12 @@ def test_the_openai_client_reads_streams_of_both_apis(policy: Policy) -> None:
 
 def test_the_anthropic_client_calls_tools_and_streams(policy: Policy) -> None:
     tools: Any = [{"name": "stock", "description": "How many.", "input_schema": SCHEMA}]
-    asked: Any = {"model": "claude", "max_tokens": 60, "tools": tools, "tool_choice": {"type": "any"}}
-    asked["extra_body"] = {"temperature": 0}
+    request: Any = {"model": "claude", "max_tokens": 60, "tools": tools, "tool_choice": {"type": "any"}}
+    request["extra_body"] = {"temperature": 0}
     history: Any = [{"role": "user", "content": "How many cups are there?"}]
     with policy.anthropic() as client:
-        plain = client.messages.create(**asked, messages=history)
-        with client.messages.stream(**asked, messages=history) as stream:
+        plain = client.messages.create(**request, messages=history)
+        with client.messages.stream(**request, messages=history) as stream:
             streamed = stream.get_final_message()
         assert plain.stop_reason == streamed.stop_reason == "tool_use"
         call = plain.content[-1]
@@ -142,7 +142,7 @@ def test_the_anthropic_client_calls_tools_and_streams(policy: Policy) -> None:
         ]
         history += [{"role": "assistant", "content": [one.model_dump() for one in plain.content]}]
         history += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "three"}]}]
-        after = client.messages.create(**asked, messages=history)
+        after = client.messages.create(**request, messages=history)
         assert after.usage.input_tokens > plain.usage.input_tokens
 
 
@@ -165,9 +165,9 @@ def test_what_a_harness_without_ids_said_is_rebuilt_from_the_calls_that_were_kep
 
     exchanges = CaptureFolder(policy.folder, "capture").read("7-0")
     assert [line["request"]["stream"] for line in exchanges.lines] == [True] * 3
-    told = model_call_capture("7-0", exchanges)
-    assert told["metrics"]["tokens_out"] == sum(len(generation) for _, generation in calls)
-    assert "gaps" not in told
+    response = model_call_capture("7-0", exchanges)
+    assert response["metrics"]["tokens_out"] == sum(len(generation) for _, generation in calls)
+    assert "gaps" not in response
     assert len(trajectory("7", "7-0", exchanges)["turns"]) == 3
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.gym.models.capture import CaptureFolder, Kept
+from palestra.gym.models.capture import CapturedRecords, CaptureFolder
 from palestra.gym.models.capture_records import call_record, model_call_capture
-from palestra.gym.models.prefix_merge import Fault, folded, rebuild
+from palestra.gym.models.prefix_merge import MergeFault, folded, rebuild
 from tests.gym.models.scripted import Endpoint, Reply, always, completion, in_turn, model, posted
 
 Json = dict[str, Any]
@@ -119,8 +119,8 @@ def test_a_full_disk_costs_the_record_and_not_the_answer(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert answer.status == 200
-    told = model_call_capture("0-0", CaptureFolder(tmp_path, "capture").read("0-0"))
-    assert {"code": "model_call_capture_incomplete"} in told["gaps"]
+    response = model_call_capture("0-0", CaptureFolder(tmp_path, "capture").read("0-0"))
+    assert {"code": "model_call_capture_incomplete"} in response["gaps"]
 
 
 def test_a_damaged_line_hides_no_other_and_old_files_can_be_cleared(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_calls_are_summed_whatever_their_api() -> None:
     responses = {"usage": {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}, "output": []}
     anthropic = {"usage": {"input_tokens": 1, "cache_read_input_tokens": 9, "output_tokens": 4}, "content": []}
     lines = [{"response": one, "latency_ms": 2.0} for one in (responses, completion(), anthropic, None)]
-    told = model_call_capture("r", Kept(lines, 0, False))
-    assert told["metrics"] == {
+    response = model_call_capture("r", CapturedRecords(lines, 0, False))
+    assert response["metrics"] == {
         "tokens_in": 20,
         "tokens_out": 8,
         "tokens_reasoning": None,
@@ -170,7 +170,7 @@ def entry(prompt: list[int], generation: list[int], at: float) -> Json:
     }
 
 
-def delivered(entries: list[Json], **more: Any) -> tuple[list[list[int]], Fault | None]:
+def delivered(entries: list[Json], **more: Any) -> tuple[list[list[int]], MergeFault | None]:
     """Generations of the calls that are trained on."""
     found = rebuild(entries, **more)
     seen: list[int] = []
@@ -204,7 +204,7 @@ def test_the_conversation_is_found_among_retries_and_others(
     random.shuffle(entries)
     truth = [generation for _, generation, _ in turns]
     if turns[-1][2]:  # nothing came after the last answer: nobody knows which it was
-        assert delivered(entries) == (truth[:-1], Fault.RETRIES)
+        assert delivered(entries) == (truth[:-1], MergeFault.RETRIES)
     else:
         assert delivered(entries) == (truth, None)
 
@@ -223,15 +223,15 @@ def test_whatever_was_kept_what_is_delivered_is_contiguous(calls: list[tuple[lis
 
 def test_retries_are_told_by_the_one_that_went_on() -> None:
     retried = [entry([1], [2], 0), entry([1], [3], 1)]
-    assert delivered(retried) == ([], Fault.RETRIES)
+    assert delivered(retried) == ([], MergeFault.RETRIES)
     assert delivered([*retried, entry([1, 3, 9], [4], 2)]) == ([[3], [4]], None)
     assert delivered([entry([1], [2], 0), entry([1], [2], 1)]) == ([[2]], None)
     both = [*retried, entry([1, 3, 9], [4], 2), entry([1, 2, 9], [4], 3)]
-    assert delivered(both) == ([], Fault.RETRIES)
+    assert delivered(both) == ([], MergeFault.RETRIES)
 
 
 def test_two_conversations_from_one_answer_are_ambiguous_and_the_first_of_several_is_delivered() -> None:
-    assert delivered([entry([1], [2], 0), entry([1, 2, 8], [3], 1), entry([1, 2, 9], [3], 2)])[1] is Fault.FORK
+    assert delivered([entry([1], [2], 0), entry([1, 2, 8], [3], 1), entry([1, 2, 9], [3], 2)])[1] is MergeFault.FORK
     assert delivered([entry([7], [8], 1), entry([1], [2], 0)]) == ([[2]], None)
 
 

@@ -31,8 +31,8 @@ CHAT_CALL = {"id": "c1", "type": "function", "function": {"arguments": "{}", "na
 
 def sent(body: Json, path: str = RESPONSES, answer: Any = None, **settings: Any) -> Json:
     """What the endpoint gets for it."""
-    told, endpoint = asked(always(answer or completion()), path, body, **settings)
-    assert told.status == 200, told.body
+    response, endpoint = asked(always(answer or completion()), path, body, **settings)
+    assert response.status == 200, response.body
     return endpoint.bodies[0]
 
 

@@ -41,11 +41,11 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
     ],
 )
 def test_a_wrong_setting_is_named_with_what_to_say_instead(of: dict[str, Any], settings: Any, words: str) -> None:
-    with pytest.raises(GymConfigError) as told:
+    with pytest.raises(GymConfigError) as response:
         model(of=of, **settings)
-    assert "policy_model" in str(told.value)
-    assert words in str(told.value)
-    assert "tml-test" not in str(told.value)  # a secret
+    assert "policy_model" in str(response.value)
+    assert words in str(response.value)
+    assert "tml-test" not in str(response.value)  # a secret
 
 
 def test_text_from_the_environment_is_read_as_what_it_means() -> None:

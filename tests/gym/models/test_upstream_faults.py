@@ -83,9 +83,9 @@ def test_retry_after_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_failure_that_shows_it(answer: Any) -> None:
-    told, endpoint = asked(always(answer), RESPONSES, {"input": "Hi"})
-    assert (told.status, len(endpoint.asked)) == (500, 1)
-    assert told.body["_ng_failure_class"] == "bad_answer"
+    response, endpoint = asked(always(answer), RESPONSES, {"input": "Hi"})
+    assert (response.status, len(endpoint.asked)) == (500, 1)
+    assert response.body["_ng_failure_class"] == "bad_answer"
 
 
 def test_text_that_is_no_json_is_shown() -> None:
@@ -93,9 +93,9 @@ def test_text_that_is_no_json_is_shown() -> None:
         del path, body
         return web.Response(text="<html>some page</html>")
 
-    told, _ = asked(reply, RESPONSES, {"input": "Hi"})
-    assert told.status == 500
-    assert "not JSON; it answered: <html>some page</html>" in told.body["failure_reason"]
+    response, _ = asked(reply, RESPONSES, {"input": "Hi"})
+    assert response.status == 500
+    assert "not JSON; it answered: <html>some page</html>" in response.body["failure_reason"]
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
         return web.Response(body=endless())
 
-    told, _ = asked(reply, RESPONSES, {"input": "Hi"})
-    assert told.status == 500
-    assert "more than 65536 bytes" in told.body["failure_reason"]
+    response, _ = asked(reply, RESPONSES, {"input": "Hi"})
+    assert response.status == 500
+    assert "more than 65536 bytes" in response.body["failure_reason"]
 
 
 def test_an_endpoint_that_hangs_costs_its_time_limit_once() -> None:
@@ -121,10 +121,10 @@ def test_an_endpoint_that_hangs_costs_its_time_limit_once() -> None:
         await asyncio.sleep(60)
         return web.json_response(completion())
 
-    told, endpoint = asked(reply, RESPONSES, {"input": "Hi"}, request_timeout_s=0.2)
-    assert (told.status, len(endpoint.asked)) == (500, 1)
-    assert told.body["_ng_failure_class"] == "model_timeout"
-    assert "not answered within 0.2 s" in told.body["failure_reason"]
+    response, endpoint = asked(reply, RESPONSES, {"input": "Hi"}, request_timeout_s=0.2)
+    assert (response.status, len(endpoint.asked)) == (500, 1)
+    assert response.body["_ng_failure_class"] == "model_timeout"
+    assert "not answered within 0.2 s" in response.body["failure_reason"]
 
 
 def test_an_endpoint_that_is_not_there_is_told_after_bounded_attempts() -> None:
@@ -153,8 +153,8 @@ def test_a_connection_that_breaks_within_an_answer_is_made_again() -> None:
             return half
         return web.json_response(completion())
 
-    told, endpoint = asked(reply, RESPONSES, {"input": "Hi"})
-    assert (told.status, len(endpoint.asked)) == (200, 3)
+    response, endpoint = asked(reply, RESPONSES, {"input": "Hi"})
+    assert (response.status, len(endpoint.asked)) == (200, 3)
 
 
 def test_a_session_stays_with_its_replica_and_leaves_it_only_while_that_is_down() -> None:
@@ -166,8 +166,10 @@ def test_a_session_stays_with_its_replica_and_leaves_it_only_while_that_is_down(
             homes = [int.from_bytes(sha256(one.encode()).digest()[:8], "big") % 3 for one in sessions]
             assert set(homes) == {0, 1, 2}
             for session, home in zip(sessions, homes, strict=True):
-                told = [(await upstream.post(session, "/responses", {}))["at"] for _ in range(2)]
-                assert told == ([home, home] if home < 2 else [0, 0])  # the third is away: the next one takes its calls
+                response = [(await upstream.post(session, "/responses", {}))["at"] for _ in range(2)]
+                assert response == (
+                    [home, home] if home < 2 else [0, 0]
+                )  # the third is away: the next one takes its calls
             assert upstream.counts["affinity_lost"] == 2 * homes.count(2)
             assert upstream.counts["failed"] == 0
             await upstream.close()
@@ -206,8 +208,8 @@ def test_an_idle_connection_that_was_closed_costs_a_session_nothing() -> None:
         async with server, other.serving() as second:
             upstream = Upstream([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", second], {}, QUICK)
             session = next(name for name in map(str, range(99)) if upstream._home(name) == 0)
-            told = [(await upstream.post(session, "/responses", {}))["at"] for _ in range(4)]
-            assert told == ["home"] * 4
+            response = [(await upstream.post(session, "/responses", {}))["at"] for _ in range(4)]
+            assert response == ["home"] * 4
             assert upstream.counts["retries"] > 0
             assert upstream.counts["affinity_lost"] == 0
             await upstream.close()

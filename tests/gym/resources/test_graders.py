@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palestra.environments.walls import process
+from palestra.environments.sandbox import process
 from palestra.gym.errors import PeerFailed
 from palestra.gym.roots import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
@@ -52,32 +52,32 @@ def graded(server: Any, text: str, row: dict[str, Any]) -> float:
 )
 def test_a_letter_is_read_as_strictly_as_asked(mode: str, text: str, letter: str | None) -> None:
     with opened(Mcqa) as mcqa:
-        told = mcqa.caller().verify(said(text), options=OPTIONS, expected_answer="B", grading_mode=mode)
-        assert told["extracted_answer"] == letter
-        assert told["reward"] == float(letter == "B")
+        response = mcqa.caller().verify(said(text), options=OPTIONS, expected_answer="B", grading_mode=mode)
+        assert response["extracted_answer"] == letter
+        assert response["reward"] == float(letter == "B")
 
 
 def test_a_rows_own_pattern_finds_the_letter() -> None:
     with opened(Mcqa) as mcqa:
         patterns = {"output_regex": ["(", r"choose:\s*(\w)"]}
-        told = mcqa.caller().verify(
+        response = mcqa.caller().verify(
             said("I choose: A. No, I choose: b"), expected_answer="B", template_metadata=patterns
         )
-        assert told["extracted_answer"] == "B"
+        assert response["extracted_answer"] == "B"
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up_and_the_next_row_is_graded() -> None:
     with opened(Mcqa, regex_timeout_seconds=0.5) as mcqa:
         slow = {"output_regex": r"(a|a)*b$"}
-        told = mcqa.caller().verify(said("a" * 60), expected_answer="B", template_metadata=slow)
-        assert (told["reward"], told["extracted_answer"]) == (0.0, None)
-        assert "no answer within 0.5 s" in told["regex_error"]
+        response = mcqa.caller().verify(said("a" * 60), expected_answer="B", template_metadata=slow)
+        assert (response["reward"], response["extracted_answer"]) == (0.0, None)
+        assert "no answer within 0.5 s" in response["regex_error"]
         large = {"output_regex": [r"(?s)(.*x)"] * 20}
-        told = mcqa.caller().verify(said("x" * 2**20), expected_answer="B", template_metadata=large)
-        assert (told["reward"], told["extracted_answer"]) == (0.0, None)
+        response = mcqa.caller().verify(said("x" * 2**20), expected_answer="B", template_metadata=large)
+        assert (response["reward"], response["extracted_answer"]) == (0.0, None)
         quick = {"output_regex": r"choose:\s*(\w)"}
-        told = mcqa.caller().verify(said("choose: B"), expected_answer="B", template_metadata=quick)
-        assert told["reward"] == 1.0
+        response = mcqa.caller().verify(said("choose: B"), expected_answer="B", template_metadata=quick)
+        assert response["reward"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,19 @@ def math() -> Any:
 def test_an_expression_that_takes_for_ever_is_given_up() -> None:
     with opened(Math, library_verifier_timeout_seconds=1) as server:
         caller = server.caller()
-        told = caller.verify(said(r"\boxed{(((9^{9})^{9})^{9})^{9^{9}}!}"), expected_answer="7")
-        assert told["reward"] == 0.0
+        response = caller.verify(said(r"\boxed{(((9^{9})^{9})^{9})^{9^{9}}!}"), expected_answer="7")
+        assert response["reward"] == 0.0
         assert caller.verify(said(r"\boxed{\frac{14}{2}}"), expected_answer="7")["reward"] == 1.0, (
             "and the next one is read"
         )
 
 
 def test_a_judge_is_asked_in_both_orders_and_may_fail() -> None:
-    asked: list[str] = []
+    request: list[str] = []
 
     def judge(verdicts: list[str]) -> Callable[[Any], Any]:
         def answered(call: Any) -> Any:
-            asked.append(call.body["input"][0]["content"])
+            request.append(call.body["input"][0]["content"])
             return said(verdicts.pop(0))
 
         return answered
@@ -150,15 +150,15 @@ def test_a_judge_is_asked_in_both_orders_and_may_fail() -> None:
     for verdicts, reward in (["yes [[SAME]]", "[[SAME]]"], 1.0), (["[[SAME]]", "no: [[DIFFERENT]]"], 0.0):
         with opened(Math, peers={"judge": judge(verdicts)}, **settings) as server:
             assert graded(server, r"\boxed{two}", {"expected_answer": "2", "question": "1+1?"}) == reward
-    assert "First answer: 2\n\nSecond answer: two" in asked[0]
-    assert "First answer: two\n\nSecond answer: 2" in asked[1]
+    assert "First answer: 2\n\nSecond answer: two" in request[0]
+    assert "First answer: two\n\nSecond answer: 2" in request[1]
 
     def broken(call: Any) -> Any:
         raise RuntimeError("no model")
 
     with opened(Math, peers={"judge": broken}, **settings) as server:
-        told = server.caller().verify(said(r"\boxed{two}"), expected_answer="2")
-        assert told["_ng_failure_class"] == "judge_failed"
+        response = server.caller().verify(said(r"\boxed{two}"), expected_answer="2")
+        assert response["_ng_failure_class"] == "judge_failed"
 
 
 INSTRUCTIONS = [
@@ -313,9 +313,9 @@ def test_a_program_that_breaks_or_breaks_out_is_wrong_and_nothing_else_happens(
     code: Any, program: str, words: str | None
 ) -> None:
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
-    told = code.caller().verify(said(f"```python\n{program}\n```"), **row)
-    assert told["reward"] == 0.0
-    assert words is None or words in told["errors"][0]
+    response = code.caller().verify(said(f"```python\n{program}\n```"), **row)
+    assert response["reward"] == 0.0
+    assert words is None or words in response["errors"][0]
 
 
 def test_a_program_may_run_its_main_in_a_thread(code: Any) -> None:
@@ -369,9 +369,9 @@ def test_whole_numbers_are_not_rounded_until_they_are_equal(code: Any) -> None:
 def test_after_an_input_without_an_end_the_others_are_not_tried(code: Any) -> None:
     tests = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
     program = "n = input()\nwhile n == '1': pass\nprint(n)"
-    told = code.caller().verify(said(f"```python\n{program}\n```"), verifier_metadata={"unit_tests": tests})
-    assert told["result"] == [False] * 3
-    assert "not reached" in told["errors"][1]
+    response = code.caller().verify(said(f"```python\n{program}\n```"), verifier_metadata={"unit_tests": tests})
+    assert response["result"] == [False] * 3
+    assert "not reached" in response["errors"][1]
 
 
 def test_tests_without_as_many_outputs_are_the_rows_fault(code: Any) -> None:

@@ -12,10 +12,10 @@ from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.gym.errors import PeerFailed
 from palestra.gym.shipped.resources_servers.guess_number.app import GuessNumber
 from palestra.gym.shipped.resources_servers.platform_world.app import PlatformWorld, row_of
-from palestra.gym.testing import Opened, opened, said
+from palestra.gym.testing import OpenedServer, opened, said
 
 
-def played(world: Opened, key: str, *, golden: bool) -> dict[str, Any]:
+def played(world: OpenedServer, key: str, *, golden: bool) -> dict[str, Any]:
     caller = world.caller()
     row = row_of(key)
     caller.post("/seed_session", row)
@@ -59,8 +59,8 @@ def test_a_task_that_is_none_is_refused() -> None:
 def test_the_app_and_level_of_a_task_are_in_the_metrics() -> None:
     with opened(PlatformWorld) as world:
         rows = [played(world, "keys-put_number-0b-0", golden=right) for right in (True, False)]
-        told = world.caller().post("/aggregate_metrics", {"verify_responses": rows}).value()
-        assert told["agent_metrics"]["mean/reward/keys/0b"] == 0.5
+        response = world.caller().post("/aggregate_metrics", {"verify_responses": rows}).value()
+        assert response["agent_metrics"]["mean/reward/keys/0b"] == 0.5
 
 
 def test_a_game_goes_on_until_the_number_is_found() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from palestra.gym.agents import GymnasiumAgent, SimpleAgent
 from palestra.gym.errors import JudgeError
-from palestra.gym.front import Front
+from palestra.gym.http_app import GymHttpApp
 from palestra.gym.peers import GymPeers
 from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
@@ -24,7 +24,7 @@ from palestra.gym.servers.resources import ResourcesServer, ReverifyMode, tool
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
 from palestra.gym.servers.verdicts import Verdict
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymRequest, GymResponse
 from palestra.net.serving import HttpServer
 
 T = TypeVar("T")
@@ -93,14 +93,14 @@ class ScriptModel(GymServer):
 
     kind = ServerKind.MODEL
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         if call.path != "/v1/responses":
-            return Answer(status=404, body={"detail": "Not Found"})
+            return GymResponse(status=404, body={"detail": "Not Found"})
         turns = json.loads(call.body["input"][0]["content"])
         number = sum(1 for item in call.body["input"] if item.get("id") == "out")
         turn = turns[number] if number < len(turns) else "no more turns"
         if isinstance(turn, dict) and "status" in turn:
-            return Answer(status=turn["status"], body=turn["body"])
+            return GymResponse(status=turn["status"], body=turn["body"])
         items = [_item(turn)] if isinstance(turn, str) else [_item(turn, name) for name in turn]
         marked = [*items[:-1], {**items[-1], "id": "out"}]
         usage = {
@@ -109,7 +109,7 @@ class ScriptModel(GymServer):
             "total_tokens": 3,
             "input_tokens_details": {"cached_tokens": None},
         }
-        told = {
+        response = {
             "id": "resp_1",
             "output": marked,
             "usage": usage,
@@ -117,7 +117,9 @@ class ScriptModel(GymServer):
             "captured": call.captures_tokens,
             "session": call.session_id,
         }
-        return Answer(body=told | {"incomplete_details": {"reason": "max_output_tokens"} if turn == "cut" else None})
+        return GymResponse(
+            body=response | {"incomplete_details": {"reason": "max_output_tokens"} if turn == "cut" else None}
+        )
 
 
 def _item(turn: Any, name: str | None = None) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class Gym:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
-    def post(self, name: str, path: str, body: Any, **more: Any) -> Answer:
+    def post(self, name: str, path: str, body: Any, **more: Any) -> GymResponse:
         return self.run(self.far.post(name, path, body, **more))
 
     def url(self, name: str) -> str:
@@ -227,7 +229,7 @@ async def listening(server: GymServer, secret: str, **more: Any) -> Callable[[],
     """Until what it returns is called."""
     await server.open()
     port = server.instance.port
-    http = Quiet(Front(server, secret, **more), port=port, lifespan="off", log_config=None)
+    http = Quiet(GymHttpApp(server, secret, **more), port=port, lifespan="off", log_config=None)
     task = asyncio.create_task(http.serve(), name=f"serve {server.name}")
     await http.is_up.wait()
 

@@ -18,7 +18,7 @@ from palestra.gym.errors import GymConfigError
 from palestra.gym.servers.agents import AgentServer, Reply, Rollout
 from palestra.gym.servers.responses import output_text
 from palestra.gym.testing import opened, said
-from palestra.gym.wire import Call
+from palestra.gym.wire import GymRequest
 from palestra.types.gym import PARAMS
 
 FAILED_BEFORE = {"_ng_failure_class": "model_timeout", "failure_reason": 'it "hung"'}
@@ -133,10 +133,10 @@ def test_a_model_that_fails_fails_the_rollout_in_its_words(
     any_gym: Any, turn: dict[str, Any], status: int, failure: str, words: str
 ) -> None:
     answer = any_gym.post("agent", "/run", row(turn))
-    told = answer.value()
-    assert (answer.status, told["_ng_failure_class"]) == (status, failure)
-    assert words in told["failure_reason"]
-    assert told.get("_ng_failure_terminal", False) is (status == 422)
+    response = answer.value()
+    assert (answer.status, response["_ng_failure_class"]) == (status, failure)
+    assert words in response["failure_reason"]
+    assert response.get("_ng_failure_terminal", False) is (status == 422)
 
 
 def test_a_verifier_that_refuses_is_told_from_one_that_breaks(any_gym: Any) -> None:
@@ -228,7 +228,7 @@ class Careless(Struct, frozen=True, kw_only=True):
     greeting: str = "Hello."
 
 
-def instructed(call: Call) -> dict[str, Any]:
+def instructed(call: GymRequest) -> dict[str, Any]:
     return said(call.body["instructions"]) if call.path == "/v1/responses" else {"reward": 1.0, **call.body}
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.front import Front
+from palestra.gym.http_app import GymHttpApp
 from palestra.gym.peers import GymPeers
 from palestra.gym.sessions import SessionSigner
 from tests.gym.servers.conftest import SECRET, Counter, Gym, gym_of, listening
@@ -91,9 +91,9 @@ def test_errors_have_the_words_of_nemo_gym(gym: Gym) -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 5000, b"nul"])
 def test_what_is_not_json_is_refused(gym: Gym, body: bytes) -> None:
-    status, _, told = send(gym, "counter", "POST", "/verify", body)
+    status, _, response = send(gym, "counter", "POST", "/verify", body)
     assert status == 400
-    assert json.loads(told)["detail"].startswith("the body is not JSON")
+    assert json.loads(response)["detail"].startswith("the body is not JSON")
 
 
 @pytest.mark.parametrize("body", [b"3", b"[]", b"null", b'"x"'])
@@ -143,4 +143,4 @@ def test_a_name_that_cannot_be_a_cookie_is_refused() -> None:
     config = gym_of({"two words": (Counter, {})})
     server = Counter(config.servers["two words"], GymPeers(config))
     with pytest.raises(GymConfigError, match="two words"):
-        Front(server, SECRET)
+        GymHttpApp(server, SECRET)

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from palestra.gym.making import make_server
+from palestra.gym.scaffolding import make_server
 from palestra.types.gym import PARAMS
 from tests.gym.servers.conftest import free_port
 

@@ -16,9 +16,9 @@ from palestra.config.train import GrpoConfig, load_train_config
 from palestra.environments.gym.rows import gym_tasks
 from palestra.gym.config import GymSources, load_gym
 from palestra.gym.errors import GymConfigError
-from palestra.gym.making import check_folder, own_settings, read_rows
 from palestra.gym.records import ServerInstance
 from palestra.gym.registry import load_class
+from palestra.gym.scaffolding import check_folder, own_settings, read_rows
 from palestra.gym.testing import opened, said, server_beside
 from palestra.types.gym import PARAMS
 

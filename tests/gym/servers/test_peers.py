@@ -14,7 +14,7 @@ from palestra.gym.errors import GymConfigError, UnreachableServer
 from palestra.gym.peers import GymPeers
 from palestra.gym.records import ServerKind
 from palestra.gym.servers.base import GymServer
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymRequest, GymResponse
 from tests.gym.servers.conftest import SECRET, Counter, Gym, ScriptModel, gym_of, listening
 
 VALUES = st.one_of(st.integers(-3, 3), st.text(max_size=3), st.none(), st.lists(st.integers(0, 1), max_size=2))
@@ -33,7 +33,7 @@ PATHS = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(calls=st.lists(st.tuples(PATHS, BODIES), min_size=1, max_size=8))
 def test_near_and_far_give_the_same_answers(gym: Gym, calls: list[tuple[str, Any]]) -> None:
-    async def told(peers: GymPeers) -> list[Any]:
+    async def response(peers: GymPeers) -> list[Any]:
         found, cookies, sessions = [], {}, set()
         for path, body in calls:
             answer = await peers.post("counter", path, body, cookies=cookies)
@@ -45,7 +45,7 @@ def test_near_and_far_give_the_same_answers(gym: Gym, calls: list[tuple[str, Any
             found.append((answer.status, text, answer.content_type, list(answer.cookies)))
         return [*found, len(sessions)]
 
-    assert gym.run(told(gym.near)) == gym.run(told(gym.far))
+    assert gym.run(response(gym.near)) == gym.run(response(gym.far))
 
 
 def test_an_unknown_server_is_told_with_the_nearest(gym: Gym) -> None:
@@ -59,9 +59,9 @@ class Slow(GymServer):
     async def open(self) -> None:
         self.is_over = asyncio.Event()
 
-    async def answer(self, call: Call) -> Answer:
+    async def answer(self, call: GymRequest) -> GymResponse:
         await self.is_over.wait()
-        return Answer()
+        return GymResponse()
 
 
 @pytest.mark.parametrize("is_near", [True, False])
@@ -87,14 +87,14 @@ def test_a_server_that_hangs_is_not_waited_for(gym: Gym, is_near: bool) -> None:
 def test_a_server_that_is_being_started_is_waited_for(gym: Gym) -> None:
     config = gym_of({"counter": (Counter, {})})
 
-    async def tried() -> Answer:
+    async def tried() -> GymResponse:
         async with GymPeers(config) as peers:
-            asked = asyncio.create_task(peers.post("counter", "/seed_session", {}))
+            request = asyncio.create_task(peers.post("counter", "/seed_session", {}))
             await asyncio.sleep(0.1)
-            assert not asked.done()
+            assert not request.done()
             stop = await listening(Counter(config.servers["counter"], peers), SECRET)
             try:
-                return await asked
+                return await request
             finally:
                 await stop()
 
@@ -166,10 +166,10 @@ def test_cookies_of_others_pass_unchanged(gym: Gym) -> None:
     class Setting(GymServer):
         kind = ServerKind.RESOURCES
 
-        async def answer(self, call: Call) -> Answer:
-            return Answer(body=dict(call.cookies), cookies={"odd": 'a b; "c", ü', "plain": "eyJ4IjogMX0=.aXx.z-_"})
+        async def answer(self, call: GymRequest) -> GymResponse:
+            return GymResponse(body=dict(call.cookies), cookies={"odd": 'a b; "c", ü', "plain": "eyJ4IjogMX0=.aXx.z-_"})
 
-    async def tried() -> Answer:
+    async def tried() -> GymResponse:
         config = gym_of({"setting": (Setting, {})})
         async with GymPeers(config) as peers:
             stop = await listening(Setting(config.servers["setting"], peers), SECRET)

@@ -13,7 +13,7 @@ import pytest
 from palestra.gym.agents import RemoteAgent
 from palestra.gym.errors import GymConfigError
 from palestra.gym.peers import GymPeers
-from palestra.gym.wire import Answer
+from palestra.gym.wire import GymResponse
 from palestra.types.gym import PARAMS
 from tests.gym.servers.conftest import Counter, Gym, all_of, free_port, gym_of, listening
 
@@ -35,18 +35,18 @@ async def speak(service: Service, reader: asyncio.StreamReader, writer: asyncio.
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
         body = json.loads(await reader.readexactly(int(fields["content-length"])))
-        told = service(body, fields.get("cookie", ""))
-        if told is not None:
-            extra = "location: http://elsewhere/\r\n" if told[0] == 307 else ""
-            head = f"HTTP/1.1 {told[0]} X\r\nset-cookie: seat=7\r\n{extra}connection: close\r\n"
-            writer.write(f"{head}content-length: {len(told[1])}\r\n\r\n".encode() + told[1])
+        response = service(body, fields.get("cookie", ""))
+        if response is not None:
+            extra = "location: http://elsewhere/\r\n" if response[0] == 307 else ""
+            head = f"HTTP/1.1 {response[0]} X\r\nset-cookie: seat=7\r\n{extra}connection: close\r\n"
+            writer.write(f"{head}content-length: {len(response[1])}\r\n\r\n".encode() + response[1])
             await writer.drain()
     finally:
         writer.close()
 
 
 @contextmanager
-def playing(gym: Gym, service: Service | None, **settings: Any) -> Iterator[Callable[..., Answer]]:
+def playing(gym: Gym, service: Service | None, **settings: Any) -> Iterator[Callable[..., GymResponse]]:
     """`run(**row)` of an agent whose service this is; None: nobody listens there."""
     port = free_port()
     own = {"agent_base_url": f"http://127.0.0.1:{port}/", "resources_server": {"name": "counter"}, **settings}
@@ -58,11 +58,11 @@ def playing(gym: Gym, service: Service | None, **settings: Any) -> Iterator[Call
         remote = RemoteAgent(config.servers["remote"], peers)
         stops = [await listening(one, config.secret) for one in (*servers, remote)]
         if service is not None:
-            told = await asyncio.start_server(lambda r, w: speak(service, r, w), "127.0.0.1", port)
+            response = await asyncio.start_server(lambda r, w: speak(service, r, w), "127.0.0.1", port)
 
             async def stop() -> None:
-                told.close()
-                await told.wait_closed()
+                response.close()
+                await response.wait_closed()
 
             stops.append(stop)
         return stops

@@ -14,10 +14,10 @@ from palestra.gym.errors import GymConfigError, JudgeError, PeerFailed, UnknownS
 from palestra.gym.servers.gymnasium import GymnasiumServer, Step
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, tool
 from palestra.gym.servers.responses import added_usage, output_text, unanswered_calls
-from palestra.gym.servers.states import RETIRED, RETIRED_S, Session, States
+from palestra.gym.servers.states import RETIRED, RETIRED_S, Session, SessionStates
 from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.testing import opened, said
-from palestra.gym.wire import Answer, Call
+from palestra.gym.wire import GymRequest, GymResponse
 from tests.gym.servers.conftest import Counter, Guess
 
 
@@ -69,8 +69,8 @@ class Shop(ResourcesServer[ShopSettings]):
         return {"tasks": metrics["tasks"]}
 
 
-def judge(call: Call) -> Any:
-    texts = {"busy": Answer(status=503, body="busy"), "garbled": Answer(body=b"<html>")}
+def judge(call: GymRequest) -> Any:
+    texts = {"busy": GymResponse(status=503, body="busy"), "garbled": GymResponse(body=b"<html>")}
     return texts.get(call.body["input"], {"score": 0.5})
 
 
@@ -210,7 +210,7 @@ def test_a_state_leaves_when_its_session_is_closed_or_the_server_ends() -> None:
 
 def test_states_are_bounded_in_number_and_age() -> None:
     now, gone = [0.0], []
-    states = States(gone.append, limit=3, idle_s=10, clock=lambda: now[0])
+    states = SessionStates(gone.append, limit=3, idle_s=10, clock=lambda: now[0])
     for name in "abc":
         states.put(name, name)
     assert states.get("a") == "a"
@@ -225,7 +225,7 @@ def test_states_are_bounded_in_number_and_age() -> None:
 
 def test_judged_sessions_leave_before_others() -> None:
     gone: list[Any] = []
-    states = States(gone.append, limit=10**6)
+    states = SessionStates(gone.append, limit=10**6)
     states.put("live", "live")
     for n in range(RETIRED + 5):
         states.put(str(n), n)
@@ -245,7 +245,7 @@ def test_a_verdict_may_be_asked_for_twice() -> None:
 
 def test_a_judged_state_stays_for_a_moment_only() -> None:
     now, gone = [0.0], []
-    states = States(gone.append, idle_s=7200, clock=lambda: now[0])
+    states = SessionStates(gone.append, idle_s=7200, clock=lambda: now[0])
     for name in "ab":
         states.put(name, name)
     states.retire("a")

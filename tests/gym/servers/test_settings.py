@@ -43,10 +43,10 @@ def made(config: GymConfig) -> list[GymServer]:
     ],
 )
 def test_an_unknown_key_below_a_server_is_an_error_with_the_nearest(override: str, words: str) -> None:
-    with pytest.raises(GymConfigError) as told:
+    with pytest.raises(GymConfigError) as response:
         made(loaded("resources_servers/mcqa/configs/mcqa.yaml", override))
-    assert words in str(told.value)
-    assert override.lstrip("+").split(".")[0] in str(told.value)
+    assert words in str(response.value)
+    assert override.lstrip("+").split(".")[0] in str(response.value)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -61,9 +61,9 @@ def test_a_gym_ends_with_all_its_unknown_keys(tmp_path: Path) -> None:
     command += ["-c", MODEL, *(f"{key}={value}" for key, value in POLICY.items()), "head_server.port=0", *wrong]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
-    told = done.stderr.partition("error: ")[2]
-    assert "mcqa.resources_servers.mcqa.prot: unknown setting\n  did you mean: port?" in told
-    assert "policy_model.responses_api_models.vllm_model.modl: unknown setting\n  did you mean: model" in told
+    response = done.stderr.partition("error: ")[2]
+    assert "mcqa.resources_servers.mcqa.prot: unknown setting\n  did you mean: port?" in response
+    assert "policy_model.responses_api_models.vllm_model.modl: unknown setting\n  did you mean: model" in response
 
 
 @pytest.mark.e2e

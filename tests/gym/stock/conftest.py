@@ -15,11 +15,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from palestra.environments.gym.directory import Directory
-from palestra.gym.collect.collection import Standing, Wanted, collect
+from palestra.environments.gym.directory import ServerDirectory
+from palestra.gym.collect.collection import CollectionRequest, CollectionStatus, collect
 from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion
-from palestra.gym.config import GymSources, Ports, load_gym
+from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
 from tests.gym.stock.upstream import complete
@@ -59,7 +59,7 @@ class StockGym:
         policy = {"policy_base_url": url, "policy_api_key": "x", "policy_model_name": "any"}
         given = {**policy, "head_server": {"host": "127.0.0.1", "port": 0}, NO_WAIT: 0, **self._settings}
         try:
-            with Ports() as ports:
+            with ReservedPorts() as ports:
                 sources = GymSources(files=self._files, initial=given, roots=[self._root])
                 async with Supervisor(load_gym(sources, ports=ports), ports, self.lines.append) as self.supervisor:
                     await self.supervisor.ready()
@@ -86,21 +86,21 @@ class StockGym:
 
     def collected(
         self, folder: Path, agent: str | None, rows: list[dict[str, Any]], told: Any = lambda _: None, repeats: int = 1
-    ) -> Standing:
+    ) -> CollectionStatus:
         """Results are at `out.jsonl` in the folder."""
         (folder / "in.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        wanted = Wanted(
+        expected = CollectionRequest(
             input=folder / "in.jsonl",
             output=folder / "out.jsonl",
             expansion=Expansion(agent=agent, repeats=repeats),
             concurrency=16,
         )
 
-        async def play() -> Standing:
+        async def play() -> CollectionStatus:
             async with HttpClient() as client:
-                directory = await Directory.of_head(client, self.supervisor.head_url)
-                player = RowPlayer(client, directory, wanted.patience)
-                return await collect(wanted, player, await directory.settings(), told)
+                directory = await ServerDirectory.of_head(client, self.supervisor.head_url)
+                player = RowPlayer(client, directory, expected.patience)
+                return await collect(expected, player, await directory.settings(), told)
 
         return self.run(play())
 

@@ -2,8 +2,8 @@
 
     python -m tests.gym.stock.surface .nemo-gym        # after `make nemo-gym`
 
-A name that the stand-in lacks is refused when a gym starts (`palestra.gym.stand_in`). What a server uses of the class
-that it derives from cannot be refused: it has to be there.
+A name that the stand-in lacks is refused when a gym starts (`palestra.gym.nemo_gym_compat`). What a server uses of the
+class that it derives from cannot be refused: it has to be there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from palestra.gym.code_imports import STOCK_PACKAGE, imports_of, parsed
+from palestra.gym.nemo_gym_compat import COMPAT, missing_names
 from palestra.gym.records import ServerKind
-from palestra.gym.stand_in import STAND_IN, missing_names
 
 BASES = {
     ServerKind.RESOURCES: ("SimpleResourcesServer", "BaseResourcesServerConfig"),
@@ -64,7 +64,7 @@ def _members_lacking(root: Path, kind: ServerKind, entrypoint: Path) -> Iterator
     uses = {(holders.get(ast.unparse(one.value)), one.attr) for one in attributes}
     uses |= {(server, name) for name in _set_in_classes(tree)}
     for base, name in uses:
-        if base is not None and name in members(root, base) - members(STAND_IN, base) - own:
+        if base is not None and name in members(root, base) - members(COMPAT, base) - own:
             yield f"{base}.{name}"
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.nemo_gym_compat import COMPAT
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -19,7 +19,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 @pytest.fixture
 def client_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Any]:
     """Of a gym that has one server, of some kind, at a port."""
-    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.syspath_prepend(str(COMPAT))
     from nemo_gym.server_utils import ServerClient
 
     def made(kind: str, port: int) -> Any:
@@ -106,10 +106,10 @@ def test_an_answer_of_any_status_is_an_answer_and_can_be_raised(client_of: Calla
             answer = await client_of("responses_api_models", port).post("there", "/v1/responses", json={})
             await raise_for_status(answer)
 
-    with pytest.raises(aiohttp.ClientResponseError) as told:
+    with pytest.raises(aiohttp.ClientResponseError) as response:
         asyncio.run(run())
-    assert told.value.status == 503
-    assert told.value.response_content == b"later"  # pyright: ignore[reportAttributeAccessIssue]
+    assert response.value.status == 503
+    assert response.value.response_content == b"later"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_an_unknown_server_is_named(client_of: Callable[[str, int], Any]) -> None:
@@ -118,7 +118,7 @@ def test_an_unknown_server_is_named(client_of: Callable[[str, int], Any]) -> Non
 
 
 def test_outside_a_gym_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.syspath_prepend(str(COMPAT))
     from nemo_gym import global_config
 
     monkeypatch.delenv("NEMO_GYM_CONFIG_DICT", raising=False)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from palestra.cli import main
 from palestra.gym.config import GymSources, load_gym
 from palestra.gym.errors import GymConfigError
-from palestra.gym.stand_in import STAND_IN, missing_names, stand_in_names
+from palestra.gym.nemo_gym_compat import COMPAT, compat_names, missing_names
 from tests.gym.stock.conftest import FOLDERS
 
 APP = """
@@ -52,9 +52,9 @@ def odd(tmp_path: Path) -> Path:
 
 
 def test_what_the_stand_in_lacks_is_named_with_its_place(odd: Path) -> None:
-    with pytest.raises(GymConfigError) as told:
+    with pytest.raises(GymConfigError) as response:
         load_gym(GymSources(files=["gym.yaml"], roots=[odd]))
-    first, *lines = str(told.value).splitlines()
+    first, *lines = str(response.value).splitlines()
     assert first == f"{odd / 'resources_servers/odd'} imports what our stand-in for NeMo Gym does not have:"
     assert [line.strip() for line in lines] == [
         "nemo_gym.nowhere (resources_servers/odd/app.py:18)",
@@ -85,11 +85,11 @@ def test_a_folder_that_uses_what_is_there_lacks_nothing(entrypoint: Path) -> Non
 
 
 def test_names_that_are_imported_on_demand_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.syspath_prepend(str(COMPAT))
     import nemo_gym
 
-    found = stand_in_names("nemo_gym")
+    found = compat_names("nemo_gym")
     assert found is not None
     assert {*nemo_gym.__all__, "judge", "sandbox"} <= found
     assert all(hasattr(nemo_gym, name) for name in nemo_gym.__all__)
-    assert stand_in_names("nemo_gym.balloons") is None
+    assert compat_names("nemo_gym.balloons") is None

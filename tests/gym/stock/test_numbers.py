@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.gym.metrics import aggregate, highest_k, pass_metrics, subset_metrics
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.nemo_gym_compat import COMPAT
 
 SCORES = st.sampled_from([0, 1, 0.0, 1.0, 0.25])
 ROLLOUT = st.fixed_dictionaries(
@@ -24,7 +24,7 @@ TASKS = st.lists(st.lists(ROLLOUT, min_size=1, max_size=4), max_size=4)
 @pytest.fixture(scope="module", autouse=True)
 def stand_in() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(STAND_IN))
+        patch.syspath_prepend(str(COMPAT))
         yield
 
 

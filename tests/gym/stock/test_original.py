@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from palestra.gym.collect.collection import delivered
-from palestra.gym.stand_in import STAND_IN, brought_along
+from palestra.gym.nemo_gym_compat import COMPAT, provided_packages
 from palestra.gym.venvs import requirements_of
 from tests.gym.stock.conftest import StockGym
 from tests.gym.stock.surface import walked
@@ -171,10 +171,10 @@ def test_their_servers_that_need_nothing_else_can_be_imported() -> None:
     servers = [
         one.entrypoint
         for one in walked(ORIGINAL)
-        if not (one.refused or requirements_of(one.entrypoint.parent) or brought_along(one.entrypoint))
+        if not (one.refused or requirements_of(one.entrypoint.parent) or provided_packages(one.entrypoint))
     ]
     assert len(servers) > 60
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(STAND_IN), str(ORIGINAL)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(COMPAT), str(ORIGINAL)])}
     command = [sys.executable, "-c", IMPORTING, *map(str, servers)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=servers[0].parent)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from palestra.gym.collect.collection import Standing
-from palestra.gym.stand_in import STAND_IN, brought_along
+from palestra.gym.collect.collection import CollectionStatus
+from palestra.gym.nemo_gym_compat import COMPAT, provided_packages
 from tests.gym.control.test_venvs import wheel
 from tests.gym.stock.conftest import FOLDERS, StockGym, row_of
 from tests.gym.stock.upstream import complete
@@ -95,7 +95,7 @@ if __name__ == "__main__":
 
 
 def environment(**more: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(STAND_IN), "OMP_NUM_THREADS": "1"} | more
+    return os.environ | {"PYTHONPATH": str(COMPAT), "OMP_NUM_THREADS": "1"} | more
 
 
 def test_the_public_names_are_there_and_nothing_heavy_is() -> None:
@@ -177,7 +177,7 @@ def test_a_setting_that_its_config_class_ignores_is_told() -> None:
 
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "palestra.gym.stand_in.BROUGHT",
+        "palestra.gym.nemo_gym_compat.BROUGHT",
         {"absent_one": "one", "absent_two": "two", "absent_three": "three", "yaml": "pyyaml"},
     )
     root = tmp_path / "resources_servers"
@@ -194,8 +194,8 @@ def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    assert brought_along(root / "mine/app.py") == ["one", "two"]
-    assert brought_along(root / "other/app.py") == []
+    assert provided_packages(root / "mine/app.py") == ["one", "two"]
+    assert provided_packages(root / "other/app.py") == []
 
 
 @pytest.mark.slow
@@ -230,11 +230,11 @@ def test_several_workers_serve_one_socket_and_are_started_anew_together(tmp_path
         assert len(workers_left) == 2
         rows = [row_of(f"write {at}") for at in range(30)]
 
-        def told(standing: Standing) -> None:
+        def response(standing: CollectionStatus) -> None:
             if standing.done >= 5 and len(workers_left) == 2:
                 workers_left.pop().kill()
 
-        standing = gym.collected(tmp_path, "essay_agent", rows, told)
+        standing = gym.collected(tmp_path, "essay_agent", rows, response)
         assert (standing.done, standing.failed) == (30, 0)
         second = psutil.Process(gym.pid_of("essay_agent"))
         assert second.pid != first.pid

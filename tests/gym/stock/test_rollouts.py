@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from palestra.environments.gym import playing
-from palestra.environments.gym.directory import Directory
+from palestra.environments.gym.directory import ServerDirectory
 from palestra.gym.collect.aggregating import aggregated
-from palestra.gym.collect.collection import Standing, delivered
+from palestra.gym.collect.collection import CollectionStatus, delivered
 from palestra.gym.collect.files import read_lines
 from palestra.net.http_client import HttpClient
 from tests.gym.stock.conftest import StockGym, adding, row_of
@@ -34,15 +34,15 @@ def test_its_own_metrics_are_asked_of_it(gym: StockGym, tmp_path: Path) -> None:
     rows = [adding([1], expected=11), adding([1], expected=12)]
     gym.collected(tmp_path, "tally_agent", rows, repeats=2)
 
-    async def asked() -> list[dict]:
+    async def request() -> list[dict]:
         async with HttpClient() as client:
-            directory = await Directory.of_head(client, gym.supervisor.head_url)
+            directory = await ServerDirectory.of_head(client, gym.supervisor.head_url)
             return await aggregated(delivered(tmp_path / "out.jsonl"), directory, client)
 
-    (told,) = gym.run(asked())
-    assert told["key_metrics"] == {"pass@2/accuracy": 50.0}
-    assert told["agent_metrics"]["majority@2/accuracy"] == 50.0
-    assert [one["mean/reward"] for one in told["group_level_metrics"]] == [1.0, 0.0]
+    (response,) = gym.run(request())
+    assert response["key_metrics"] == {"pass@2/accuracy": 50.0}
+    assert response["agent_metrics"]["majority@2/accuracy"] == 50.0
+    assert [one["mean/reward"] for one in response["group_level_metrics"]] == [1.0, 0.0]
 
 
 def test_a_gymnasium_server_is_stepped_by_our_agent(gym: StockGym, tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_every_row_comes_once_though_the_server_is_killed(
 
     killed: list[int] = []
 
-    def told(standing: Standing) -> None:
+    def response(standing: CollectionStatus) -> None:
         if standing.done >= 5 and not killed:
             killed.append(first)
             os.kill(first, signal.SIGKILL)
 
-    standing = gym.collected(tmp_path, "tally_agent", rows, told)
+    standing = gym.collected(tmp_path, "tally_agent", rows, response)
     results = delivered(tmp_path / "out.jsonl")
     assert gym.pid_of("tally") != first
     assert (standing.done, standing.failed) == (40, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from palestra.gym.stand_in import STAND_IN
+from palestra.gym.nemo_gym_compat import COMPAT
 
 IDS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 
@@ -19,7 +19,7 @@ IDS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_
 @pytest.fixture(scope="module", autouse=True)
 def stand_in() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(STAND_IN))
+        patch.syspath_prepend(str(COMPAT))
         yield
 
 

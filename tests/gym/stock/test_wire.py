@@ -31,7 +31,7 @@ class Said:
 
 @pytest.fixture
 def ask(gym: StockGym):
-    def asked(path: str, body: Any = None, *, method: str = "POST", cookies: Any = None, **headers: str) -> Said:
+    def request(path: str, body: Any = None, *, method: str = "POST", cookies: Any = None, **headers: str) -> Said:
         async def call() -> Said:
             jar = aiohttp.DummyCookieJar()
             async with aiohttp.ClientSession(cookie_jar=jar) as session:
@@ -42,7 +42,7 @@ def ask(gym: StockGym):
 
         return gym.run(call())
 
-    return asked
+    return request
 
 
 def test_a_session_is_a_signed_cookie(ask) -> None:

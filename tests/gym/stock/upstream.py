@@ -29,10 +29,10 @@ def completion(message: dict[str, Any]) -> web.Response:
 
 def said(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """`add 3 4`: two calls, one after the other; `judge: …`: a verdict on capitals; else up."""
-    wanted = next(text_of(one) for one in messages if one["role"] == "user")
-    if wanted.startswith("judge: "):
-        return {"role": "assistant", "content": "GOOD" if wanted[7:].isupper() else "BAD"}
-    amounts = re.findall(r"\d+", wanted) if wanted.startswith("add") else []
+    expected = next(text_of(one) for one in messages if one["role"] == "user")
+    if expected.startswith("judge: "):
+        return {"role": "assistant", "content": "GOOD" if expected[7:].isupper() else "BAD"}
+    amounts = re.findall(r"\d+", expected) if expected.startswith("add") else []
     done = sum(one["role"] == "tool" for one in messages)
     if done < len(amounts):
         return calling("add", {"amount": int(amounts[done])})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from palestra.model.attention import PackedAttention
+from palestra.model.attention.packed import PackedAttention
 
 Close = Callable[[Tensor, Tensor], None]
 
@@ -39,7 +39,7 @@ def test_packed_attention_and_its_gradients(
     dtype: torch.dtype,
     assert_close: Close,
 ) -> None:
-    from palestra.model.tiled_attention import TiledPackedAttention
+    from palestra.model.attention.tiled import TiledPackedAttention
 
     n = sum(lengths)
     inputs = [torch.randn(n, h, dim, device=device, dtype=dtype).requires_grad_() for h in (heads, kv_heads, kv_heads)]
@@ -64,8 +64,8 @@ def test_packed_attention_and_its_gradients(
 def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     length: int, group: int, window: int | None, page_size: int, seed: int
 ) -> None:
+    from palestra.model.attention.tiled import cut_tiles
     from palestra.model.kernels.attention import KeySource, attend
-    from palestra.model.tiled_attention import cut_tiles
 
     on_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
@@ -94,11 +94,11 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
     random_model: Callable[..., Path], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five rows: three share two splits, two more share one of those, and one has nothing in common."""
-    from palestra.model import tiled_attention
+    from palestra.model.attention import tiled as tiled_attention
+    from palestra.model.attention.kv_cache import KVCache
     from palestra.model.kernels import attention
-    from palestra.model.kv_cache import KVCache
-    from palestra.model.scheduler import Chunk, Sequence, StepPlan
-    from palestra.model.spec import ModelSpec
+    from palestra.model.loading.spec import ModelSpec
+    from palestra.model.sampling.scheduler import Sequence, SequenceChunk, StepPlan
 
     for module in (attention, tiled_attention):
         monkeypatch.setattr(module, "KEY_SPLIT", 64)
@@ -121,7 +121,7 @@ def test_keys_read_once_for_a_group_give_each_row_its_own_bits(
         Sequence(i, 0, [1] * (n + 1), n, 200, pages=p, computed=n)
         for i, (p, n) in enumerate(zip(pages, lengths, strict=True))
     ]
-    plan = StepPlan(decode=seqs, rows=[Chunk(s, s.computed, s.computed + 1) for s in seqs])
+    plan = StepPlan(decode=seqs, rows=[SequenceChunk(s, s.computed, s.computed + 1) for s in seqs])
     attend = tiled_attention.TiledPagedAttention.of(cache, plan)
     assert attend.shared is not None
     assert attend.shared.by_row[:, 1].tolist() == [2, 2, 2, 2, 2, 0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from palestra.model import ops
-from palestra.model.rope import Rotary
+from palestra.model.attention.rope import Rotary
 
 Close = Callable[[Tensor, Tensor], None]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.model import kernels
-from palestra.model.sampling import DrawRow, draw
+from palestra.model.sampling.token_draws import DrawRow, draw
 from palestra.types import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("with_kernels")

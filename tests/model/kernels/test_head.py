@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from palestra.model.log_softmax import log_softmax, target_rows
+from palestra.model.training.log_softmax import log_softmax, target_rows
 
 Close = Callable[[Tensor, Tensor], None]
 ROWS, VOCAB = 3, 5000  # more than a block of the vocabulary

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from palestra.model.adapters import UNEMBED, Adapter, AdapterPool, SiteName
-from palestra.model.lora_buckets import BucketedLora, Run
-from palestra.model.spec import ModelSpec
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool, SiteName
+from palestra.model.lora.buckets import BucketedLora, RowRun
 from palestra.types import LoraConfig
 
 Close = Callable[[Tensor, Tensor], None]
@@ -28,7 +28,7 @@ FIRST_ROW, N_ROWS = 2, 60
 SITES: tuple[SiteName, ...] = ((0, "qkv"), (1, "o"), (0, "gate_up"), (1, "down"), UNEMBED)
 
 
-def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapter], list[Run]]:
+def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapter], list[RowRun]]:
     pool = AdapterPool(spec, dtype=dtype, device=device)
     adapters = [pool.create(config) for config in CONFIGS]
     for i, adapter in enumerate(adapters):
@@ -38,7 +38,7 @@ def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapte
         pool.after_change(adapter)
     runs, start = [], FIRST_ROW
     for number, rows in RUNS:
-        runs.append(Run(adapters[number], start, rows))
+        runs.append(RowRun(adapters[number], start, rows))
         start += rows
     return adapters, runs
 
@@ -46,7 +46,7 @@ def batch(spec: ModelSpec, dtype: torch.dtype, device: str) -> tuple[list[Adapte
 def test_mixed_adapters_forward_and_backward(
     random_model: Callable[..., Path], device: str, dtype: torch.dtype, assert_close: Close
 ) -> None:
-    from palestra.model.lora_tiles import TiledLora
+    from palestra.model.lora.tiles import TiledLora
 
     spec = ModelSpec.from_folder(random_model("qwen3"))
     plain_adapters, plain_runs = batch(spec, torch.float32, device)
@@ -76,12 +76,12 @@ def test_adapters_that_move_in_memory_are_found_again(
     random_model: Callable[..., Path], device: str, dtype: torch.dtype
 ) -> None:
     """Between forward and backward other tenants come, and the stack that holds all rows grows."""
-    from palestra.model.lora_tiles import TiledLora
+    from palestra.model.lora.tiles import TiledLora
 
     spec, name = ModelSpec.from_folder(random_model("qwen3")), (0, "o")
     pool = AdapterPool(spec, dtype=dtype, device=device)
     adapter = pool.create(CONFIGS[0])
-    tiled = TiledLora([Run(adapter, 0, 4)], device)
+    tiled = TiledLora([RowRun(adapter, 0, 4)], device)
     site = adapter.stack.layout.sites[name]
     x = torch.randn(4, site.in_size, device=device, dtype=dtype)
     dy = torch.randn(4, spec.hidden_size, device=device, dtype=dtype)

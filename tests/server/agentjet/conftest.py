@@ -39,9 +39,9 @@ class AgentJet:
     told: list[str] = field(default_factory=list)
 
     def begin_episode(self, allow_discard_timeout: float = 60, episode_type: str = "train") -> tuple[str, Any]:
-        asked = {"client_uuid": self.client_uuid, "episode_type": episode_type}
+        request = {"client_uuid": self.client_uuid, "episode_type": episode_type}
         while True:
-            answer = self._post("claim_episode", 30, **asked, allow_discard_timeout=allow_discard_timeout)
+            answer = self._post("claim_episode", 30, **request, allow_discard_timeout=allow_discard_timeout)
             if answer is not None and answer["success"]:
                 self.claims[answer["episode_uuid"]] = answer
                 return answer["episode_uuid"], answer
@@ -87,8 +87,8 @@ class Root:
         return answer.json()
 
     def claim(self, client_uuid: str = "c", episode_type: str = "train", wait_s: float = 0.0, **fields: Any) -> Any:
-        asked = {"client_uuid": client_uuid, "episode_type": episode_type, "wait_s": wait_s}
-        return self.post("claim_episode", **{"allow_discard_timeout": 60, **asked} | fields)
+        request = {"client_uuid": client_uuid, "episode_type": episode_type, "wait_s": wait_s}
+        return self.post("claim_episode", **{"allow_discard_timeout": 60, **request} | fields)
 
     def end(self, episode_uuid: str, reward: Any = 1.0, client_uuid: str = "c", **fields: Any) -> Any:
         names = {"client_uuid": client_uuid, "episode_uuid": episode_uuid}

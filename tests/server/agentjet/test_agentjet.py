@@ -18,9 +18,9 @@ from palestra.config.serve import ModelConfig
 from palestra.config.train import GrpoConfig
 from palestra.server.agentjet.settings import DIRECT, JobConfig
 from palestra.server.agentjet.settings_file import MAX_BYTES, AgentJetError, read_keys
-from palestra.server.agentjet.trainer_book import EngineRecord
 from palestra.server.agentjet.trainer_config import make_config, map_for_server, name_run
-from palestra.server.agentjet.trainer_files import DUMMIES, EngineFolder
+from palestra.server.agentjet.trainer_files import DUMMIES, TrainerFolder
+from palestra.server.agentjet.trainer_records import TrainerRecord
 
 URL = "http://127.0.0.1:8000"
 MODELS = [ModelConfig(path=Path("/models/Qwen3-8B"), name=["Qwen/Qwen3-8B", "student"])]
@@ -67,20 +67,27 @@ def job_of(text: str = "", **ajet: Any) -> JobConfig:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> EngineFolder:
-    return EngineFolder(tmp_path, "alice")
+def folder(tmp_path: Path) -> TrainerFolder:
+    return TrainerFolder(tmp_path, "alice")
 
 
-def config_of(folder: EngineFolder, text: str = "", **ajet: Any) -> dict[str, Any]:
+def config_of(folder: TrainerFolder, text: str = "", **ajet: Any) -> dict[str, Any]:
     return make_config(job_of(text, **ajet), "r", folder, URL)
 
 
-def test_what_is_meant_arrives(folder: EngineFolder) -> None:
+def test_what_is_meant_arrives(folder: TrainerFolder) -> None:
     config = config_of(folder, FULL)
     assert (config["kind"], config["rollouts"], config["server"]) == ("grpo", "episodes", URL)
     assert config["model"] == config["model"] | {"name": "Qwen/Qwen3-8B", "rank": 8, "tokenizer": "/models/Qwen3-8B"}
-    told = {"group_size": 4, "groups_per_step": 16, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "max_tokens": 512}
-    assert config["rollout"] == config["rollout"] | told | {"max_context": 2048}
+    response = {
+        "group_size": 4,
+        "groups_per_step": 16,
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "top_k": 50,
+        "max_tokens": 512,
+    }
+    assert config["rollout"] == config["rollout"] | response | {"max_context": 2048}
     assert (config["data"]["max_sequence_length"], config["steps"], config["checkpoint"]["every"]) == (2048, 30, 7)
     optimizer = {"lr": 2e-5, "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.01, "warmup_steps": 0, "schedule": "cosine"}
     assert config["optimizer"] == config["optimizer"] | optimizer
@@ -99,7 +106,7 @@ def test_what_means_nothing_here_is_named() -> None:
     assert job_of(rollout={"num_repaet": 4}).unknown == ["ajet.rollout.num_repaet"]
 
 
-def test_no_path_of_the_config_is_used(folder: EngineFolder, tmp_path: Path) -> None:
+def test_no_path_of_the_config_is_used(folder: TrainerFolder, tmp_path: Path) -> None:
     job = job_of(FULL)
     assert job.run == "tuesday"
     assert job_of(experiment_name="read_yaml_name", experiment_dir="/etc/../x y").run == "x-y"
@@ -144,7 +151,7 @@ def test_the_model_must_be_served_here(asked: str, found: bool) -> None:
         ({"task_reader": {"type": "jsonl_dataset_file"}}, "file_path is missing"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(folder: EngineFolder, ajet: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_by_its_key(folder: TrainerFolder, ajet: dict[str, Any], message: str) -> None:
     with pytest.raises(AgentJetError, match=message):
         config_of(folder, **ajet)
 
@@ -208,7 +215,7 @@ def test_whatever_the_values_it_is_a_config_or_a_refusal(given_keys: dict[str, A
             at = at.setdefault(parent, {})
         at[last] = value
     with TemporaryDirectory() as folder, suppress(AgentJetError):
-        config = config_of(EngineFolder(Path(folder), "alice"), **tree)
+        config = config_of(TrainerFolder(Path(folder), "alice"), **tree)
         assert GrpoConfig.model_validate(msgspec.json.decode(msgspec.json.encode(config))).rollouts == "episodes"
 
 
@@ -233,14 +240,14 @@ def _told(text: str) -> Any:
 # Tasks
 
 
-def test_dummies_are_numbered_from_zero(folder: EngineFolder) -> None:
+def test_dummies_are_numbered_from_zero(folder: TrainerFolder) -> None:
     config = config_of(folder, data={"train_batch_size": 10}, trainer_common={"total_epochs": 3})
     rows = [json.loads(line) for line in Path(config["environments"][0]["tasks"]).read_text().splitlines()]
     assert [row["id"] for row in rows] == list(range(DUMMIES))
     assert config["steps"] == 3 * DUMMIES // 10
 
 
-def test_task_files_come_from_the_servers_own_folder(folder: EngineFolder, tmp_path: Path) -> None:
+def test_task_files_come_from_the_servers_own_folder(folder: TrainerFolder, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     theirs = {"main_query": "2+2?", "init_messages": [{"role": "system", "content": "Add."}], "task_id": "t7"}
@@ -258,7 +265,7 @@ def test_task_files_come_from_the_servers_own_folder(folder: EngineFolder, tmp_p
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../secret.jsonl", "link.jsonl", "none.jsonl", "a\x00b", "x" * 5000])
-def test_no_other_file_is_read(folder: EngineFolder, tmp_path: Path, path: str) -> None:
+def test_no_other_file_is_read(folder: TrainerFolder, tmp_path: Path, path: str) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "secret.jsonl").write_text('{"prompt": "secret"}\n')
     (tmp_path / "tasks" / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
@@ -268,7 +275,7 @@ def test_no_other_file_is_read(folder: EngineFolder, tmp_path: Path, path: str) 
     assert "secret" not in str(refusal.value).replace("secret.jsonl", "")
 
 
-def test_a_task_file_with_a_mistake_says_in_which_line(folder: EngineFolder, tmp_path: Path) -> None:
+def test_a_task_file_with_a_mistake_says_in_which_line(folder: TrainerFolder, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": {"training": {"file_path": "t.jsonl"}}}
     for text, message in (
@@ -283,17 +290,17 @@ def test_a_task_file_with_a_mistake_says_in_which_line(folder: EngineFolder, tmp
 # Names of runs
 
 
-def test_a_named_run_is_gone_on_with_until_it_is_done(folder: EngineFolder) -> None:
-    assert name_run("x", EngineRecord(), folder, {"others"}) == "x"
-    assert name_run("x", EngineRecord(), folder, {"x"}) == "x-2"  # of a trainer that is not ours
+def test_a_named_run_is_gone_on_with_until_it_is_done(folder: TrainerFolder) -> None:
+    assert name_run("x", TrainerRecord(), folder, {"others"}) == "x"
+    assert name_run("x", TrainerRecord(), folder, {"x"}) == "x-2"  # of a trainer that is not ours
     (folder.runs / "x").mkdir(parents=True)
     (folder.runs / "x" / "config.json").write_text("{}")
-    assert name_run("x", EngineRecord(), folder, {"x"}) == "x"
-    assert name_run("x", EngineRecord(done=["x"]), folder, {"x"}) == "x-2"
+    assert name_run("x", TrainerRecord(), folder, {"x"}) == "x"
+    assert name_run("x", TrainerRecord(done=["x"]), folder, {"x"}) == "x-2"
 
 
-def test_a_run_without_a_name_is_always_a_new_one(folder: EngineFolder) -> None:
-    first = name_run(None, EngineRecord(), folder, set())
+def test_a_run_without_a_name_is_always_a_new_one(folder: TrainerFolder) -> None:
+    first = name_run(None, TrainerRecord(), folder, set())
     (folder.runs / first).mkdir(parents=True)
     (folder.runs / first / "config.json").write_text("{}")
-    assert name_run(None, EngineRecord(), folder, set()) != first
+    assert name_run(None, TrainerRecord(), folder, set()) != first

@@ -128,9 +128,9 @@ def test_a_trainers_word_is_its_owners_alone(callers: dict[str, Caller]) -> None
 
 
 def test_a_status_that_nobody_knows_is_refused_with_those_there_are(callers: dict[str, Caller]) -> None:
-    told = callers["carol"].post("/update_engine_status", engine_status="ENGINE.OFF")
-    assert not told["success"]
-    assert "'ENGINE.OFF' is none of ENGINE.OFFLINE, ENGINE.BOOTING" in told["failure_reason"]
+    response = callers["carol"].post("/update_engine_status", engine_status="ENGINE.OFF")
+    assert not response["success"]
+    assert "'ENGINE.OFF' is none of ENGINE.OFFLINE, ENGINE.BOOTING" in response["failure_reason"]
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_whoever_came_by_the_second_port_plays_by_it(served: Ephebe, callers: di
     task = {"id": "t", "environment": "e", "prompt": []}
     groups = [{"group_id": f"g{number}", "size": 1, "task": task} for number in range(2)]
     http.post("/episodes/v1/runs/ports/groups", json={"groups": groups}).raise_for_status()
-    asked = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60}
+    request = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60}
     for url in (served.url, second):
-        claimed = http.post(f"{url}/claim_episode", json=asked).json()
+        claimed = http.post(f"{url}/claim_episode", json=request).json()
         assert claimed["openai_base_url"] == f"{url}/v1", claimed
         with openai.OpenAI(base_url=claimed["openai_base_url"], api_key=claimed["openai_api_key"]) as client:
             assert _ask(client).choices
@@ -190,8 +190,10 @@ def test_a_second_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
             server.launch()
             assert server.process is not None
             assert server.process.wait(BEARABLE_S) == 1
-            told = f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another tinkerscript.port=PORT"
-            assert server.said() == f"error: {told}\n"
+            response = (
+                f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another tinkerscript.port=PORT"
+            )
+            assert server.said() == f"error: {response}\n"
 
 
 # A training process
@@ -214,8 +216,8 @@ def test_an_engine_is_started_dies_goes_on_and_is_stopped(served: Ephebe, admin:
     os.kill(first.pid, signal.SIGKILL)
     detail = admin.wait(OFFLINE)["detail"]
     assert "'phoenix': its training process ended with code -9" in detail
-    asked = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60}
-    assert OFFLINE in callers["worker"].post("/claim_episode", **asked)["fail_cause"]
+    request = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60}
+    assert OFFLINE in callers["worker"].post("/claim_episode", **request)["fail_cause"]
 
     assert "goes on with run 'phoenix'" in admin.sync(config)["notes"][-1]
     again = admin.post("/start_engine")["pid"]
@@ -311,15 +313,15 @@ def _play_one(client: TinkerScriptClient) -> str:
 
 def _play_until_offline(caller: Caller) -> int:
     """As AgentJet's client does: claims until there is nobody, and minds no refusal."""
-    asked = {"client_uuid": f"c{id(caller)}", "episode_type": "train", "allow_discard_timeout": 60, "wait_s": 1}
+    request = {"client_uuid": f"c{id(caller)}", "episode_type": "train", "allow_discard_timeout": 60, "wait_s": 1}
     ended = 0
     while caller.state()["engine_status"] != OFFLINE:
-        claimed = caller.post("/claim_episode", **asked)
+        claimed = caller.post("/claim_episode", **request)
         if not claimed["success"]:
             continue
         with openai.OpenAI(base_url=claimed["openai_base_url"], api_key=claimed["openai_api_key"]) as player:
             text = _ask(player).choices[0].message.content or ""
         output = {"reward": float(len(text) % 3 + ended % 2)}
-        told = {"client_uuid": asked["client_uuid"], "episode_uuid": claimed["episode_uuid"]}
-        ended += caller.send("/end_episode", **told, workflow_output=output).json().get("success", False)
+        response = {"client_uuid": request["client_uuid"], "episode_uuid": claimed["episode_uuid"]}
+        ended += caller.send("/end_episode", **response, workflow_output=output).json().get("success", False)
     return ended

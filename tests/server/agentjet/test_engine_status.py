@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.server.agentjet.trainer import AgentJetTrainer, EngineRefusal
-from palestra.server.agentjet.trainer_book import EngineBook, EngineRecord
+from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
+from palestra.server.agentjet.trainer_records import TrainerRecord, TrainerRecords
 from palestra.server.agentjet.trainer_status import FED_S, has_begun, why_not
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.metrics import Metrics
-from palestra.server.core.observer import Observer
+from palestra.server.core.observer import CallObserver
 from palestra.store import Store
 from palestra.store.keys import hash_key, list_keys
 from palestra.store.records import Rights
@@ -32,7 +32,7 @@ ALICE = "alice"
 class Trainer:
     """One that feeds the broker by itself."""
 
-    episodes: Episodes
+    episodes: EpisodeService
     run: str = "r"
     owner: str = ALICE
 
@@ -47,8 +47,8 @@ class Trainer:
         await self._do("run paused", lambda board, now: board.pause(self.owner, self.run, now))
 
     async def play_and_commit(self) -> None:
-        asked = ClaimRequest(client_id="c", claim_id="1", run=self.run)
-        (lease,) = await self.episodes.broker.do(lambda board, now: board.claim(self.owner, asked, now))
+        request = ClaimRequest(client_id="c", claim_id="1", run=self.run)
+        (lease,) = await self.episodes.broker.do(lambda board, now: board.claim(self.owner, request, now))
         end = EndRequest(episode_id=lease.episode_id, attempt=lease.attempt, result=EpisodeResult(reward=1.0))
         await self.episodes.broker.do(lambda board, now: board.end(self.owner, "c", [end], now))
         await self._do("groups committed", lambda board, now: board.commit(self.owner, self.run, 1, now))
@@ -61,7 +61,7 @@ class Trainer:
 @dataclass
 class World:
     engine: AgentJetTrainer
-    episodes: Episodes
+    episodes: EpisodeService
     store: Store
     now: list[float] = field(default_factory=lambda: [0.0])
 
@@ -78,7 +78,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
     model = ModelConfig(path=folder, name=["student"])
     config, now = ServeConfig(state=folder, models=[model]), [0.0]
     store = Store.open(config.database)
-    episodes = Episodes(store, config.episodes, Observer(Metrics()), "secret")
+    episodes = EpisodeService(store, config.episodes, CallObserver(Metrics()), "secret")
     engine = AgentJetTrainer(config, store, episodes.broker, clock=lambda: now[0])
     try:
         async with episodes.running(), engine.running():
@@ -150,11 +150,11 @@ def test_what_a_trainer_says_wins_until_it_says_offline(tmp_path: Path) -> None:
 def test_moves_that_make_no_sense_are_refused_in_words(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         with pytest.raises(
-            EngineRefusal, match=r"is ENGINE\.OFFLINE: from there .*ENGINE\.ROLLING, not to ENGINE\.WEIGHT"
+            TrainerRefusal, match=r"is ENGINE\.OFFLINE: from there .*ENGINE\.ROLLING, not to ENGINE\.WEIGHT"
         ):
             await w.engine.announce(ALICE, S.WEIGHT_SYNCING)
         await w.engine.announce(ALICE, S.ROLLING)
-        with pytest.raises(EngineRefusal, match=r"not to ENGINE\.BOOTING"):
+        with pytest.raises(TrainerRefusal, match=r"not to ENGINE\.BOOTING"):
             await w.engine.announce(ALICE, S.BOOTING)
         assert w.status is S.ROLLING
 
@@ -196,7 +196,7 @@ def test_stopping_cancels_what_an_announced_trainer_left_and_nothing_else(tmp_pa
         runs = {run.run: run for run in w.episodes.broker.board.runs(ALICE)}
         assert (runs["tinkerscript"].queued, runs["other"].queued) == (0, 2)
         with pytest.raises(
-            EngineRefusal, match="no engine was started here: a trainer elsewhere feeds other; stop that"
+            TrainerRefusal, match="no engine was started here: a trainer elsewhere feeds other; stop that"
         ):
             await w.engine.stop(ALICE)
 
@@ -214,9 +214,9 @@ def test_stopping_nothing_is_fine(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         (tmp_path / "engines").touch()  # where a folder should be
-        with pytest.raises(EngineRefusal, match=r"files cannot be written.*see to the server's state folder"):
+        with pytest.raises(TrainerRefusal, match=r"files cannot be written.*see to the server's state folder"):
             await w.engine.sync(ALICE, "ajet: {model: {path: student}}", "http://127.0.0.1:8000")
-        with pytest.raises(EngineRefusal, match="there is no config yet"):
+        with pytest.raises(TrainerRefusal, match="there is no config yet"):
             await w.engine.start(ALICE, "http://127.0.0.1:8000", with_key=False)
 
     in_world(tmp_path, test)
@@ -224,8 +224,8 @@ def test_a_disk_that_takes_nothing_is_a_refusal_and_changes_nothing(tmp_path: Pa
 
 def test_an_engine_never_has_the_run_of_trainers_outside(tmp_path: Path) -> None:
     async def test(w: World) -> None:
-        asked = "ajet: {model: {path: student}, experiment_name: tinkerscript}"
-        job = await w.engine.sync(ALICE, asked, "http://127.0.0.1:8000")
+        request = "ajet: {model: {path: student}, experiment_name: tinkerscript}"
+        job = await w.engine.sync(ALICE, request, "http://127.0.0.1:8000")
         assert job.mapped["name"] == "tinkerscript-2"
 
     in_world(tmp_path, test)
@@ -235,8 +235,8 @@ def test_an_engine_never_has_the_run_of_trainers_outside(tmp_path: Path) -> None
 
 
 def info(version: int = 0, model: str | None = None, queued: int = 0) -> RunInfo:
-    told = {"run": "r", "settings": RunSettings(), "is_paused": False, "committed": 0, "delivered": 0}
-    return RunInfo(version=version, model=model, queued=queued, **told)
+    response = {"run": "r", "settings": RunSettings(), "is_paused": False, "committed": 0, "delivered": 0}
+    return RunInfo(version=version, model=model, queued=queued, **response)
 
 
 def test_an_engine_boots_until_it_has_published_and_registered() -> None:
@@ -251,7 +251,7 @@ def test_an_engine_that_ran_when_the_server_ended_is_offline_and_says_why(tmp_pa
     async def crash(w: World) -> None:
         await w.trainer("mine").put()
         await w.trainer("mine").register()
-        key = await EngineBook(w.store).save_with_key(ALICE, EngineRecord(run="mine", is_running=True))
+        key = await TrainerRecords(w.store).save_with_key(ALICE, TrainerRecord(run="mine", is_running=True))
         (kept,) = await w.store.read(list_keys)
         assert (kept.owner, kept.rights, kept.key_hash) == (ALICE, Rights.TRAINER, hash_key(key))
 

@@ -116,8 +116,8 @@ def test_a_lease_is_as_long_as_the_server_allows(trainer: Api, root: Root) -> No
     ],
 )
 def test_a_claim_that_makes_no_sense_is_told_so(trainer: Api, root: Root, fields: Any, said: str) -> None:
-    asked = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60, "wait_s": 0} | fields
-    answer = root.send("claim_episode", **asked)
+    request = {"client_uuid": "c", "episode_type": "train", "allow_discard_timeout": 60, "wait_s": 0} | fields
+    answer = root.send("claim_episode", **request)
     assert (answer.status_code, said in answer.json()["detail"]) == (400, True), answer.text
 
 
@@ -209,8 +209,8 @@ def test_one_that_is_cancelled_hears_why(trainer: Api, root: Root) -> None:
     assert root.can_continue(name) == {"can_continue": True, "reason": ""}
     assert not root.can_continue(name, client_uuid="another")["can_continue"]
     trainer.post("cancel", run=trainer.run, group_ids=["g"], reason="enough of them")
-    told = root.can_continue(name)
-    assert (told["can_continue"], "enough of them" in told["reason"]) == (False, True)
+    response = root.can_continue(name)
+    assert (response["can_continue"], "enough of them" in response["reason"]) == (False, True)
     assert "enough of them" in root.end(name)["failure_reason"]
     assert "unknown" in root.can_continue("never-was")["reason"]
 

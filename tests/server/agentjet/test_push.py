@@ -24,7 +24,7 @@ import zmq.asyncio
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeApiError, EpisodeClient, ListenError, Run
 from palestra.server.agentjet.results import AT_ONCE
 from palestra.server.broker.push_addresses import check_address
-from palestra.server.broker.push_line import Line
+from palestra.server.broker.push_socket import PushSocket
 from palestra.server.core.errors import Refusal
 from tests.server.agentjet.conftest import Root, say
 from tests.server.episodes.conftest import Api
@@ -103,10 +103,10 @@ def test_a_result_goes_to_the_trainer_that_registered_it_with_its_tokens(
     outside: Api, root: Root, ears: Callable[..., Ears]
 ) -> None:
     listener = ears()
-    asked = {"episode_uuid": "ab12", "zmq_listen_result_addr": listener.address, "openai_api_key": "sk-theirs"}
-    told = root.post("register_episode", **asked)
-    assert (told["success"], "key of that attempt's own" in told["note"]) == (True, True)
-    assert root.post("register_episode", **asked)["success"]
+    request = {"episode_uuid": "ab12", "zmq_listen_result_addr": listener.address, "openai_api_key": "sk-theirs"}
+    response = root.post("register_episode", **request)
+    assert (response["success"], "key of that attempt's own" in response["note"]) == (True, True)
+    assert root.post("register_episode", **request)["success"]
     assert outside.info()["queued"] == 1
     other = root.post("register_episode", episode_uuid="ab12")
     assert (other["success"], "registered differently" in other["failure_reason"]) == (False, True)
@@ -187,7 +187,7 @@ def test_listeners_that_take_and_never_answer_or_are_gone_hold_up_nobody(
 
 def test_lines_that_were_given_up_leave_nothing_open() -> None:
     async def knock(context: zmq.asyncio.Context, address: str) -> None:
-        line = Line(context, address)
+        line = PushSocket(context, address)
         try:
             await line.send(b"x")
             assert await line.answer(0.01) is None
@@ -516,8 +516,8 @@ def test_routes_refuse_such_addresses(trainer: Api, root: Root, run: Run) -> Non
     refused = root.post("register_episode", episode_uuid="x", zmq_listen_result_addr="tcp://10.0.0.1:1")
     assert (refused["success"], "push_hosts" in refused["failure_reason"]) == (False, True)
     for name in ("x#2", "", "a b"):
-        told = root.post("register_episode", episode_uuid=name)
-        assert (told["success"], bool(told["failure_reason"])) == (False, True)
+        response = root.post("register_episode", episode_uuid=name)
+        assert (response["success"], bool(response["failure_reason"])) == (False, True)
     with pytest.raises(EpisodeApiError, match="this machine only"), run.listen("tcp://127.0.0.1:*", told="tcp://a:1"):
         pass
     assert trainer.info()["settings"]["push_to"] == ""

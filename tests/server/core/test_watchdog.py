@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tinker import types
 
-from palestra.server.core.watchdog import LOOKS, Ending, Patience, Watchdog
-from palestra.types.engine import Beat
+from palestra.server.core.watchdog import LOOKS, RestartReason, Watchdog, WatchdogTimeouts
+from palestra.types.engine import WorkerHeartbeat
 from tests.server.test_faults import batch
 
 MakeServer = Callable[..., Any]
@@ -112,12 +112,12 @@ def test_a_machine_that_slept_wakes_up_with_the_same_worker(make_server: MakeSer
 
 # The timers alone
 
-BITES = Patience(start_s=0.2, silence_s=0.3, stall_s=5.0)
+BITES = WatchdogTimeouts(start_s=0.2, silence_s=0.3, stall_s=5.0)
 
 
-def bites(patience: Patience, live: Callable[[Watchdog], Any]) -> list[Ending]:
-    async def run() -> list[Ending]:
-        bitten: list[Ending] = []
+def bites(patience: WatchdogTimeouts, live: Callable[[Watchdog], Any]) -> list[RestartReason]:
+    async def run() -> list[RestartReason]:
+        bitten: list[RestartReason] = []
         watchdog = Watchdog(patience, bitten.append)
         await live(watchdog)
         watchdog.on_exit()
@@ -133,20 +133,20 @@ async def never_ready(watchdog: Watchdog) -> None:
 
 async def silent(watchdog: Watchdog) -> None:
     watchdog.on_hello()
-    watchdog.on_beat(Beat(pid=1))
+    watchdog.on_beat(WorkerHeartbeat(pid=1))
     await asyncio.sleep(0.5)
 
 
 async def stuck(watchdog: Watchdog) -> None:
     watchdog.on_hello()
     for busy_s in (4.0, 6.0, 7.0, 8.0):
-        watchdog.on_beat(Beat(pid=1, doing="training", busy_s=busy_s))
+        watchdog.on_beat(WorkerHeartbeat(pid=1, doing="training", busy_s=busy_s))
 
 
 async def busy(watchdog: Watchdog) -> None:
     watchdog.on_hello()
     for busy_s in (0.1, 4.9, 600.0, 0.1, 600.0):  # single ones: as after a sleep in the middle of a computation
-        watchdog.on_beat(Beat(pid=1, doing="training", busy_s=busy_s))
+        watchdog.on_beat(WorkerHeartbeat(pid=1, doing="training", busy_s=busy_s))
         await asyncio.sleep(0.1)
 
 
@@ -156,7 +156,7 @@ async def blocked(watchdog: Watchdog) -> None:
     await asyncio.sleep(0.05)
     time.sleep(1.0)  # noqa: ASYNC251 - that is the point
     await asyncio.sleep(0.05)
-    watchdog.on_beat(Beat(pid=1))
+    watchdog.on_beat(WorkerHeartbeat(pid=1))
     await asyncio.sleep(0.1)
 
 
@@ -170,19 +170,19 @@ async def gone(watchdog: Watchdog) -> None:
 @pytest.mark.parametrize(
     ("live", "ends"),
     [
-        (never_ready, [Ending.NOT_READY]),
-        (silent, [Ending.SILENT]),
-        (stuck, [Ending.STUCK]),
+        (never_ready, [RestartReason.NOT_READY]),
+        (silent, [RestartReason.SILENT]),
+        (stuck, [RestartReason.STUCK]),
         (busy, []),
         (blocked, []),
         (gone, []),
     ],
 )
-def test_only_what_does_not_work_is_bitten_and_once(live: Callable[[Watchdog], Any], ends: list[Ending]) -> None:
+def test_only_what_does_not_work_is_bitten_and_once(live: Callable[[Watchdog], Any], ends: list[RestartReason]) -> None:
     assert LOOKS > 1
     assert bites(BITES, live) == ends
 
 
 @pytest.mark.parametrize("live", [never_ready, silent, stuck])
 def test_zero_waits_for_ever(live: Callable[[Watchdog], Any]) -> None:
-    assert bites(Patience(start_s=0, silence_s=0, stall_s=0), live) == []
+    assert bites(WatchdogTimeouts(start_s=0, silence_s=0, stall_s=0), live) == []

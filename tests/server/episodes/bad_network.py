@@ -56,9 +56,9 @@ class BadNetwork:
     def _pass_on(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("content-length", 0)))
         fate = self._fate(handler.path)
-        answer, told = self._send(handler, body)
+        answer, response = self._send(handler, body)
         if fate == "twice":
-            answer, told = self._send(handler, body)
+            answer, response = self._send(handler, body)
         elif fate == "late":
             copy = threading.Timer(LATE_S, self._send, (handler, body))
             self._copies.append(copy)
@@ -70,9 +70,9 @@ class BadNetwork:
         for name, value in answer.getheaders():
             if name.lower() not in HOP:
                 handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(told)))
+        handler.send_header("Content-Length", str(len(response)))
         handler.end_headers()
-        handler.wfile.write(told)
+        handler.wfile.write(response)
 
     def _fate(self, path: str) -> str:
         with self._lock:

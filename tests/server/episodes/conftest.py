@@ -58,8 +58,8 @@ class Api:
         return self.of_run("groups", groups=[group(group_id, size, **fields)])["groups"][0]["episode_ids"]
 
     def claim(self, claim_id: str | None = None, **fields: Any) -> list[Any]:
-        asked = {"client_id": self.client_id, "claim_id": claim_id or f"claim-{next(_numbers)}", "run": self.run}
-        return self.post("claim", **asked | fields)["leases"]
+        request = {"client_id": self.client_id, "claim_id": claim_id or f"claim-{next(_numbers)}", "run": self.run}
+        return self.post("claim", **request | fields)["leases"]
 
     def claim_one(self, **fields: Any) -> Any:
         (lease,) = self.claim(**fields)
@@ -97,13 +97,13 @@ def ref(lease: Any) -> dict[str, Any]:
 
 def player(lease: Any, **options: Any) -> openai.OpenAI:
     """With what the lease says, and nothing else."""
-    told = {"base_url": lease["base_url"], "api_key": lease["api_key"], "max_retries": 0, "timeout": 60}
-    return openai.OpenAI(**told | options)
+    response = {"base_url": lease["base_url"], "api_key": lease["api_key"], "max_retries": 0, "timeout": 60}
+    return openai.OpenAI(**response | options)
 
 
 def say(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    asked = {"model": "policy", "messages": messages, "max_tokens": 6, "extra_body": {"return_token_ids": True}}
-    return client.chat.completions.create(**asked | options)
+    request = {"model": "policy", "messages": messages, "max_tokens": 6, "extra_body": {"return_token_ids": True}}
+    return client.chat.completions.create(**request | options)
 
 
 def whole(answer: Any) -> list[int]:

@@ -26,8 +26,8 @@ def play(model: openai.OpenAI, episode: Episode) -> None:
         max_tokens=SAMPLED,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
-    told = answer.model_dump()
-    episode.end(reward_of([*told["prompt_token_ids"], *told["choices"][0]["token_ids"]]))
+    response = answer.model_dump()
+    episode.end(reward_of([*response["prompt_token_ids"], *response["choices"][0]["token_ids"]]))
 
 
 def play_on(

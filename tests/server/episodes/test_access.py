@@ -135,9 +135,9 @@ def test_results_that_are_no_results_are_refused_one_by_one(alice: Api) -> None:
     alice.register(size=2)
     good, bad = alice.claim(max_n=2)
     ends = [ref(good) | {"result": {"reward": 1.0}}, ref(bad) | {"result": {}}]
-    told = alice.post("end", client_id="player", ends=ends)["ended"]
-    assert [one["status"] for one in told] == ["accepted", "invalid"]
-    assert "it has no reward" in told[1]["detail"]
+    response = alice.post("end", client_id="player", ends=ends)["ended"]
+    assert [one["status"] for one in response] == ["accepted", "invalid"]
+    assert "it has no reward" in response[1]["detail"]
     assert alice.episode(bad["episode_id"])["state"] == "leased"
     http = alice.server.http(key=alice.key)
     answer = http.post("/episodes/v1/end", content=b'{"client_id": "player", "ends": [{"reward": NaN}]}')

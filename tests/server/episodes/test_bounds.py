@@ -32,7 +32,7 @@ def params_of(api: Api, lease: Any) -> list[Any]:
 def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
     lease = lease_with(alice, min_temperature=0.5, max_temperature=1.0, min_top_p=0.9, max_n=2, can_filter=False)
     with player(lease, max_retries=3) as client:
-        for asked, words in (
+        for request, words in (
             ({"temperature": 0.2}, "temperature: 0.5 to 1 is allowed in this run, found 0.2"),
             ({"temperature": 1.5}, "temperature: 0.5 to 1 is allowed in this run, found 1.5"),
             ({"top_p": 0.5}, "top_p: 0.9 to 1 is allowed in this run, found 0.5"),
@@ -41,7 +41,7 @@ def test_what_is_outside_is_refused_with_the_bounds(alice: Api) -> None:
             ({"extra_body": {"top_k": 4}}, "top_k: this run allows no filters"),
         ):
             with pytest.raises(openai.BadRequestError, match=words) as refused:
-                say(client, HI, **asked)
+                say(client, HI, **request)
             assert refused.value.code == "out_of_bounds"
         with pytest.raises(openai.BadRequestError, match="n: at most 2 answers"):
             client.completions.create(model="x", prompt=["a", "b", "c"], max_tokens=1)

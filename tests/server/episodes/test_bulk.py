@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Connection, text
 
 from palestra.config.serve import EpisodesConfig
-from palestra.server.broker.saving import NotSaved
-from palestra.server.broker.service import Episodes
+from palestra.server.broker.board_writer import NotSaved
+from palestra.server.broker.service import EpisodeService
 from palestra.server.core.metrics import Metrics
-from palestra.server.core.observer import Observer
+from palestra.server.core.observer import CallObserver
 from palestra.store import Store
 from palestra.types.episodes import NewGroup, Registered
 from palestra.types.rollouts import Task
@@ -27,9 +27,9 @@ MANY = [NewGroup(group_id=f"g{number}", task=TASK, size=100) for number in range
 
 
 @asynccontextmanager
-async def opened(folder: Path, config: EpisodesConfig | None = None) -> AsyncIterator[tuple[Episodes, Store]]:
+async def opened(folder: Path, config: EpisodesConfig | None = None) -> AsyncIterator[tuple[EpisodeService, Store]]:
     store = Store.open(f"sqlite:///{folder}/palestra.db")
-    episodes = Episodes(store, config or EpisodesConfig(), Observer(Metrics()), "secret")
+    episodes = EpisodeService(store, config or EpisodesConfig(), CallObserver(Metrics()), "secret")
     try:
         async with episodes.running():
             await episodes.broker.do(lambda board, now: board.put_run("alice", "r", now))
@@ -38,11 +38,11 @@ async def opened(folder: Path, config: EpisodesConfig | None = None) -> AsyncIte
         await store.close()
 
 
-async def register(episodes: Episodes) -> list[Registered]:
+async def register(episodes: EpisodeService) -> list[Registered]:
     return await episodes.broker.do_in_parts(lambda board, now: board.register_in_parts("alice", "r", MANY, now))
 
 
-def queued(episodes: Episodes) -> int:
+def queued(episodes: EpisodeService) -> int:
     return episodes.broker.board.run_info("alice", "r").queued
 
 
@@ -59,8 +59,8 @@ def test_others_are_answered_between_the_parts(tmp_path: Path) -> None:
                 await episodes.broker.do(lambda board, now, name=name: board.put_run("bob", name, now))
                 assert not bulk.done()
                 assert queued(episodes) == 0
-            told = await bulk
-            assert [(one.is_new, len(one.episode_ids)) for one in told] == [(True, 100)] * 30
+            response = await bulk
+            assert [(one.is_new, len(one.episode_ids)) for one in response] == [(True, 100)] * 30
             assert (queued(episodes), await store.read(count)) == (3000, 3000)
 
     asyncio.run(work())
@@ -86,8 +86,8 @@ def test_a_disk_that_fails_in_the_middle_leaves_nothing_of_it(tmp_path: Path) ->
 
 
 def test_thousands_are_registered_and_cancelled_over_http(alice: Api) -> None:
-    told = alice.of_run("groups", groups=[group("a", 800), group("b", 700), group("a", 800)])["groups"]
-    assert [(one["is_new"], len(one["episode_ids"])) for one in told] == [(True, 800), (True, 700), (False, 800)]
+    response = alice.of_run("groups", groups=[group("a", 800), group("b", 700), group("a", 800)])["groups"]
+    assert [(one["is_new"], len(one["episode_ids"])) for one in response] == [(True, 800), (True, 700), (False, 800)]
     refused = alice.send("POST", f"runs/{alice.run}/groups", {"groups": [group("c", 4000), group("a", 1)]})
     assert (refused.status_code, alice.info()["queued"]) == (409, 1500)
     assert alice.post("cancel", run=alice.run, group_ids=["a", "b"]) == {"cancelled": 1500}
@@ -120,7 +120,7 @@ def test_a_server_killed_while_it_registers_has_all_or_nothing(api: Api) -> None
             was_answered = call.result(60)
         seen.add(there := api.info()["queued"])
         assert there in ((20_000,) if was_answered else (0, 20_000))
-        told = api.of_run("groups", groups=groups)["groups"]
-        assert {one["is_new"] for one in told} == {there == 0}
+        response = api.of_run("groups", groups=groups)["groups"]
+        assert {one["is_new"] for one in response} == {there == 0}
         assert api.info()["queued"] == 20_000
     assert 0 in seen

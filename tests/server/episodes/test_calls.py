@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from palestra.server.broker.keys import EpisodeKeys
+from palestra.server.broker.attempt_keys import EpisodeKeys
 from palestra.server.core.callers import AttemptRef
 from tests.server.episodes.conftest import Api, group, ref
 
@@ -30,11 +30,11 @@ def test_a_cycle_with_or_without_a_proxy(alice: Api, worker: Api, headers: dict[
     alice.put_run()
     status, registered, _ = told(alice, f"runs/{alice.run}/groups", {"groups": [group("g", 2)]}, headers)
     assert (status, registered["groups"][0]["is_new"]) == (200, True)
-    asked = {"client_id": "laptop", "claim_id": f"of-{alice.run}", "run": alice.run, "max_n": 2}
-    _, claimed, _ = told(worker, "claim", asked, headers)
+    request = {"client_id": "laptop", "claim_id": f"of-{alice.run}", "run": alice.run, "max_n": 2}
+    _, claimed, _ = told(worker, "claim", request, headers)
     first, second = claimed["leases"]
     assert first["base_url"] == f"{alice.server.url}/v1"
-    assert told(worker, "claim", asked, headers)[1]["leases"][0]["api_key"] == first["api_key"]
+    assert told(worker, "claim", request, headers)[1]["leases"][0]["api_key"] == first["api_key"]
     mine = {"client_id": "laptop", "leases": [ref(first)]}
     assert told(worker, "heartbeat", mine, headers)[1]["beats"][0]["can_continue"]
     ended = told(worker, "end", {"client_id": "laptop", "ends": [ref(first) | {"result": {"reward": 1}}]}, headers)
@@ -106,14 +106,14 @@ def test_keys_of_attempts_stay_what_they_were_in_earlier_versions() -> None:
     """A server that was updated meanwhile is shown keys that were made before."""
     secret = hashlib.sha256(b"episode keys\0a secret").digest()
     mark = hmac.digest(secret, b"alice\0e-1\x003", "sha256")
-    wanted = "ep-" + base64.urlsafe_b64encode(mark).decode().rstrip("=")
-    assert EpisodeKeys("a secret").make(AttemptRef("alice", "e-1", 3)) == wanted
+    expected = "ep-" + base64.urlsafe_b64encode(mark).decode().rstrip("=")
+    assert EpisodeKeys("a secret").make(AttemptRef("alice", "e-1", 3)) == expected
 
 
 def requests_counted(api: Api, route: str, status: int) -> float:
     lines = api.metrics().splitlines()
-    wanted = f'palestra_requests_total{{route="{route}",status="{status}"}} '
-    return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+    expected = f'palestra_requests_total{{route="{route}",status="{status}"}} '
+    return sum(float(line.removeprefix(expected)) for line in lines if line.startswith(expected))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from palestra.config.serve import EpisodesConfig
+from palestra.server.broker.board_writer import NotSaved
 from palestra.server.broker.claims import Claim
-from palestra.server.broker.saving import NotSaved
 from palestra.types.episodes import ClaimRequest, Lease, NewGroup
 from tests.server.episodes.test_bulk import TASK, opened
 
@@ -23,8 +23,8 @@ def test_what_comes_before_a_claim_begins_to_wait_is_not_missed(tmp_path: Path) 
                 await episodes.broker.do(lambda board, now: board.register("alice", "r", groups, now))
                 return await wait
 
-            asked = ClaimRequest(client_id="p", claim_id="c", run="r", wait_s=60)
-            return await asyncio.wait_for(episodes.claims.claim(Claim("alice", asked), hold), 20)
+            request = ClaimRequest(client_id="p", claim_id="c", run="r", wait_s=60)
+            return await asyncio.wait_for(episodes.claims.claim(Claim("alice", request), hold), 20)
 
     (lease,) = asyncio.run(work())
     assert lease.attempt == 1
@@ -46,8 +46,8 @@ def test_a_claim_that_waits_is_not_told_what_could_not_be_saved(tmp_path: Path) 
     async def work() -> Any:
         async with opened(tmp_path) as (episodes, store):
             broker, writes = episodes.broker, FullDisk()
-            asked = ClaimRequest(client_id="p", claim_id="c", run="r", wait_s=60)
-            claim = asyncio.create_task(episodes.claims.claim(Claim("alice", asked)))
+            request = ClaimRequest(client_id="p", claim_id="c", run="r", wait_s=60)
+            claim = asyncio.create_task(episodes.claims.claim(Claim("alice", request)))
             await asyncio.sleep(0.05)
             await broker.saving.saved()
             write, store.write = store.write, writes.fail_later
@@ -59,8 +59,8 @@ def test_a_claim_that_waits_is_not_told_what_could_not_be_saved(tmp_path: Path) 
             writes.is_full.set()
             return await asyncio.wait_for(asyncio.gather(claim, return_exceptions=True), 20)
 
-    (told,) = asyncio.run(work())
-    assert isinstance(told, NotSaved), told
+    (response,) = asyncio.run(work())
+    assert isinstance(response, NotSaved), response
 
 
 def test_what_is_due_soon_does_not_wake_the_clock_at_every_call(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ def test_an_answer_that_never_left_a_killed_server_is_not_trained_on(api: Api) -
     lease = api.claim_one()
     with player(lease) as client:
         seen = say(client, HI)
-        with ask_and_never_read(lease, went_on(HI, seen), **HUGE) as asked:
+        with ask_and_never_read(lease, went_on(HI, seen), **HUGE) as request:
             api.server.until(lambda: turns_of(api, lease) == 2)
             api.server.restart()
-            assert not read_all(asked).endswith(b"}")
+            assert not read_all(request).endswith(b"}")
         went = say(client, went_on(HI, seen))
         again = say(client, HI)  # was answered before, and is wanted twice
     assert api.end(lease)["status"] == "accepted"
@@ -149,13 +149,13 @@ def ask_and_never_read(lease: Any, messages: Any, **options: Any) -> socket.sock
     """With so little room for the answer that it stays with the server."""
     url = httpx.URL(lease["base_url"])
     body = json.dumps({"model": "policy", "messages": messages, "ignore_eos": True, **options}).encode()
-    asked = socket.socket()
-    asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    asked.connect((url.host, url.port))
+    request = socket.socket()
+    request.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    request.connect((url.host, url.port))
     head = f"POST {url.path}/chat/completions HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: {len(body)}\r\n"
     head += f"Authorization: Bearer {lease['api_key']}\r\nx-stainless-retry-count: 0\r\n\r\n"
-    asked.sendall(head.encode() + body)
-    return asked
+    request.sendall(head.encode() + body)
+    return request
 
 
 def read_all(asked: socket.socket) -> bytes:

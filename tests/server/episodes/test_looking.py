@@ -95,13 +95,13 @@ def test_a_timeline_has_calls_tools_and_messages_and_no_secrets(alice: Api) -> N
     got = alice.send("GET", f"episodes/{lease['episode_id']}/timeline")
     for secret in (SECRET, MASKED, "sesame", lease["api_key"]):
         assert secret not in got.text
-    told = got.json()
-    first, second = told["attempts"]
+    response = got.json()
+    first, second = response["attempts"]
     assert (first["attempt"], first["outcome"], first["calls"]) == (1, "released: not now", [])
     assert (second["attempt"], second["outcome"]) == (2, "ended")
     assert second["trace_id"] == lease["traceparent"].split("-")[1] != first["trace_id"]
     calls, tools = second["calls"], second["tools"]
-    assert len(calls) == told["episode"]["calls"] >= 2
+    assert len(calls) == response["episode"]["calls"] >= 2
     assert calls[0]["messages"] == question()
     assert [message["role"] for call in calls[1:] for message in call["messages"]] == ["tool"] * len(tools)
     assert tools[0]["name"] == "count"
@@ -110,7 +110,7 @@ def test_a_timeline_has_calls_tools_and_messages_and_no_secrets(alice: Api) -> N
     for call, after in pairwise(calls):
         (span,) = [tool for tool in tools if call["began_at"] < tool["began_at"] < after["began_at"]]
         assert span["seconds"] == pytest.approx(after["began_at"] - span["began_at"])
-    assert told["task"]["id"] == "stock"
+    assert response["task"]["id"] == "stock"
 
 
 def test_what_was_found_is_exported_in_lines(alice: Api, three: dict[str, str]) -> None:

@@ -32,13 +32,13 @@ def masked(patterns: list[str], work: Callable[[Masking], Awaitable[None]], limi
 
 def test_a_pattern_that_takes_for_ever_holds_up_nobody_and_shows_nothing() -> None:
     async def work(masking: Masking) -> None:
-        asked = asyncio.create_task(masking.of([{"first": "xaab", "second": ENDLESS, "third": "tml-0123456789"}]))
+        request = asyncio.create_task(masking.of([{"first": "xaab", "second": ENDLESS, "third": "tml-0123456789"}]))
         turns = 0
-        while not asked.done():
+        while not request.done():
             await asyncio.sleep(0.01)
             turns += 1
         assert turns > 1
-        assert await asked == [{"first": f"x{REDACTED}", "second": TOO_LONG, TOO_LONG: TOO_LONG}]
+        assert await request == [{"first": f"x{REDACTED}", "second": TOO_LONG, TOO_LONG: TOO_LONG}]
         assert await masking.of(["xaab"]) == [f"x{REDACTED}"]  # the next one has its own time
 
     masked([SLOW], work, limit_s=0.3)
@@ -55,12 +55,12 @@ def test_whoever_leaves_in_the_middle_leaves_no_answer_behind() -> None:
 
 def test_a_process_that_dies_is_told_and_followed_by_another() -> None:
     async def work(masking: Masking) -> None:
-        asked = asyncio.create_task(masking.of([ENDLESS]))
+        request = asyncio.create_task(masking.of([ENDLESS]))
         while not (found := await asyncio.to_thread(children)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.05)
         os.kill(found[0], signal.SIGKILL)
         with pytest.raises(Refusal, match="send it again") as refused:
-            await asked
+            await request
         assert refused.value.status == 503
         assert await masking.of(["xaab"]) == [f"x{REDACTED}"]
 
@@ -80,5 +80,7 @@ def test_long_texts_are_masked_beside_the_server_and_short_ones_here() -> None:
 
 def children() -> list[int]:
     """Those of this process that mask."""
-    told = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", CHILD], capture_output=True, text=True, check=False)
-    return [int(line) for line in told.stdout.split()]
+    response = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", CHILD], capture_output=True, text=True, check=False
+    )
+    return [int(line) for line in response.stdout.split()]

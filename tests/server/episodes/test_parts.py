@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.config.redaction import redact
-from palestra.server.broker import keys as key_module
+from palestra.server.broker import attempt_keys as key_module
+from palestra.server.broker.attempt_keys import EpisodeKeys
+from palestra.server.broker.board_writer import BoardWriter, NotSaved
 from palestra.server.broker.clock import MOST_S, Clock
 from palestra.server.broker.deliveries import played_turns
-from palestra.server.broker.keys import EpisodeKeys
-from palestra.server.broker.saving import NotSaved, Saving
-from palestra.server.broker.signals import Signals
-from palestra.server.broker.waiting import PassedOver, Waiter, WaitingClaims
+from palestra.server.broker.signals import NamedEvents
+from palestra.server.broker.waiting_claims import PassedOver, Waiter, WaitingClaims
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.errors import Refusal
 from palestra.server.http.json_records import record_of
 from palestra.store import Store
-from palestra.store.traces import Trace, Turn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
+from palestra.store.traces import Trace, TraceTurn, TurnFacts, TurnKey, TurnSample, append_turn, note_unanswered
 from palestra.types.episodes import NewGroup
 
 
@@ -100,7 +100,7 @@ class Disk:
         self.is_full = False
         self.failures = 0
         self.go_on = asyncio.Event()
-        self.saving = Saving(self.write, self.on_failure)
+        self.saving = BoardWriter(self.write, self.on_failure)
 
     async def write(self) -> None:
         taken, self.changes = self.changes, []
@@ -149,10 +149,10 @@ def test_what_stands_on_a_failed_write_fails_with_it() -> None:
         await asyncio.sleep(0)
         disk.is_full = True
         disk.go_on.set()
-        told = await asyncio.gather(first, second, return_exceptions=True)
-        assert [type(one) for one in told] == [NotSaved, NotSaved]
-        assert isinstance(told[0], Refusal)
-        assert (told[0].status, told[0].retry_after_s) == (503, 1.0)
+        response = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(one) for one in response] == [NotSaved, NotSaved]
+        assert isinstance(response[0], Refusal)
+        assert (response[0].status, response[0].retry_after_s) == (503, 1.0)
         assert (disk.kept, disk.failures) == ([], 1)
         disk.is_full = False
         assert await disk.change(3) == 3
@@ -175,14 +175,14 @@ def test_lines_are_served_in_turn(asked: list[Asked], data: st.DataObject) -> No
         waiting: WaitingClaims[Asked, list[str]] = WaitingClaims()
         waiters = [waiting.join(one, (one[0],), (str(n),)) for n, one in enumerate(asked)]
         for waiter in data.draw(st.lists(st.sampled_from(waiters), unique_by=id)) if waiters else []:
-            waiting.leave(waiter)
+            waiting.begin_shutdown(waiter)
         left = [waiter for waiter in waiters if waiter.readers]
         assert len(waiting) == len(left)
         stock = data.draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 6)))
         served: list[int] = []
 
         def take(waiter: Waiter[Asked, list[str]]) -> list[str] | PassedOver | None:
-            what, most, is_free = waiter.asks
+            what, most, is_free = waiter.request
             if stock.get(what) and not is_free:
                 return PassedOver()
             got = min(most, stock.get(what, 0))
@@ -193,19 +193,19 @@ def test_lines_are_served_in_turn(asked: list[Asked], data: st.DataObject) -> No
         waiting.hand_out(take, lambda line: line != "c")
         assert served == sorted(served)
         for line in "ab":
-            states = [waiter.got.done() for waiter in left if waiter.asks[0] == line and waiter.asks[2]]
+            states = [waiter.got.done() for waiter in left if waiter.request[0] == line and waiter.request[2]]
             assert states == sorted(states, reverse=True), "somebody was passed over"
             assert not stock.get(line) or all(states)
         assert len(waiting) == len(left) - len(served)
         for waiter in waiters:
-            assert not (waiter.got.done() and (waiter.asks[0] == "c" or not waiter.asks[2] or not waiter.readers))
+            assert not (waiter.got.done() and (waiter.request[0] == "c" or not waiter.request[2] or not waiter.readers))
 
     run(work())
 
 
 def test_a_signal_wakes_those_of_its_name() -> None:
     async def work() -> None:
-        signals = Signals()
+        signals = NamedEvents()
         waits = [asyncio.create_task(signals.wait(name, 5)) for name in ("a", "a", "b")]
         await asyncio.sleep(0)
         signals.wake("a")
@@ -248,18 +248,18 @@ def test_what_was_not_answered_is_left_out_where_it_was_asked_for_again(
     assert (lost.trace_id in {one.trace_id for one in turns}) == (then != [[1, 2]])
 
 
-def keep(store: Store, name: str, one: Turn) -> TurnKey:
+def keep(store: Store, name: str, one: TraceTurn) -> TurnKey:
     trace = Trace(trace_id=name, owner="alice", model="m", created_at=1.0, updated_at=1.0, origin="e#1")
     read = one.prompt if one.parent is None else one.prompt[-1:]
     return store.write_now(lambda conn: append_turn(conn, trace, one, read))
 
 
-def turn(prompt: list[int], token: int, *, at: float, parent: int | None = None) -> Turn:
+def turn(prompt: list[int], token: int, *, at: float, parent: int | None = None) -> TraceTurn:
     seconds: dict[str, Any] = {"prepare_s": 0.0, "sample_s": 0.0, "compute_s": 0.0}
     texts: dict[str, Any] = {"response_id": "r", "route": "chat", "base_model": "b", "weights": "b", "match": "new"}
     sample = TurnSample(tokens=[token], logprobs=[-0.5], stop_reason="stop")
     facts = TurnFacts(**texts, **seconds, temperature=1.0, started_at=at)
-    return Turn(
+    return TraceTurn(
         prompt=prompt, samples=[sample], facts=facts, parent=parent, parent_sample=None if parent is None else 0
     )
 
@@ -277,10 +277,10 @@ names = st.sampled_from([*NewGroup.__struct_fields__, "x"])
 @given(st.dictionaries(names, json_values) | json_values)
 def test_any_body_becomes_a_record_or_a_clear_refusal(body: Any) -> None:
     try:
-        told: NewGroup | Refusal = record_of(msgspec.json.encode(body), NewGroup)
+        response: NewGroup | Refusal = record_of(msgspec.json.encode(body), NewGroup)
     except Refusal as refusal:
-        told = refusal
-    assert isinstance(told, NewGroup) or (told.status, bool(told.detail)) == (400, True)
+        response = refusal
+    assert isinstance(response, NewGroup) or (response.status, bool(response.detail)) == (400, True)
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000, b'{"a":' * 500 + b"1" + b"}" * 500, b"NaN", b"1e999"])

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.broker import pressure
-from palestra.server.broker.pressure import Pressure
+from palestra.server.broker import backpressure as pressure
+from palestra.server.broker.backpressure import Backpressure
 from tests.server.episodes.conftest import Api, player, say
 from tests.server.model_api.conftest import Ephebe, _make
 
@@ -30,8 +30,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ephebe]:
 
 
 def ask(api: Api, **fields: Any) -> Any:
-    asked = {"client_id": api.client_id, "claim_id": "x", "run": api.run}
-    return api.post("claim", **asked | fields)
+    request = {"client_id": api.client_id, "claim_id": "x", "run": api.run}
+    return api.post("claim", **request | fields)
 
 
 def test_nothing_is_claimed_while_the_engine_is_full(small: Ephebe) -> None:
@@ -64,7 +64,7 @@ def test_an_engine_with_room_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
     async def work() -> None:
         waiting, rooms = {"a": 3, "b": 0}, list[set[str]]()
-        full = Pressure(2)
+        full = Backpressure(2)
         full.waiting = lambda: waiting
         assert full.full().keys() == {"a"}
         waiting["b"] = 3
@@ -94,7 +94,7 @@ def test_an_engine_with_room_again_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_it_can_be_switched_off() -> None:
     async def work() -> None:
-        full = Pressure(None)
+        full = Backpressure(None)
         full.waiting = lambda: {"a": 10**6}
         assert full.full() == {}
 
@@ -106,8 +106,8 @@ def test_a_client_at_its_share_holds_up_nobody(alice: Api) -> None:
     alice.register(size=2, count=4)
     mine = alice.claim(max_n=4)
     assert len(mine) == 2
-    told = ask(alice, claim_id="more")
-    assert "client_share of 0.5 allows" in told["reason"]
+    response = ask(alice, claim_id="more")
+    assert "client_share of 0.5 allows" in response["reason"]
     with ThreadPoolExecutor(2) as threads:
         claims = [threads.submit(alice.claim, client_id="player", wait_s=30)]
         alice.server.until(lambda: alice.metric("palestra_episode_claims_waiting") == 1)

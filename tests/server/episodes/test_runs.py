@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.broker import rates
-from palestra.server.broker.rates import Rates
+from palestra.server.broker import rate_limits as rates
+from palestra.server.broker.rate_limits import RateLimiter
 from tests.server.episodes.conftest import Api, player, ref, say
 from tests.server.model_api.conftest import Ephebe, _make
 
@@ -69,8 +69,8 @@ def test_a_deleted_run_takes_all_with_it_and_its_players_are_told(alice: Api, wo
 
 def waiting_claim(api: Api) -> Any:
     """Of a kind that is not there."""
-    asked = {"client_id": "other", "claim_id": "waits", "run": api.run, "kind": "eval", "wait_s": 60}
-    return api.send("POST", "claim", asked)
+    request = {"client_id": "other", "claim_id": "waits", "run": api.run, "kind": "eval", "wait_s": 60}
+    return api.send("POST", "claim", request)
 
 
 def test_a_name_begins_anew_without_the_tokens_of_before(alice: Api) -> None:
@@ -151,10 +151,10 @@ def test_a_client_that_floods_is_held_off_and_the_others_are_served(slow_claims:
 
 def test_the_pace_is_each_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "MAX_KNOWN", 2)
-    pace = Rates(2.0)
+    pace = RateLimiter(2.0)
     assert [pace.wait_s("a", now) for now in (0.0, 0.0, 0.0, 0.25, 0.5, 0.5)] == [0.0, 0.0, 0.5, 0.25, 0.0, 0.5]
     assert pace.wait_s("b", 0.5) == 0.0
     assert pace.wait_s("a", -100.0) > 0  # a clock that was set back gives nothing away
     assert [pace.wait_s(who, 0.0) for who in "cd"] == [0.0, 0.0]
     assert len(pace._buckets) == 2
-    assert [Rates(None).wait_s("a", 0.0) for _ in range(9)] == [0.0] * 9
+    assert [RateLimiter(None).wait_s("a", 0.0) for _ in range(9)] == [0.0] * 9

@@ -12,7 +12,7 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from palestra.episodes.board import Board
+from palestra.episodes.board import EpisodeBoard
 from palestra.server.broker import observer as observing
 from palestra.server.broker.clock import Clock
 from palestra.server.broker.observer import EpisodeObserver
@@ -60,7 +60,7 @@ class Table:
     """A board with one run, and what became of its leases."""
 
     def __init__(self) -> None:
-        self.board, self._claims = Board(), count()
+        self.board, self._claims = EpisodeBoard(), count()
         self.board.put_run("o", "r", 0.0, settings=RunSettings(backoff_s=8.0, lease_s=10.0))
 
     def register(self, *names: str) -> None:
@@ -127,11 +127,11 @@ def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> N
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from palestra.server.core.otlp import Traces
+    from palestra.server.core.otlp import OtlpExporter
 
-    told, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
+    response, steady, wall = InMemorySpanExporter(), [0.0], [1000.0]
     clock = Clock(lambda: wall[0], lambda: steady[0])
-    watch = EpisodeObserver(CollectorRegistry(), Traces(SimpleSpanProcessor(told)))
+    watch = EpisodeObserver(CollectorRegistry(), OtlpExporter(SimpleSpanProcessor(response)))
     table = Table()
     watch.watch(lambda: table.board, clock)
     steady[0], wall[0] = steady[0] + 3600.0, wall[0] + 3600.0
@@ -140,7 +140,7 @@ def test_spans_have_the_time_of_the_wall_clock_after_a_machine_was_asleep() -> N
     table.end(table.claim(began_at), began_at)
     (over,) = table.board.take_news().over
     watch.over(table.board, over)
-    ended = {one.name: one.end_time for one in told.get_finished_spans()}
+    ended = {one.name: one.end_time for one in response.get_finished_spans()}
     assert ended == dict.fromkeys(("queued", "leased", "episode"), 4600 * 10**9)
 
 
@@ -260,9 +260,9 @@ def test_a_collector_gets_one_trace_for_each_attempt_with_the_players_spans_in_i
     assert (root.parent_span_id, leased.span_id.hex()) == (b"", lease["traceparent"].split("-")[2])
     assert {second[name].parent_span_id for name in ("queued", "leased", "end")} == {root.span_id}
     assert second["model call"].parent_span_id.hex() == f"{OWN.span_id:016x}"
-    told = {one.key: one.value for one in second["model call"].attributes}
-    assert told["gen_ai.usage.output_tokens"].int_value > 0
-    assert told["palestra.episode"].string_value == lease["episode_id"]
+    response = {one.key: one.value for one in second["model call"].attributes}
+    assert response["gen_ai.usage.output_tokens"].int_value > 0
+    assert response["palestra.episode"].string_value == lease["episode_id"]
     (elsewhere,) = collected.of(f"{OWN.trace_id:032x}")
     assert elsewhere.parent_span_id.hex() == f"{OWN.span_id:016x}"
     assert [link.span_id for link in elsewhere.links] == [leased.span_id]

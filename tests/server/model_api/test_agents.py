@@ -78,8 +78,8 @@ def test_an_agent_uses_its_tools_and_all_it_said_is_one_trajectory(ephebe: Epheb
             more = await run(agent, [*first.to_input_list(), {"role": "user", "content": "How many cups are there?"}])
             return len(first.raw_responses) + len(more.raw_responses), first.final_output
 
-    calls, told = asyncio.run(work())
-    assert str(sum(STOCK.values())) in told
+    calls, response = asyncio.run(work())
+    assert str(sum(STOCK.values())) in response
     http = ephebe.http()
     trace_id = http.get("/v1/traces?limit=1").json()["data"][0]["id"]
     turns = http.get(f"/v1/traces/{trace_id}").json()["turns"]

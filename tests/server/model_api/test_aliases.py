@@ -216,8 +216,8 @@ def test_they_are_their_owners_and_are_there_after_a_restart(make_ephebe: MakeEp
     server.restart()
     hers = server.http(key=alice).get("/v1/aliases").json()["data"]
     assert [(one["id"], one["model"]) for one in hers] == [("base", MODEL), ("saved", path), ("session", sampler)]
-    told = [last_turn(server, ask(server.openai(alice), name), alice) for name in ("session", "saved", "base")]
-    assert len({turn["weights"] for turn in told}) == 3
+    response = [last_turn(server, ask(server.openai(alice), name), alice) for name in ("session", "saved", "base")]
+    assert len({turn["weights"] for turn in response}) == 3
     assert [one.id for one in server.openai(bob).models.list()] == [MODEL, "session"]
     with pytest.raises(openai.NotFoundError):
         ask(server.openai(bob), "saved")

@@ -100,9 +100,9 @@ def test_tokenize_tells_what_would_be_read(ephebe: Ephebe, chat: Chat) -> None:
         first.choices[0].message.model_dump(),
         {"role": "user", "content": "More"},
     ]
-    told = ephebe.http().post("/tokenize", json={"model": MODEL, "messages": messages}).json()
-    assert told["tokens"] == chat(messages, max_tokens=1, extra_body=IDS).prompt_token_ids
-    assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 2048)
+    response = ephebe.http().post("/tokenize", json={"model": MODEL, "messages": messages}).json()
+    assert response["tokens"] == chat(messages, max_tokens=1, extra_body=IDS).prompt_token_ids
+    assert (response["count"], response["max_model_len"]) == (len(response["tokens"]), 2048)
     plain = ephebe.http().post("/oai/api/v1/tokenize", json={"prompt": "a <|im_end|> b"}).json()
     back = ephebe.http().post("/v1/detokenize", json={"model": MODEL, "tokens": plain["tokens"]}).json()
     assert back == {"prompt": "a <|im_end|> b"}
@@ -115,8 +115,8 @@ def test_logprobs_are_the_models_own_and_the_trace_has_those_of_the_draw(ephebe:
     entries = warm.choices[0].logprobs.content
     own = [one.logprob for one in entries]
     at_draw = trace_of(ephebe, warm)["turns"][0]["samples"][0]["logprobs"]
-    told = chat("Hello", temperature=0.5, **options, extra_body={"logprobs_mode": "temperature"})
-    assert [one.logprob for one in told.choices[0].logprobs.content] == pytest.approx(at_draw, abs=1e-5)
+    response = chat("Hello", temperature=0.5, **options, extra_body={"logprobs_mode": "temperature"})
+    assert [one.logprob for one in response.choices[0].logprobs.content] == pytest.approx(at_draw, abs=1e-5)
     assert own != pytest.approx(at_draw, abs=1e-3)
     assert all(len(one.top_logprobs) == 3 for one in entries)
     assert all(one.logprob <= one.top_logprobs[0].logprob + 1e-5 for one in entries)
@@ -130,8 +130,8 @@ def test_logprobs_are_the_models_own_and_the_trace_has_those_of_the_draw(ephebe:
 
 def test_at_temperature_one_both_are_the_same(ephebe: Ephebe, chat: Chat) -> None:
     answer = chat("Hello", max_tokens=5, seed=3, logprobs=True)
-    told = [one.logprob for one in answer.choices[0].logprobs.content]
-    assert told == pytest.approx(trace_of(ephebe, answer)["turns"][0]["samples"][0]["logprobs"], abs=1e-6)
+    response = [one.logprob for one in answer.choices[0].logprobs.content]
+    assert response == pytest.approx(trace_of(ephebe, answer)["turns"][0]["samples"][0]["logprobs"], abs=1e-6)
 
 
 def test_choices_differ_and_seeds_repeat(ephebe: Ephebe, chat: Chat) -> None:

@@ -122,9 +122,9 @@ def test_thoughts_without_number_are_only_too_long(post: Callable[..., httpx.Res
 
 
 def test_tokens_of_a_long_text_are_told_one_by_one(post: Callable[..., httpx.Response]) -> None:
-    told = post("/tokenize", prompt="ab " * 1000, return_token_strs=True).json()
-    assert "".join(told["token_strs"]) == "ab " * 1000
-    assert len(told["token_strs"]) == told["count"]
+    response = post("/tokenize", prompt="ab " * 1000, return_token_strs=True).json()
+    assert "".join(response["token_strs"]) == "ab " * 1000
+    assert len(response["token_strs"]) == response["count"]
 
 
 # Changed histories
@@ -143,8 +143,8 @@ def test_a_changed_answer_is_a_branch(
     asks = [{"role": "user", "content": f"Say {text}"}]
     options = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 60}
     first = post(messages=asks, structured_outputs={"choice": [text]}, **options).json()
-    told = first["choices"][0]["message"]
-    assert told["content"] == content
+    response = first["choices"][0]["message"]
+    assert response["content"] == content
 
     def match(said: str) -> tuple[str, bool]:
         history = [*asks, {"role": "assistant", "content": said}, HI]

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from palestra.chat import ChatTokenizer
-from palestra.model.random_tokenizer import write_tokenizer
+from palestra.model.loading.random_tokenizer import write_tokenizer
 from tests.chat.conftest import dress
 from tests.server.model_api.conftest import Ephebe
 
@@ -43,7 +43,7 @@ class Families(Ephebe):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from palestra.model.random_model import make_random_model
+    from palestra.model.loading.random_model import make_random_model
 
     made: dict[str, Path] = {}
     for seed, style in enumerate(FAMILIES):

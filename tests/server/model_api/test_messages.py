@@ -133,8 +133,8 @@ def test_thinking_can_be_left_out_of_the_answer(claude: anthropic.Anthropic) -> 
 def test_thinking_is_the_templates_switch(claude: anthropic.Anthropic) -> None:
     def counted(**thinking: Any) -> int:
         said: Any = {"thinking": thinking} if thinking else {}
-        asked: Any = [{"role": "user", "content": "Hello"}]
-        return claude.messages.count_tokens(model=MODEL, messages=asked, **said).input_tokens
+        request: Any = [{"role": "user", "content": "Hello"}]
+        return claude.messages.count_tokens(model=MODEL, messages=request, **said).input_tokens
 
     assert counted(type="disabled") > counted() == counted(type="adaptive")
     assert counted(type="enabled", budget_tokens=1024) == counted()
@@ -157,8 +157,8 @@ def test_a_stream_put_together_is_the_plain_answer(claude: anthropic.Anthropic) 
 
 
 def test_events_come_in_anthropics_order(claude: anthropic.Anthropic) -> None:
-    asked: Any = {**STOCKROOM, "messages": [ASKED], "stream": True, "extra_body": GREEDY}
-    with claude.messages.create(**asked) as stream:
+    request: Any = {**STOCKROOM, "messages": [ASKED], "stream": True, "extra_body": GREEDY}
+    with claude.messages.create(**request) as stream:
         events: list[Any] = list(stream)
     kinds = [event.type for event in events]
     assert kinds == [
@@ -176,8 +176,8 @@ def test_events_come_in_anthropics_order(claude: anthropic.Anthropic) -> None:
 
 
 def test_a_client_that_leaves_its_stream_stops_the_sampling(claude: anthropic.Anthropic, ephebe: Ephebe) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 1900, "messages": [{"role": "user", "content": "Hello"}]}
-    with claude.messages.create(**asked, stream=True, extra_body={"ignore_eos": True}) as stream:
+    request: Any = {"model": MODEL, "max_tokens": 1900, "messages": [{"role": "user", "content": "Hello"}]}
+    with claude.messages.create(**request, stream=True, extra_body={"ignore_eos": True}) as stream:
         begun: Any = next(iter(stream))
     ephebe.until(lambda: 'palestra_queue_depth{base_model="ephebe",kind="sample"} 0.0' in ephebe.metrics())
     newest = ephebe.http().get("/v1/traces?limit=1&format=jsonl").text
@@ -188,13 +188,13 @@ def test_async_clients_stream_too(ephebe: Ephebe) -> None:
     async def talk() -> tuple[str, Any, Any]:
         options: dict[str, Any] = {"base_url": ephebe.url, "api_key": "tml-test", "max_retries": 0}
         async with anthropic.AsyncAnthropic(**options) as client:
-            asked: Any = {"model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
-            async with client.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+            request: Any = {"model": MODEL, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
+            async with client.messages.stream(**request, extra_body={"temperature": 0}) as stream:
                 text = "".join([piece async for piece in stream.text_stream])
                 return (
                     text,
                     await stream.get_final_message(),
-                    await client.messages.create(**asked, extra_body={"temperature": 0}),
+                    await client.messages.create(**request, extra_body={"temperature": 0}),
                 )
 
     text, streamed, plain = asyncio.run(talk())
@@ -258,10 +258,10 @@ def test_answers_can_be_given_a_shape(claude: anthropic.Anthropic) -> None:
     class Sum(BaseModel):
         total: int
 
-    asked: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+    request: Any = [{"role": "user", "content": "What is 2 + 3?"}]
     no_loops = {"temperature": 0, "frequency_penalty": 2}  # of spaces, which JSON allows
     parsed = claude.messages.parse(
-        model=MODEL, max_tokens=200, messages=asked, output_format=Sum, **CLOSED, extra_body=no_loops
+        model=MODEL, max_tokens=200, messages=request, output_format=Sum, **CLOSED, extra_body=no_loops
     )
     assert isinstance(parsed.parsed_output, Sum)
 

@@ -197,13 +197,13 @@ def test_instructions_are_a_system_message(ephebe: Ephebe, ask: Ask) -> None:
     given = [{"role": "developer", "content": "b"}, {"role": "user", "content": [{"type": "input_text", "text": "c"}]}]
     response = ask(given, instructions="a", max_output_tokens=1, extra_body=IDS)
     messages = [{"role": "system", "content": "a\n\nb"}, {"role": "user", "content": "c"}]
-    told = ephebe.http().post("/tokenize", json={"model": MODEL, "messages": messages}).json()
-    assert response.output[0].prompt_token_ids == told["tokens"]
+    answer = ephebe.http().post("/tokenize", json={"model": MODEL, "messages": messages}).json()
+    assert response.output[0].prompt_token_ids == answer["tokens"]
 
 
 def test_input_tokens_are_counted(client: openai.OpenAI, ask: Ask) -> None:
-    told = client.responses.input_tokens.count(model=MODEL, input="Hello", instructions="Be brief.")
-    assert told.input_tokens == ask("Hello", instructions="Be brief.", max_output_tokens=1).usage.input_tokens
+    response = client.responses.input_tokens.count(model=MODEL, input="Hello", instructions="Be brief.")
+    assert response.input_tokens == ask("Hello", instructions="Be brief.", max_output_tokens=1).usage.input_tokens
 
 
 # What an answer has to look like
@@ -220,11 +220,11 @@ THOUGHT = r"<think>\n[a-z]{2,8}\n</think>\n\n[a-z]{2,8}"
 
 
 def test_an_answer_is_parsed_as_the_model_it_was_asked_for(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "input": "How many cups are there?", "text_format": Stock}
-    plain = client.responses.parse(**asked, temperature=0)
+    request: dict[str, Any] = {"model": MODEL, "input": "How many cups are there?", "text_format": Stock}
+    plain = client.responses.parse(**request, temperature=0)
     assert isinstance(plain.output_parsed, Stock)
     assert plain.text is not None
-    with client.responses.stream(**asked, temperature=0) as stream:
+    with client.responses.stream(**request, temperature=0) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_parsed == plain.output_parsed

@@ -12,31 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.speech import Said, Thought
+from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
 from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import (
-    Begun,
     ChatAnswer,
+    ChatChoice,
     ChatEvent,
-    Choice,
-    Delta,
-    DrawnToken,
-    Ended,
-    Finish,
+    ChatFinishReason,
+    ChoiceDelta,
+    SampledToken,
+    StreamEnded,
+    StreamStarted,
+    TokenUsage,
     ToolCall,
-    Usage,
 )
 from palestra.server.model_api.chat.messages import TOKEN_FIELDS
-from palestra.server.model_api.responses.answer import Header, response_body
 from palestra.server.model_api.responses.items import read_input
 from palestra.server.model_api.responses.request import chat_request
+from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import LOGPROBS, ResponsesRequest
 from palestra.server.model_api.responses.stream import response_events
 from palestra.types import SampleResult
 from palestra.types.sampling import SampledSequence, StopReason
 
-Piece = Thought | Said | ToolCall
+Piece = ReasoningPiece | ContentPiece | ToolCall
 
 
 def user(text: Any) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def test_formats_get_the_shape_of_chat_completions() -> None:
     schema = {"type": "object"}
     assert of(type="text") is None
     assert of(type="json_object") == {"type": "json_object"}
-    wanted = {"name": "n", "schema": schema, "strict": True}
-    assert of(type="json_schema", **wanted) == {"type": "json_schema", "json_schema": wanted}
+    expected = {"name": "n", "schema": schema, "strict": True}
+    assert of(type="json_schema", **expected) == {"type": "json_schema", "json_schema": expected}
 
 
 def test_without_tools_nothing_is_said_about_choosing_them() -> None:
@@ -230,30 +230,33 @@ def tokenizer() -> ChatTokenizer:
 
 
 def answer_of(
-    tokenizer: ChatTokenizer, pieces: Sequence[Piece], finish: Finish = Finish.STOP, drawn: Sequence[DrawnToken] = ()
+    tokenizer: ChatTokenizer,
+    pieces: Sequence[Piece],
+    finish: ChatFinishReason = ChatFinishReason.STOP,
+    drawn: Sequence[SampledToken] = (),
 ) -> ChatAnswer:
-    thoughts = [piece.text for piece in pieces if isinstance(piece, Thought)]
+    thoughts = [piece.text for piece in pieces if isinstance(piece, ReasoningPiece)]
     sequence = SampledSequence(
         tokens=[one.token for one in drawn],
         logprobs=[one.logprob for one in drawn],
-        stop_reason=StopReason.LENGTH if finish is Finish.LENGTH else StopReason.STOP,
+        stop_reason=StopReason.LENGTH if finish is ChatFinishReason.LENGTH else StopReason.STOP,
     )
-    choice = Choice(
+    choice = ChatChoice(
         index=0,
         reasoning="".join(thoughts) if thoughts else None,
-        content="".join(piece.text for piece in pieces if isinstance(piece, Said)),
+        content="".join(piece.text for piece in pieces if isinstance(piece, ContentPiece)),
         calls=[piece for piece in pieces if isinstance(piece, ToolCall)],
         finish=finish,
         stop=None,
         sequence=sequence,
         tokens=drawn,
     )
-    usage = Usage(prompt_tokens=2, completion_tokens=len(drawn), cached_tokens=1, reasoning_tokens=0)
+    usage = TokenUsage(prompt_tokens=2, completion_tokens=len(drawn), cached_tokens=1, reasoning_tokens=0)
     result = SampleResult(sequences=[sequence])
     return ChatAnswer("resp_1", "trace_1", "m", [1, 2], [choice], usage, result, tokenizer)
 
 
-def streamed(header: Header, events: Sequence[ChatEvent | Exception]) -> list[dict[str, Any]]:
+def streamed(header: ResponseHeader, events: Sequence[ChatEvent | Exception]) -> list[dict[str, Any]]:
     async def source() -> AsyncGenerator[ChatEvent, None]:
         for one in events:
             if isinstance(one, Exception):
@@ -263,9 +266,9 @@ def streamed(header: Header, events: Sequence[ChatEvent | Exception]) -> list[di
     async def read() -> list[bytes]:
         return [line async for line in response_events(header, source())]
 
-    told = [line.decode().strip().split("\ndata: ") for line in asyncio.run(read())]
-    assert all(name == f"event: {json.loads(data)['type']}" for name, data in told)
-    return [json.loads(data) for _, data in told]
+    response = [line.decode().strip().split("\ndata: ") for line in asyncio.run(read())]
+    assert all(name == f"event: {json.loads(data)['type']}" for name, data in response)
+    return [json.loads(data) for _, data in response]
 
 
 class Folded:
@@ -328,30 +331,34 @@ def read_back(output: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 texts = st.sampled_from(["a", "b c", "\n\nd", "é"])
-blocks = st.lists(st.sampled_from(["a", "b c", "é"]).map(Thought) | texts.map(Said), max_size=5)
-calls = st.lists(texts.map(Said) | st.builds(ToolCall, st.uuids().map(str), st.just("f"), texts), max_size=4)
+blocks = st.lists(st.sampled_from(["a", "b c", "é"]).map(ReasoningPiece) | texts.map(ContentPiece), max_size=5)
+calls = st.lists(texts.map(ContentPiece) | st.builds(ToolCall, st.uuids().map(str), st.just("f"), texts), max_size=4)
 
 
 def as_parsed(pieces: Sequence[Piece]) -> list[Piece]:
     """A line between thoughts that something was said between."""
-    told: list[Piece] = []
+    response: list[Piece] = []
     for piece in pieces:
-        is_later = bool(told) and isinstance(told[-1], Said) and any(isinstance(one, Thought) for one in told)
-        told.append(Thought("\n" + piece.text) if isinstance(piece, Thought) and is_later else piece)
-    return told
+        is_later = (
+            bool(response)
+            and isinstance(response[-1], ContentPiece)
+            and any(isinstance(one, ReasoningPiece) for one in response)
+        )
+        response.append(ReasoningPiece("\n" + piece.text) if isinstance(piece, ReasoningPiece) and is_later else piece)
+    return response
 
 
-@given(blocks, calls, st.sampled_from([Finish.STOP, Finish.LENGTH]), st.booleans())
+@given(blocks, calls, st.sampled_from([ChatFinishReason.STOP, ChatFinishReason.LENGTH]), st.booleans())
 def test_a_streams_events_put_together_are_the_response(
-    tokenizer: ChatTokenizer, first: list[Piece], then: list[Piece], finish: Finish, asks_for_all: bool
+    tokenizer: ChatTokenizer, first: list[Piece], then: list[Piece], finish: ChatFinishReason, asks_for_all: bool
 ) -> None:
     pieces = as_parsed([*first, *then])
-    drawn = [DrawnToken(token=i, logprob=-float(i)) for i in range(len(pieces) + 1)]
+    drawn = [SampledToken(token=i, logprob=-float(i)) for i in range(len(pieces) + 1)]
     fields = {"return_token_ids": True, "include": [LOGPROBS]} if asks_for_all else {}
-    header = Header(request(**fields))
+    header = ResponseHeader(request(**fields))
     answer = answer_of(tokenizer, pieces, finish, drawn)
-    deltas = [Delta(0, [piece], [token]) for piece, token in zip(pieces, drawn, strict=False)]
-    events = [Begun([1, 2], tokenizer), *deltas, Delta(0, [], drawn[-1:]), Ended(answer)]
+    deltas = [ChoiceDelta(0, [piece], [token]) for piece, token in zip(pieces, drawn, strict=False)]
+    events = [StreamStarted([1, 2], tokenizer), *deltas, ChoiceDelta(0, [], drawn[-1:]), StreamEnded(answer)]
     folded = Folded(streamed(header, events))
     output = folded.response["output"]
     assert [folded.done[i] for i in range(len(folded.items))] == output
@@ -361,13 +368,13 @@ def test_a_streams_events_put_together_are_the_response(
     plain = response_body(header, answer)
     assert read_back(output) == read_back(plain["output"])
     kinds = [type(piece) for piece in first]
-    if sorted(kinds, key=lambda kind: kind is Said) == kinds:  # it did not think again after it had spoken
+    if sorted(kinds, key=lambda kind: kind is ContentPiece) == kinds:  # it did not think again after it had spoken
         assert without_ids(folded.response) == without_ids(plain)
 
 
 def test_a_response_tells_the_request_back(tokenizer: ChatTokenizer) -> None:
-    header = Header(request(instructions="Be brief.", temperature=0.5, metadata={"k": "v"}))
-    body = response_body(header, answer_of(tokenizer, [Said("Hi")], Finish.LENGTH))
+    header = ResponseHeader(request(instructions="Be brief.", temperature=0.5, metadata={"k": "v"}))
+    body = response_body(header, answer_of(tokenizer, [ContentPiece("Hi")], ChatFinishReason.LENGTH))
     assert body["id"].startswith("resp_")
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert (body["instructions"], body["temperature"], body["metadata"]) == ("Be brief.", 0.5, {"k": "v"})
@@ -377,11 +384,13 @@ def test_a_response_tells_the_request_back(tokenizer: ChatTokenizer) -> None:
 
 
 def test_nothing_at_all_is_an_empty_message(tokenizer: ChatTokenizer) -> None:
-    header = Header(request())
-    answer = answer_of(tokenizer, [Thought("")])
+    header = ResponseHeader(request())
+    answer = answer_of(tokenizer, [ReasoningPiece("")])
     plain = response_body(header, answer)
     assert [(item["type"], item["content"][0]["text"]) for item in plain["output"]] == [("message", "")]
-    events = streamed(header, [Begun([1], tokenizer), Delta(0, [Thought("")], []), Ended(answer)])
+    events = streamed(
+        header, [StreamStarted([1], tokenizer), ChoiceDelta(0, [ReasoningPiece("")], []), StreamEnded(answer)]
+    )
     assert without_ids(Folded(events).response) == without_ids(plain)
 
 
@@ -396,8 +405,8 @@ def test_nothing_at_all_is_an_empty_message(tokenizer: ChatTokenizer) -> None:
 def test_what_fails_on_the_way_ends_as_an_event(
     tokenizer: ChatTokenizer, error: Exception, code: str, message: str
 ) -> None:
-    header = Header(request())
-    events = streamed(header, [Begun([1], tokenizer), Delta(0, [Said("a")], []), error])
+    header = ResponseHeader(request())
+    events = streamed(header, [StreamStarted([1], tokenizer), ChoiceDelta(0, [ContentPiece("a")], []), error])
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": code, "message": message}
     with pytest.raises(type(error)):

@@ -301,8 +301,8 @@ def test_what_is_not_strict_is_followed_as_far_as_possible(chat):
         extra_body=NO_THOUGHT,
     )
     assert calls_of(answer)[0][0] == "a"
-    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": odd["properties"]["id"]}}
-    answer = chat("Hi.", response_format=wanted, max_tokens=100, extra_body=NO_THOUGHT)
+    expected = {"type": "json_schema", "json_schema": {"name": "n", "schema": odd["properties"]["id"]}}
+    answer = chat("Hi.", response_format=expected, max_tokens=100, extra_body=NO_THOUGHT)
     assert isinstance(json.loads(answer.choices[0].message.content), str)
 
 

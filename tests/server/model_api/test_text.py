@@ -30,8 +30,8 @@ def test_echo_repeats_the_prompt_and_scores_it(ephebe: Ephebe, complete: Any) ->
     alone = complete(echo=True, logprobs=0, max_tokens=0)
     assert alone.choices[0].text == "Hello there"
     assert alone.usage.completion_tokens == 0
-    told = alone.choices[0].logprobs.token_logprobs
-    assert told[1:] == pytest.approx(logprobs.token_logprobs[1 : len(told)], abs=1e-5)
+    response = alone.choices[0].logprobs.token_logprobs
+    assert response[1:] == pytest.approx(logprobs.token_logprobs[1 : len(response)], abs=1e-5)
 
 
 def test_prompt_logprobs_as_vllm_tells_them(complete: Any, client: openai.OpenAI) -> None:
@@ -48,8 +48,8 @@ def test_prompt_logprobs_as_vllm_tells_them(complete: Any, client: openai.OpenAI
     chat = client.chat.completions.create(
         model=MODEL, messages=messages, max_tokens=2, extra_body={"prompt_logprobs": 0, "return_token_ids": True}
     )
-    told: Any = chat
-    assert len(told.prompt_logprobs) == len(told.prompt_token_ids)
+    response: Any = chat
+    assert len(response.prompt_logprobs) == len(response.prompt_token_ids)
 
 
 @pytest.mark.parametrize(

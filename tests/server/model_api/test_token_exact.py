@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.conversations import Ask, Match, Place, Reply
+from palestra.chat.conversation_cache import HistoryMatch, PromptRequest, SampledReply, SampleLocation
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ServeConfig
-from palestra.server.model_api.held import HeldConversations
+from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.store import Store
 from tests.server.model_api.conftest import MODEL, Ephebe
 
@@ -91,13 +91,13 @@ def test_a_request_may_have_its_history_rendered(ephebe: Ephebe, tokenizer: Chat
 
 def test_a_server_may_render_all_histories(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
     async def check(store: Store, config: ServeConfig) -> None:
-        held = HeldConversations(config, store)
-        first = await held.prompt(tokenizer, lambda: Ask(("o",), [HI]))
+        held = ConversationStore(config, store)
+        first = await held.prompt(tokenizer, lambda: PromptRequest(("o",), [HI]))
         answer = {"role": "assistant", "content": "ab"}
-        held.keep(first, [Reply(answer, [64, 65], Place("t", 0, 0))])
+        held.keep(first, [SampledReply(answer, [64, 65], SampleLocation("t", 0, 0))])
         messages = [HI, answer, MORE]
-        second = await held.prompt(tokenizer, lambda: Ask(("o",), messages))
-        assert (second.ids, second.match) == (tokenizer.encode_chat(messages), Match.UNMATCHED)
+        second = await held.prompt(tokenizer, lambda: PromptRequest(("o",), messages))
+        assert (second.ids, second.match) == (tokenizer.encode_chat(messages), HistoryMatch.UNMATCHED)
 
     with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
         asyncio.run(check(store, ServeConfig(history="template")))

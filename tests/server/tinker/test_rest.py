@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from palestra.config.serve import ServeConfig
 from palestra.server.app import create_app
-from palestra.server.core.sessions import Session as LiveSession
+from palestra.server.core.sessions import TinkerSession as LiveSession
 from palestra.server.hub import Hub
 from palestra.store import Journal, Store
 from palestra.store import checkpoints as checkpoint_rows
@@ -22,7 +22,7 @@ from palestra.store import models as model_rows
 from palestra.store import samplers as sampler_rows
 from palestra.store import sessions as session_rows
 from palestra.store.keys import create_key
-from palestra.store.records import CheckpointKind, Model, Rights, Sampler, Save, Session
+from palestra.store.records import CheckpointKind, ModelRow, PendingSave, Rights, SamplerRow, SessionRow
 from palestra.types import LoraConfig
 
 BASE = "Qwen/Qwen3-8B"
@@ -64,7 +64,7 @@ class World:
 
     def session(self, session_id: str, owner: str = "local", **fields: Any) -> str:
         now = self.tick()
-        row = Session(session_id=session_id, owner=owner, created_at=now, last_heartbeat_at=now, **fields)
+        row = SessionRow(session_id=session_id, owner=owner, created_at=now, last_heartbeat_at=now, **fields)
         self.store.write_now(lambda c: session_rows.insert_session(c, row))
         self.hub.core.sessions.active[session_id] = LiveSession(session_id, owner)
         return session_id
@@ -73,7 +73,7 @@ class World:
         session_id, now = model_id.partition(":")[0], self.tick()
         if self.store.read_now(lambda c: session_rows.get_session(c, session_id)) is None:
             self.session(session_id, owner)
-        row = Model(
+        row = ModelRow(
             model_id=model_id,
             session_id=session_id,
             owner=owner,
@@ -104,7 +104,7 @@ class World:
         for file, content in files.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)
-        save = Save(
+        save = PendingSave(
             request_id=f"{model_id}/{kind}/{name}/{now}",
             model_id=model_id,
             kind=CheckpointKind(kind),
@@ -438,7 +438,7 @@ def test_sessions_are_listed_and_shown(world, api):
     world.session("a", user_metadata={"who": "me", "n": 1}, display_name="first")
     world.session("b")
     world.run("a:train:0")
-    sampler = Sampler(sampler_id="a:sample:0", session_id="a", owner="local", base_model=BASE, created_at=1.0)
+    sampler = SamplerRow(sampler_id="a:sample:0", session_id="a", owner="local", base_model=BASE, created_at=1.0)
     world.store.write_now(lambda c: sampler_rows.insert_sampler(c, sampler))
     assert api.get("/api/v1/sessions").json() == {"sessions": ["b", "a"]}
     assert api.get("/api/v1/sessions", params={"limit": 1, "offset": 1}).json() == {"sessions": ["a"]}

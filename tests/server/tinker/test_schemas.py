@@ -17,7 +17,9 @@ from palestra.server.tinker.decode import parse_json
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 PATH = "tinker://s:train:0/weights/a"
-CHECKPOINT = schemas_rest.Checkpoint(checkpoint_id="weights/a", checkpoint_type="training", time=NOW, tinker_path=PATH)
+CHECKPOINT = schemas_rest.CheckpointObject(
+    checkpoint_id="weights/a", checkpoint_type="training", time=NOW, tinker_path=PATH
+)
 RUN = schemas_rest.TrainingRun(
     training_run_id="s:train:0", base_model="m", model_owner="me", last_request_time=NOW, last_checkpoint=CHECKPOINT
 )
@@ -102,13 +104,15 @@ RESPONSES: list[tuple[BaseModel, type[BaseModel]]] = [
     (schemas.FutureResponse(request_id="r", sample_sequence_ids=["r:0"]), sdk.UntypedAPIFuture),
     (schemas.TryAgainResponse(request_id="r", queue_state="paused_capacity"), try_again_response.TryAgainResponse),
     (
-        schemas.RetrieveFuturesResponse(completions=[schemas.Completion(state="failed", request_id="r")], cursor=1),
+        schemas.RetrieveFuturesResponse(
+            completions=[schemas.FutureCompletion(state="failed", request_id="r")], cursor=1
+        ),
         sdk.FuturesRetrieveResponse,
     ),
     (RUN, sdk.TrainingRun),
     (
         schemas_rest.TrainingRunsResponse(
-            training_runs=[RUN], cursor=schemas_rest.Cursor(offset=0, limit=1, total_count=1)
+            training_runs=[RUN], cursor=schemas_rest.PageCursor(offset=0, limit=1, total_count=1)
         ),
         sdk.TrainingRunsResponse,
     ),
@@ -121,18 +125,18 @@ RESPONSES: list[tuple[BaseModel, type[BaseModel]]] = [
     (
         schemas_rest.SearchResponse(
             sessions=[
-                schemas_rest.SessionSummary(
+                schemas_rest.SessionSummaryObject(
                     session_id="s",
                     created_at=NOW,
                     owner="me",
                     project_id="p",
-                    status=schemas_rest.SessionStatus(
+                    status=schemas_rest.SessionStatusObject(
                         type="client_finished", reason=schemas.FinishReason(type="success")
                     ),
                     checkpoints_count=0,
                 )
             ],
-            next_cursor=schemas_rest.SearchCursor(last_created_at=NOW, last_session_id="s"),
+            next_cursor=schemas_rest.SearchCursorObject(last_created_at=NOW, last_session_id="s"),
         ),
         sdk.SessionSearchResponse,
     ),

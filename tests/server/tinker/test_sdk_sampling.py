@@ -154,8 +154,8 @@ def test_a_stop_string_ends_a_sample_and_is_in_it(base, greedy, server, as_list)
 
     tokenizer = AutoTokenizer.from_pretrained(server.model)
     stop = next(text for token in greedy[2:] if (text := tokenizer.decode([token])).isascii() and text.strip())
-    asked = [stop, "never said"] if as_list else stop
-    (sequence,) = base.sample(INPUT, 1, params(12, temperature=0.0, stop=asked)).result().sequences
+    request = [stop, "never said"] if as_list else stop
+    (sequence,) = base.sample(INPUT, 1, params(12, temperature=0.0, stop=request)).result().sequences
     assert sequence.stop_reason == "stop"
     assert sequence.tokens == greedy[: len(sequence.tokens)]
     assert stop in tokenizer.decode(sequence.tokens)
@@ -275,7 +275,7 @@ def test_the_completion_queue_and_joined_clones(server, monkeypatch, base):
     [([], {}), ([100_000], {}), ([1] * 4096, {}), (PROMPT, {"temperature": -1.0}), (PROMPT, {"max_tokens": 0})],
 )
 def test_a_mistake_in_a_sample_is_told_at_once(base, prompt, options):
-    asked = types.SamplingParams(**{"max_tokens": 2, **options})
+    request = types.SamplingParams(**{"max_tokens": 2, **options})
     refused = (tinker.RequestFailedError, tinker.BadRequestError, tinker.UnprocessableEntityError)
     with pytest.raises(refused):
-        base.sample(types.ModelInput.from_ints(prompt), 1, asked).result(timeout=10)
+        base.sample(types.ModelInput.from_ints(prompt), 1, request).result(timeout=10)

@@ -13,7 +13,7 @@ from tinker.proto.response_conv import deserialize_forward_backward_output, dese
 
 from palestra.server.tinker import encode
 from palestra.types import SampledSequence, SampleResult, StopReason, TensorData, TopLogprobs
-from palestra.types.engine import Blame, DatumOutput, Failure, PassResult, StepDone
+from palestra.types.engine import Blame, DatumOutput, EngineFailure, PassResult, StepDone
 
 
 def output(values: np.ndarray) -> DatumOutput:
@@ -169,7 +169,7 @@ def test_other_results() -> None:
     assert encode.saved_external_json(path, 7)["size_bytes"] == 7
     read = json.loads(encode.json_bytes(encode.step_json(StepDone(metrics={"norm": math.nan, "lr": 0.5}))))
     assert math.isnan(sdk.OptimStepResponse.model_validate(read).metrics["norm"])  # type: ignore[index]
-    failed = encode.failure_json(Failure(message="unknown loss", blame=Blame.USER))
+    failed = encode.failure_json(EngineFailure(message="unknown loss", blame=Blame.USER))
     assert failed == {"error": "unknown loss", "category": "user"}
 
 

@@ -24,8 +24,8 @@ LONG = 1500  # tokens: some seconds
 
 
 def begin(sampler: tinker.SamplingClient, tokens: int = LONG) -> Any:
-    wanted = types.SamplingParams(max_tokens=tokens, temperature=1.0, stop=[])
-    return sampler.sample(PROMPT, num_samples=1, sampling_params=wanted)
+    expected = types.SamplingParams(max_tokens=tokens, temperature=1.0, stop=[])
+    return sampler.sample(PROMPT, num_samples=1, sampling_params=expected)
 
 
 # Servers elsewhere

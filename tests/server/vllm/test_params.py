@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from palestra.server.core.errors import Refusal
-from palestra.server.vllm.params import Facts, check_request, completion_body, is_scored, scoring_body
+from palestra.server.vllm.params import ServedModelFacts, check_request, completion_body, is_scored, scoring_body
 from palestra.types import Grammar, GrammarKind, SampleRequest, SamplingParams, TensorData
 
-FACTS = Facts(context=100, vocabulary=50, eos=(7, 60))
+FACTS = ServedModelFacts(context=100, vocabulary=50, eos=(7, 60))
 PROMPT = (1, 2, 3)
 
 
@@ -86,8 +86,8 @@ def structured(**grammar: Any) -> dict[str, Any]:
 def test_a_grammar_is_passed_on():
     assert structured(kind=GrammarKind.LARK, text="start: /a/") == {"grammar": "start: /a/"}
     assert structured(kind=GrammarKind.REGEX, text="a/b") == {"regex": "a/b"}
-    asked = {"type": "object", "x-guidance": {"lenient": True, "whitespace_pattern": " ?"}}
-    schema = structured(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(asked))["json"]
+    request = {"type": "object", "x-guidance": {"lenient": True, "whitespace_pattern": " ?"}}
+    schema = structured(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(request))["json"]
     assert (schema["type"], schema["x-guidance"]["lenient"]) == ("object", True)
     assert "whitespace_pattern" not in schema["x-guidance"]  # it would be repeated without end
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from palestra.server.vllm.client import QUEUED, Client
+from palestra.server.vllm.client import QUEUED, VllmClient
 from tests.server.vllm.conftest import Vllm
 
 TOLD = """# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
@@ -40,7 +40,7 @@ def test_requests_that_wait_are_added_up(status: int, text: str, queued: int) ->
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        client = Client(f"http://127.0.0.1:{runner.addresses[0][1]}", None, request_s=5.0)
+        client = VllmClient(f"http://127.0.0.1:{runner.addresses[0][1]}", None, request_s=5.0)
         try:
             assert await client.queued() == queued
         finally:

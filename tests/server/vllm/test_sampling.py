@@ -62,8 +62,8 @@ def own_logprobs(training: tinker.TrainingClient, prompt: list[int], tokens: lis
 
 
 def sample(sampler: tinker.SamplingClient, prompt: list[int] = PROMPT, count: int = 1, **params: Any) -> Any:
-    wanted = types.SamplingParams(**{"max_tokens": 24, "temperature": 1.0, "stop": []} | params)
-    return sampler.sample(types.ModelInput.from_ints(prompt), num_samples=count, sampling_params=wanted).result()
+    expected = types.SamplingParams(**{"max_tokens": 24, "temperature": 1.0, "stop": []} | params)
+    return sampler.sample(types.ModelInput.from_ints(prompt), num_samples=count, sampling_params=expected).result()
 
 
 # By Tinker's SDK
@@ -129,8 +129,8 @@ def test_scores_are_of_the_right_adapter_while_others_sample(trained: tinker.Tra
     base = pair.client().create_sampling_client(base_model=MODEL)
     adapter, prompt = trained.save_weights_and_get_sampling_client(), types.ModelInput.from_ints(PROMPT * 2)
     alone = [sampler.compute_logprobs(prompt).result()[1:] for sampler in (base, adapter)]
-    wanted = types.SamplingParams(max_tokens=300, temperature=1.0, stop=[])
-    others = [s.sample(prompt, num_samples=2, sampling_params=wanted) for s in (base, adapter)]
+    expected = types.SamplingParams(max_tokens=300, temperature=1.0, stop=[])
+    others = [s.sample(prompt, num_samples=2, sampling_params=expected) for s in (base, adapter)]
     for _ in range(5):
         mixed = [sampler.compute_logprobs(prompt) for sampler in (base, adapter)]
         for scored, was in zip(mixed, alone, strict=True):
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_ends_the_sampling_at_vllm(pair: Served, client: op
 
 
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, path: str):
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": path,
         "messages": [{"role": "user", "content": "Tell me of ships"}],
         "max_tokens": 24,
@@ -247,8 +247,8 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, path: s
         "logprobs": True,
         "top_logprobs": 2,
     }
-    whole = client.chat.completions.create(**asked).choices[0]
-    chunks = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True) if c.choices]
+    whole = client.chat.completions.create(**request).choices[0]
+    chunks = [c.choices[0] for c in client.chat.completions.create(**request, stream=True) if c.choices]
     assert len(chunks) > 2
     assert "".join(c.delta.content or "" for c in chunks) == (whole.message.content or "")
     assert whole.logprobs is not None

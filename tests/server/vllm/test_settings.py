@@ -10,8 +10,8 @@ import pytest
 
 from palestra.config import ConfigError, load_config
 from palestra.config.serve import ServeConfig, worker_config
-from palestra.server.vllm.adapters import CONFIG, WEIGHTS, Adapter
-from palestra.server.vllm.errors import Refused
+from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
+from palestra.server.vllm.errors import VllmRefused
 
 
 def load(*overrides: str) -> ServeConfig:
@@ -21,9 +21,9 @@ def load(*overrides: str) -> ServeConfig:
 def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
     config = load("models.0.sampler=vllm", 'models.0.vllm.urls=["http://one:8000/v1/", "http://two:8000"]')
     assert config.models[0].vllm.urls == ["http://one:8000", "http://two:8000"]
-    told = msgspec.to_builtins(worker_config(config, config.models[0], "ipc://x", tmp_path))
-    assert told["cache_tokens"] == 1  # its memory is for training
-    assert not {"sampler", "vllm"} & told.keys()
+    response = msgspec.to_builtins(worker_config(config, config.models[0], "ipc://x", tmp_path))
+    assert response["cache_tokens"] == 1  # its memory is for training
+    assert not {"sampler", "vllm"} & response.keys()
 
 
 @pytest.mark.parametrize(
@@ -50,23 +50,23 @@ def test_settings_that_cannot_be_meant_are_told(overrides: list[str], said: str)
 
 def write_adapter(folder: Path, content: bytes = b"x", **config: Any) -> str:
     folder.mkdir(exist_ok=True)
-    told = {"r": 8, "target_modules": ["q_proj", "down_proj"]} | config
-    (folder / CONFIG).write_bytes(msgspec.json.encode(told))
+    response = {"r": 8, "target_modules": ["q_proj", "down_proj"]} | config
+    (folder / CONFIG).write_bytes(msgspec.json.encode(response))
     (folder / WEIGHTS).write_bytes(content)
     return str(folder)
 
 
 def test_other_content_is_another_adapter(tmp_path: Path):
     one, other = write_adapter(tmp_path / "one"), write_adapter(tmp_path / "other")
-    digest = Adapter.read(one).digest
-    assert Adapter.read(one).digest == digest != Adapter.read(other).digest
+    digest = VllmAdapter.read(one).digest
+    assert VllmAdapter.read(one).digest == digest != VllmAdapter.read(other).digest
     (tmp_path / "one" / WEIGHTS).unlink()
     write_adapter(tmp_path / "one", b"new")
-    assert Adapter.read(one).digest != digest
+    assert VllmAdapter.read(one).digest != digest
 
 
 def test_an_adapter_says_what_it_changes(tmp_path: Path):
-    lora = Adapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
+    lora = VllmAdapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
     assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
-    with pytest.raises(Refused, match="no whole adapter"):
-        Adapter.read(str(tmp_path / "none"))
+    with pytest.raises(VllmRefused, match="no whole adapter"):
+        VllmAdapter.read(str(tmp_path / "none"))

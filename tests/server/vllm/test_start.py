@@ -16,7 +16,7 @@ from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
 from palestra.server.core.metrics import Metrics
 from palestra.server.core.workers import WorkerError
-from palestra.server.vllm.fleet import Fleet
+from palestra.server.vllm.replica_set import ReplicaSet
 from palestra.types.engine import ModelCard
 from tests.server.vllm import stand_in
 
@@ -48,7 +48,7 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
     model = ModelConfig(path=path, name=["ephebe"], sampler="vllm", vllm=settings)
 
     async def work() -> None:
-        fleet = Fleet(model, Metrics(), trials=folder / "trials", logs=folder / "vllm")
+        fleet = ReplicaSet(model, Metrics(), trials=folder / "trials", logs=folder / "vllm")
         await fleet.start(CARD)
         await fleet.stop()
 

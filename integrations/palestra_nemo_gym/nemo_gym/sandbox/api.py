@@ -41,14 +41,14 @@ class AsyncSandbox:
         self._is_stopped = False
 
     async def start(self, spec: SandboxSpec | None = None) -> Self:
-        wanted = spec or self._spec
-        if wanted is None:
+        chosen = spec or self._spec
+        if chosen is None:
             raise ValueError("a sandbox is started with a SandboxSpec")
         if self._handle is not None or self._is_stopped:
             raise RuntimeError("the sandbox is already started, or was stopped")
-        self._handle, self._spec = await self._provider.create(wanted), wanted
+        self._handle, self._spec = await self._provider.create(chosen), chosen
         try:
-            await self._upload_texts(wanted.files)
+            await self._upload_texts(chosen.files)
         except BaseException:  # cancelled, too: it must not be left running
             await self.stop()
             raise

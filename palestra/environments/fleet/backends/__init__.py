@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from palestra.environments.fleet.backend import Backend
+from palestra.environments.fleet.backend import FleetBackend
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import AUTO, FLEET, MCP, OPENENV, PLATFORM, REMOTE, FleetSettings
 from palestra.environments.platform import APPS
@@ -26,7 +26,7 @@ def kind_of(task: FleetTask, settings: FleetSettings) -> str:
     return PLATFORM if task.env_key in APPS else FLEET
 
 
-def make_backend(task: FleetTask, settings: FleetSettings) -> Backend:
+def make_backend(task: FleetTask, settings: FleetSettings) -> FleetBackend:
     """Raises ValueError."""
     kind = kind_of(task, settings)
     path = KINDS.get(kind, kind)

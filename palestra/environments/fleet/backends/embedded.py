@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 from weakref import WeakSet
 
-from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.platform import Instance, PlatformError, PlatformTask, Verdict, app_of, verify
+from palestra.environments.platform import Instance, PlatformError, PlatformTask, TaskVerdict, app_of, verify
 from palestra.environments.platform.seeds import seed_named
-from palestra.environments.platform.verifiers import Limits, run_verifier
+from palestra.environments.platform.verifiers import VerifierLimits, run_verifier
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.util.json_types import JsonObject
 
@@ -56,22 +56,22 @@ class EmbeddedBackend:
         result = self._opened.call(name, arguments)
         return ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
 
-    async def verify(self, attempt: Attempt) -> Grade:
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         if self._own is not None:
             verdict = verify(self._own, self._opened, attempt.answer)
             partial = _partial(self._own, verdict) if self._settings.partial_reward and verdict.failed else 0.0
-            return Grade(score=verdict.score, partial=partial, stdout="\n".join(verdict.failed))
+            return FleetGrade(score=verdict.score, partial=partial, stdout="\n".join(verdict.failed))
         if not self._task.verifier_code:
-            return Grade(score=None, error=f"task {self._task.task_key} has no verifier")
+            return FleetGrade(score=None, error=f"task {self._task.task_key} has no verifier")
         done = await run_verifier(
             self._task.verifier_code,
             self._opened.seed.data,
             self._opened.snapshot(),
             attempt.answer,
             attempt.conversation,
-            Limits(self._settings.verifier_timeout_s, self._settings.verifier_memory_mib * 1024 * 1024),
+            VerifierLimits(self._settings.verifier_timeout_s, self._settings.verifier_memory_mib * 1024 * 1024),
         )
-        return Grade.of(done)
+        return FleetGrade.of(done)
 
     async def close(self) -> None:
         if self._instance is not None:
@@ -97,7 +97,7 @@ class EmbeddedBackend:
         return own if is_ours else None
 
 
-def _partial(task: PlatformTask, verdict: Verdict) -> float:
+def _partial(task: PlatformTask, verdict: TaskVerdict) -> float:
     """The share of checks that are met and would not be by doing nothing."""
     idle = Instance(task.seed)
     try:

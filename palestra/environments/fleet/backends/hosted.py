@@ -12,14 +12,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from palestra.environments.calls import words
-from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
-from palestra.environments.platform.verifiers import Execution, score_of
+from palestra.environments.guarded_calls import words
+from palestra.environments.platform.verifiers import VerifierExecution, score_of
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -86,11 +86,11 @@ class HostedBackend:
             return ToolAnswer(None, f"there is no tool {name!r}; use {', '.join(self._owners)}")
         return await owner.call_tool(name, arguments)
 
-    async def verify(self, attempt: Attempt) -> Grade:
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         given: JsonObject = {} if attempt.answer is None else {"final_answer": attempt.answer}
         if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
             given["conversation"] = list(attempt.conversation)
-        grade = Grade(score=None, error="the verifier was not run")
+        grade = FleetGrade(score=None, error="the verifier was not run")
         for delay_s in (*VERIFY_DELAYS_S, None):
             grade = await self._verdict(given)
             if grade.score is not None or delay_s is None:
@@ -129,11 +129,11 @@ class HostedBackend:
                     raise BackendError(f"Fleet made no instance of {task.env_key}: {words(e)}") from e
                 await asyncio.sleep(delay_s)
 
-    async def _verdict(self, given: JsonObject) -> Grade:
+    async def _verdict(self, given: JsonObject) -> FleetGrade:
         from fleet._async.tasks import Task  # pyright: ignore[reportMissingImports]
 
         task = self._task
-        asked = Task(
+        fleet_task = Task(
             key=task.task_key,
             prompt=task.prompt,
             env_id=task.env_key,
@@ -145,27 +145,27 @@ class HostedBackend:
             verifier_sha=task.raw.get("verifier_sha"),
         )
         try:
-            found = await asked.verify_detailed_async(self._env, **given)
+            found = await fleet_task.verify_detailed_async(self._env, **given)
         except Exception as e:  # whatever breaks there, the grade is unknown
-            return Grade(score=None, error=words(e))
+            return FleetGrade(score=None, error=words(e))
         return judged(found)
 
 
-def judged(found: Any) -> Grade:
+def judged(found: Any) -> FleetGrade:
     """What the SDK's response comes to: the same as of a verifier that ran here."""
     error = found.error if isinstance(found.error, Mapping) else {"message": found.error}
-    told = str(error.get("message") or "")
+    message = str(error.get("message") or "")
     success, result = found.success, None
     if success:
         try:
             result = score_of(found.result)
         except ValueError as e:
-            success, told = False, str(e)
+            success, message = False, str(e)
     elif error.get("type") == "AssertionError":
         success, result = True, 0.0
     else:
-        told = told or "the verifier did not run"
-    return Grade.of(Execution(success=success, result=result, stdout=found.stdout or "", error=told))
+        message = message or "the verifier did not run"
+    return FleetGrade.of(VerifierExecution(success=success, result=result, stdout=found.stdout or "", error=message))
 
 
 def _versioned(key: str, version: str | None) -> str:

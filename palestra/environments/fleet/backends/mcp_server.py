@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.calls import words
-from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.guarded_calls import words
 from palestra.environments.platform.verifiers import score_of
 from palestra.util.json_types import JsonObject
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier gets: it returns a number from 0 to 1, or None where it cannot tell. An assertion of its that
     fails is a 0. It may be a coroutine."""
 
@@ -80,8 +80,8 @@ class McpBackend:
         self._calls.append((name, arguments, answer))
         return answer
 
-    async def verify(self, attempt: Attempt) -> Grade:
-        finished = Finished(
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
+        finished = FinishedEpisode(
             task=self._task,
             answer=attempt.answer,
             conversation=attempt.conversation,
@@ -95,11 +95,11 @@ class McpBackend:
                 else:
                     returned = await asyncio.to_thread(self._verifier, finished)
         except AssertionError as e:
-            return Grade(score=0.0, error=words(e))
+            return FleetGrade(score=0.0, error=words(e))
         try:
-            return Grade(score=score_of(returned))
+            return FleetGrade(score=score_of(returned))
         except ValueError as e:
-            return Grade(score=None, error=str(e))
+            return FleetGrade(score=None, error=str(e))
 
     async def close(self) -> None:
         await self._connection.close()
@@ -111,7 +111,7 @@ class McpBackend:
         return text
 
 
-def _loaded(path: str | None) -> Callable[[Finished], Any]:
+def _loaded(path: str | None) -> Callable[[FinishedEpisode], Any]:
     module, _, name = (path or "").partition(":")
     if not name:
         raise ValueError("env_config.mcp.verifier names what judges an episode: package.module:function")

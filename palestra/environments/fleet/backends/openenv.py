@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from palestra.environments.calls import words
-from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.guarded_calls import words
 from palestra.util.json_types import JsonObject
 
 MAX_FRAME = 100 * 1024 * 1024  # as OpenEnv's own client
@@ -62,35 +62,35 @@ class OpenEnvBackend:
             )
         except Exception as e:  # of DNS, TLS, HTTP or WebSockets
             raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
-        told = await self._asked("reset", self._filled(self._given.reset, None))
-        if "error" in told:
-            raise BackendError(f"the OpenEnv server could not reset: {told['error']}")
+        response = await self._request("reset", self._filled(self._given.reset, None))
+        if "error" in response:
+            raise BackendError(f"the OpenEnv server could not reset: {response['error']}")
 
     async def list_tools(self) -> list[ToolSpec]:
-        told = await self._asked("step", {"type": "list_tools"})
-        tools = told.get("observation", {}).get("tools") or []
+        response = await self._request("step", {"type": "list_tools"})
+        tools = response.get("observation", {}).get("tools") or []
         return [openai_tool(t["name"], t.get("description"), t.get("input_schema")) for t in tools]
 
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
-        told = await self._asked("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
-        if "error" in told:
-            return ToolAnswer(None, str(told["error"]))
-        self._reward, self._is_done = told.get("reward"), bool(told.get("done"))
-        found = told["observation"]
+        response = await self._request("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
+        if "error" in response:
+            return ToolAnswer(None, str(response["error"]))
+        self._reward, self._is_done = response.get("reward"), bool(response.get("done"))
+        found = response["observation"]
         if found.get("error"):
             return ToolAnswer(None, str(found["error"].get("message") or found["error"]))
         return _tool_answer(found.get("result"))
 
-    async def verify(self, attempt: Attempt) -> Grade:
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         if self._given.finish is not None and not self._is_done:
-            told = await self._asked("step", self._filled(self._given.finish, attempt.answer))
-            if "error" in told:
-                return Grade(score=None, error=str(told["error"]))
-            self._reward = told.get("reward")
+            response = await self._request("step", self._filled(self._given.finish, attempt.answer))
+            if "error" in response:
+                return FleetGrade(score=None, error=str(response["error"]))
+            self._reward = response.get("reward")
         reward = self._reward
         if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
-            return Grade(score=None, error=f"the server gave {reward!r} as the reward")
-        return Grade(score=float(reward))
+            return FleetGrade(score=None, error=f"the server gave {reward!r} as the reward")
+        return FleetGrade(score=float(reward))
 
     async def close(self) -> None:
         socket, self._socket = self._socket, None
@@ -102,7 +102,7 @@ class OpenEnvBackend:
         filled = {key: known.get(value, value) if isinstance(value, str) else value for key, value in action.items()}
         return {key: value for key, value in filled.items() if value is not None or action[key] is None}
 
-    async def _asked(self, kind: str, data: JsonObject) -> JsonObject:
+    async def _request(self, kind: str, data: JsonObject) -> JsonObject:
         """What was told; `{"error": text}` where the server did not like the action."""
         if self._socket is None or self._is_waiting:
             raise BackendError("there is no connection to the OpenEnv server, or an answer that was not waited for")
@@ -113,12 +113,14 @@ class OpenEnvBackend:
         except Exception as e:  # of the socket, or JSON that is none
             raise BackendError(f"the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
         self._is_waiting = False
-        told = frame.get("data") or {}
+        response = frame.get("data") or {}
         if frame.get("type") != "error":
-            return told
-        if told.get("code") not in MISTAKES:
-            raise BackendError(f"the OpenEnv server ended the episode: {told.get('code')}: {told.get('message')}")
-        return {"error": told.get("message") or told["code"]}
+            return response
+        if response.get("code") not in MISTAKES:
+            raise BackendError(
+                f"the OpenEnv server ended the episode: {response.get('code')}: {response.get('message')}"
+            )
+        return {"error": response.get("message") or response["code"]}
 
 
 def _tool_answer(result: object) -> ToolAnswer:

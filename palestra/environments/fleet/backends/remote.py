@@ -9,16 +9,16 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from palestra.environments.calls import words
-from palestra.environments.fleet.backend import Attempt, Grade, ToolAnswer
+from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.guarded_calls import words
 from palestra.environments.platform import PlatformError
-from palestra.environments.platform.verifiers import Execution
+from palestra.environments.platform.verifiers import VerifierExecution
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.util.json_types import JsonObject
 
@@ -50,14 +50,14 @@ class RemoteBackend:
         key = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         is_plain = self._base_url.startswith("http://")  # then no certificates are read, which takes long
         self._http = httpx.AsyncClient(headers=key, timeout=settings.request_timeout_s, verify=not is_plain)
-        wanted = {
+        body = {
             "env_key": task.env_key,
             "env_version": task.env_version,
             "data_key": task.data_key,
             "env_variables": task.env_variables or None,
             "ttl_seconds": settings.ttl_seconds,
         }
-        given = {name: value for name, value in wanted.items() if value is not None}
+        given = {name: value for name, value in body.items() if value is not None}
         self._instance = await self._sent("POST", f"{self._base_url}/v1/env/instances", given)
         for warning in self._instance.get("warnings", ()):
             log.warning("the platform at %s: %s", self._base_url, warning)
@@ -69,20 +69,20 @@ class RemoteBackend:
     async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
         return answer_of(await self._mcp("tools/call", {"name": name, "arguments": arguments}))
 
-    async def verify(self, attempt: Attempt) -> Grade:
+    async def verify(self, attempt: FleetAttempt) -> FleetGrade:
         source = self._source()
         if source is None:
-            return Grade(score=None, error=f"task {self._task.task_key} has no verifier")
-        asked = {
+            return FleetGrade(score=None, error=f"task {self._task.task_key} has no verifier")
+        body = {
             "function_code": source,
             "text_solution": attempt.answer,
             "conversation": list(attempt.conversation),
             "timeout": self._settings.verifier_timeout_s,
         }
         runner = self._opened["urls"]["manager"]["api"]
-        found = await self._sent("POST", f"{runner}/execute_verifier_function", asked, await self._runner_token())
-        told = {name: found[name] for name in ("success", "result", "stdout")}
-        return Grade.of(Execution(**told, error=found["error"] or ""))
+        found = await self._sent("POST", f"{runner}/execute_verifier_function", body, await self._runner_token())
+        execution = {name: found[name] for name in ("success", "result", "stdout")}
+        return FleetGrade.of(VerifierExecution(**execution, error=found["error"] or ""))
 
     async def close(self) -> None:
         http, instance, self._http = self._http, self._instance, None

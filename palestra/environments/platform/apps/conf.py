@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from palestra.environments.platform.app import App, Size
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.app import SeedSize, TaskApp
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -46,32 +46,36 @@ CONTACT: JsonObject = {
 """With the words of JSON Schema that the suite wants to find again in tools/list."""
 
 
-def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
     connection.execute("INSERT INTO notes (text) VALUES (?)", (f"{size} {rng.randrange(100)}",))
     return {"LOGGED_IN_USER": "1", "LOGGED_IN_NAME": "Ada", "CURRENT_DATE": "2026-03-02"}
 
 
 @tool()
-def test_simple_text(desk: Desk) -> JsonObject:
+def test_simple_text(context: ToolContext) -> JsonObject:
     """Say something."""
     return {"text": "This is a simple text response for testing."}
 
 
 @tool()
-def test_error_handling(desk: Desk) -> JsonObject:
+def test_error_handling(context: ToolContext) -> JsonObject:
     """Fail, always."""
     raise ToolError("intended", "This tool intentionally returns an error for testing")
 
 
 @tool()
 def json_schema_2020_12_tool(
-    desk: Desk, name: str, address: dict[str, str] | None = None, phone: str | None = None, email: str | None = None
+    context: ToolContext,
+    name: str,
+    address: dict[str, str] | None = None,
+    phone: str | None = None,
+    email: str | None = None,
 ) -> JsonObject:
     """Take a contact, described by a rich schema."""
     return {"name": name, "address": address, "phone": phone, "email": email}
 
 
-CONF = App(
+CONF = TaskApp(
     key="conf",
     title="Conformance",
     description="What MCP's conformance suite asks a server for.",

@@ -1,6 +1,11 @@
 """Verifiers of others, in processes of their own. Begin at `runner`."""
 
-from palestra.environments.platform.verifiers.runner import Execution, Limits, read_database, run_verifier
+from palestra.environments.platform.verifiers.runner import (
+    VerifierExecution,
+    VerifierLimits,
+    read_database,
+    run_verifier,
+)
 from palestra.environments.platform.verifiers.sandbox.scores import score_of
 
-__all__ = ["Execution", "Limits", "read_database", "run_verifier", "score_of"]
+__all__ = ["VerifierExecution", "VerifierLimits", "read_database", "run_verifier", "score_of"]

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from palestra.environments.walls import process
+from palestra.environments.sandbox import process
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ _has_warned = False
 _rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-class Limits(msgspec.Struct, frozen=True):
+class VerifierLimits(msgspec.Struct, frozen=True):
     """What the process of a verifier may use."""
 
     wall_s: float = 30.0
     memory_bytes: int = 512 * 1024 * 1024
 
 
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
+class VerifierExecution(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a verifier."""
 
     success: bool
@@ -72,10 +72,10 @@ async def run_verifier(
     current: bytes | Path,
     final_answer: str | None = None,
     conversation: Sequence[Any] | None = None,
-    limits: Limits | None = None,
-) -> Execution:
+    limits: VerifierLimits | None = None,
+) -> VerifierExecution:
     """Never raises for what the source does. `seed` and `current` are SQLite databases, as bytes or as files."""
-    limits = limits or Limits()
+    limits = limits or VerifierLimits()
     databases = [one if isinstance(one, bytes) else read_database(one) for one in (seed, current)]
     header = {
         "source": source,
@@ -87,9 +87,9 @@ async def run_verifier(
     }
     question = json.dumps(header).encode() + b"\n" + b"".join(databases)
     async with _room():
-        said = await process.ask(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
+        said = await process.run_sandboxed(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
     if said.is_late:
-        return Execution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
+        return VerifierExecution(success=False, error=f"the verifier did not end within {limits.wall_s:g} s")
     return _execution(said)
 
 
@@ -104,15 +104,17 @@ def read_database(file: Path) -> bytes:
         return connection.serialize()
 
 
-def _execution(said: process.Said) -> Execution:
+def _execution(said: process.ChildAnswer) -> VerifierExecution:
     """A verifier can write into the pipe, too: what is not of the right shape is no answer."""
     try:
         found = msgspec.json.decode(said.answer, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Execution(success=False, error=f"the verifier's process ended without an answer (status {said.status})")
+        return VerifierExecution(
+            success=False, error=f"the verifier's process ended without an answer (status {said.status})"
+        )
     if not found.is_tight:
         _warn_once()
-    return Execution(success=found.success, result=found.result, stdout=found.stdout, error=found.error)
+    return VerifierExecution(success=found.success, result=found.result, stdout=found.stdout, error=found.error)
 
 
 def _warn_once() -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from palestra.environments.platform.changes import tables_of
-from palestra.environments.platform.expectations import FREE, Deleted, Expected, Inserted, Text, Updated
+from palestra.environments.platform.expectations import FREE, DeletedRow, Expected, FreeText, InsertedRow, UpdatedRow
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verifiers.exported import grade
 from palestra.util.json_types import JsonObject
@@ -59,11 +59,11 @@ def _grade_source() -> str:
 
 def _expected(wanted: Expected) -> JsonObject:
     match wanted:
-        case Inserted(table=table, fields=fields, others=others):
+        case InsertedRow(table=table, fields=fields, others=others):
             return {"table": table, "kind": "insert", "fields": _fields(fields), "others": others}
-        case Updated(table=table, key=key, fields=fields):
+        case UpdatedRow(table=table, key=key, fields=fields):
             return {"table": table, "kind": "update", "key": key, "fields": _fields(fields)}
-        case Deleted(table=table, key=key):
+        case DeletedRow(table=table, key=key):
             return {"table": table, "kind": "delete", "key": key, "fields": {}}
 
 
@@ -74,4 +74,4 @@ def _fields(fields: Any) -> dict[str, Sequence[Any]]:
 def _value(value: object) -> list[Any]:
     if value is FREE:
         return ["free", None]
-    return ["text", value.wanted] if isinstance(value, Text) else ["is", value]
+    return ["text", value.wanted] if isinstance(value, FreeText) else ["is", value]

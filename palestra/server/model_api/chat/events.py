@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.speech import Said, Thought
+from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
 from palestra.types.sampling import SampledSequence, SampleResult, TopLogprobs
 
 
@@ -22,14 +22,14 @@ class ToolCall:
     """JSON."""
 
 
-class Finish(StrEnum):
+class ChatFinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnToken:
+class SampledToken:
     """As its client is told of it."""
 
     token: int
@@ -38,24 +38,24 @@ class DrawnToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChatChoice:
     index: int
     reasoning: str | None
     content: str | None
     """None: it said nothing but calls."""
     calls: Sequence[ToolCall]
-    finish: Finish
+    finish: ChatFinishReason
     stop: str | int | None
     """What of the request ended it, a stop string or a token's id; None for the model's own end."""
     sequence: SampledSequence
     """As it was sampled; its logprobs are at the temperature."""
-    tokens: Sequence[DrawnToken]
-    pieces: Sequence[Thought | Said | ToolCall] = ()
+    tokens: Sequence[SampledToken]
+    pieces: Sequence[ReasoningPiece | ContentPiece | ToolCall] = ()
     """The same as reasoning, content and calls, in the order it was said."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -69,15 +69,15 @@ class ChatAnswer:
     model: str
     """As the client calls it."""
     prompt: Sequence[int]
-    choices: Sequence[Choice]
-    usage: Usage
+    choices: Sequence[ChatChoice]
+    usage: TokenUsage
     result: SampleResult
     """The engine's, whole."""
     tokenizer: ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StreamStarted:
     """Always the first: from here on nothing can be refused."""
 
     prompt: Sequence[int]
@@ -85,19 +85,19 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """Of one choice. Pieces are in the order they were said; tokens may have come with no piece to show yet."""
+class ChoiceDelta:
+    """What is new in one choice. Pieces are in their order; tokens may have come with no piece to show yet."""
 
     choice: int
-    pieces: Sequence[Thought | Said | ToolCall]
-    tokens: Sequence[DrawnToken]
+    pieces: Sequence[ReasoningPiece | ContentPiece | ToolCall]
+    tokens: Sequence[SampledToken]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StreamEnded:
     """Always the last: its turn is on disk. The deltas of a choice, put together, are what the answer says of it."""
 
     answer: ChatAnswer
 
 
-ChatEvent = Begun | Delta | Ended
+ChatEvent = StreamStarted | ChoiceDelta | StreamEnded

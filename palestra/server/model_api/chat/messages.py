@@ -13,6 +13,7 @@ from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
+from palestra.types.json import JsonObject
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """And what templates call them: few know `developer`."""
@@ -26,7 +27,7 @@ TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
 """What NeMo Gym's agents carry along on answers."""
 
 
-def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def read_messages(given: Sequence[JsonObject]) -> list[JsonObject]:
     if not given:
         raise invalid("messages", "messages: it is empty; send at least one")
     if len(given) > MAX_MESSAGES:
@@ -38,7 +39,7 @@ def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def read_tools(given: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def read_tools(given: Sequence[JsonObject] | None) -> list[JsonObject] | None:
     return [_tool(tool, f"tools[{i}]") for i, tool in enumerate(given)] if given else None
 
 
@@ -49,7 +50,7 @@ class CallsSoFar:
         self._ids: dict[str, None] = {}
         self._has_answered = False
 
-    def take(self, message: dict[str, Any], where: str) -> None:
+    def take(self, message: JsonObject, where: str) -> None:
         if message["role"] == "assistant":
             self._has_answered = True
             self._ids.update((call["id"], None) for call in message.get("tool_calls", ()) if "id" in call)
@@ -73,8 +74,8 @@ class GivenTokens:
     place: int
 
 
-def given_tokens(given: Sequence[dict[str, Any]]) -> GivenTokens | None:
-    """Of the last message that has them. Agents send them back as they got them, on each answer."""
+def given_tokens(given: Sequence[JsonObject]) -> GivenTokens | None:
+    """The token ids of the last message that has them. Agents send them back as they got them, on each answer."""
     carrying = [place for place, message in enumerate(given) if any(message.get(k) is not None for k in TOKEN_FIELDS)]
     for place in carrying:
         if missing := [key for key in TOKEN_FIELDS if given[place].get(key) is None]:
@@ -99,7 +100,7 @@ def _ids(given: Any, where: str) -> list[int]:
     return given
 
 
-def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(given: JsonObject, where: str) -> JsonObject:
     role = ROLES.get(role) if isinstance(role := given.get("role"), str) else None
     if role is None:
         raise _wrong(where, f"role is {shown(given.get('role'))}; it must be one of {', '.join(ROLES)}")
@@ -107,7 +108,7 @@ def _message(given: dict[str, Any], where: str) -> dict[str, Any]:
     content = given.get("content")
     if content is None and role != "assistant":
         raise _wrong(where, "content is missing")
-    message: dict[str, Any] = {"role": role, "content": _text(content, f"{where}.content")}
+    message: JsonObject = {"role": role, "content": _text(content, f"{where}.content")}
     if calls:
         message["tool_calls"] = calls
     for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -140,7 +141,7 @@ def _part(part: Any, where: str) -> str:
     return text
 
 
-def _calls(given: Any, where: str) -> list[dict[str, Any]]:
+def _calls(given: Any, where: str) -> list[JsonObject]:
     if given is None:
         return []
     if not isinstance(given, list):
@@ -148,7 +149,7 @@ def _calls(given: Any, where: str) -> list[dict[str, Any]]:
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(given)]
 
 
-def _call(given: Any, where: str) -> dict[str, Any]:
+def _call(given: Any, where: str) -> JsonObject:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(where, 'it must read {"type": "function", "function": {"name": …, "arguments": …}}')
@@ -156,7 +157,7 @@ def _call(given: Any, where: str) -> dict[str, Any]:
     return {"id": given["id"], **call} if isinstance(given.get("id"), str) else call
 
 
-def _arguments(function: dict[str, Any], where: str) -> Any:
+def _arguments(function: JsonObject, where: str) -> Any:
     """Templates want them parsed; text that is no JSON object, or one that they could not handle, stays the text it
     is."""
     given = function.get("arguments")
@@ -174,7 +175,7 @@ def check_depth(value: Any, where: str) -> None:
         raise _wrong(where, f"it is nested more than {MAX_DEPTH} deep")
 
 
-def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+def _tool(given: JsonObject, where: str) -> JsonObject:
     """Handed on as it is: the template shows it to the model word for word."""
     check_depth(given, where)
     function = given.get("function")

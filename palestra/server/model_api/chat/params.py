@@ -5,15 +5,14 @@ Owns: defaults, room in the context. Never touches: prompts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from palestra.server.core.wire_errors import shown
-from palestra.server.model_api.chat.schemas import Sampling
+from palestra.server.model_api.chat.schemas import SamplingFields
 from palestra.server.model_api.errors import invalid
-from palestra.server.model_api.models import Target
+from palestra.server.model_api.model_resolver import SamplingTarget
 from palestra.types import SamplingParams
+from palestra.types.json import JsonObject
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "seed"),
@@ -23,7 +22,7 @@ SAME = (
 
 
 def sampling_params(
-    call: Sampling, target: Target, stop_ids: tuple[int, ...], prompt_tokens: int, max_tokens: int | None
+    call: SamplingFields, target: SamplingTarget, stop_ids: tuple[int, ...], prompt_tokens: int, max_tokens: int | None
 ) -> SamplingParams:
     """`max_tokens` is cut to the room there is: the answer then ends by length."""
     context = target.card.max_positions
@@ -34,7 +33,7 @@ def sampling_params(
             code="context_length_exceeded",
         )
     room = context - prompt_tokens
-    given: dict[str, Any] = {name: value for name in SAME if (value := getattr(call, name)) is not None}
+    given: JsonObject = {name: value for name in SAME if (value := getattr(call, name)) is not None}
     ending = () if call.ignore_eos else stop_ids
     return SamplingParams(
         **given,
@@ -45,16 +44,16 @@ def sampling_params(
     )
 
 
-def shown_params(params: SamplingParams) -> dict[str, Any]:
+def shown_params(params: SamplingParams) -> JsonObject:
     """What differs from the defaults."""
-    values: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
+    values: JsonObject = msgspec.to_builtins(params, str_keys=True)
     return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
-_DEFAULTS: dict[str, Any] = msgspec.to_builtins(SamplingParams())
+_DEFAULTS: JsonObject = msgspec.to_builtins(SamplingParams())
 
 
-def _bias(call: Sampling, target: Target) -> dict[int, float]:
+def _bias(call: SamplingFields, target: SamplingTarget) -> dict[int, float]:
     vocabulary = target.card.vocab_size
     bias: dict[int, float] = {}
     for name, value in (call.logit_bias or {}).items():

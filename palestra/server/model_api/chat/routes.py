@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -12,17 +12,18 @@ from palestra.server.http.access import CallerNow, ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, LINES, OR_EVENTS, OR_LINES, refusals
 from palestra.server.model_api.chat import schemas as s
-from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute, parse_body
+from palestra.server.model_api.errors import OpenAIErrorEnvelope, OpenAIRoute, parse_body
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.service import ModelApi
 from palestra.server.model_api.sse import sse
+from palestra.types.json import JsonObject
 
 PREFIXES = ("/v1", "/oai/api/v1")
 """OpenAI's own, and hosted Tinker's."""
 MAX_LISTED = 1000
 
-router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
-tokens = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+router = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
+tokens = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
 
 
 async def _service(request: Request) -> ModelApi:
@@ -120,5 +121,5 @@ async def detokenize(request: Request, service: ServiceNow, caller: ModelCallerN
     return _json(await service.detokenize(caller, call))
 
 
-def _json(body: dict[str, Any]) -> Response:
+def _json(body: JsonObject) -> Response:
     return Response(dumps(body), media_type="application/json")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 from palestra.types import MAX_TEMPERATURE
+from palestra.types.json import JsonObject
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -79,7 +80,7 @@ TEXT_NOT_YET = NOT_YET | {
 """Also what only chats have."""
 
 
-class Wire(BaseModel):
+class ModelApiBody(BaseModel):
     """Without coercion: a client that sends "5" for 5 has a mistake somewhere."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -95,7 +96,7 @@ class Wire(BaseModel):
         return given
 
 
-class Sampling(Wire):
+class SamplingFields(ModelApiBody):
     """What chat and text completions share."""
 
     model: str
@@ -117,20 +118,20 @@ class Sampling(Wire):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: JsonObject | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     logprobs_mode: Literal["raw", "temperature"] | None = None
     """Ours. raw, as OpenAI has it: of the model itself. temperature: of the distribution that was drawn from."""
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: JsonObject | None = None
+    guided_json: str | JsonObject | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: JsonObject | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -145,13 +146,13 @@ class Sampling(Wire):
         return 1.0 if self.temperature is None else self.temperature
 
     @model_validator(mode="after")
-    def _stops_are_few_and_not_empty(self) -> Sampling:
+    def _stops_are_few_and_not_empty(self) -> SamplingFields:
         if len(self.stops) > MAX_STOPS or not all(self.stops):
             raise invalid("stop", f"stop: 1 to {MAX_STOPS} strings, none of them empty")
         return self
 
     @model_validator(mode="after")
-    def _can_be_kept(self) -> Sampling:
+    def _can_be_kept(self) -> SamplingFields:
         try:
             msgspec.msgpack.encode(self.metadata)
         except (OverflowError, RecursionError, UnicodeEncodeError, msgspec.MsgspecError) as error:
@@ -162,7 +163,7 @@ class Sampling(Wire):
         return self
 
     @model_validator(mode="after")
-    def _can_be_streamed(self) -> Sampling:
+    def _can_be_streamed(self) -> SamplingFields:
         if self.stream_options and not self.stream:
             raise invalid("stream_options", "stream_options needs stream: true")
         for name, value in (self.stream_options or {}).items():
@@ -173,17 +174,17 @@ class Sampling(Wire):
         return self
 
 
-class ChatRequest(Sampling):
+class ChatRequest(SamplingFields):
     not_yet = CHAT_NOT_YET
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    messages: list[JsonObject]
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     reasoning_effort: str | None = None
     """For templates that know it."""
     add_generation_prompt: bool | None = None
@@ -206,7 +207,7 @@ class ChatRequest(Sampling):
         return self
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingFields):
     not_yet = TEXT_NOT_YET
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
@@ -236,16 +237,16 @@ class CompletionRequest(Sampling):
         return self
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(ModelApiBody):
     """A text, or a chat as it would be read."""
 
     not_yet = {name: CHAT_NOT_YET[name] for name in ("add_special_tokens", "chat_template")}
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     required_prefix_token_ids: list[TokenId] | None = None
@@ -264,6 +265,6 @@ class TokenizeRequest(Wire):
         return self
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(ModelApiBody):
     model: str | None = None
     tokens: list[TokenId]

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.chat.tool_formats.lark import AS_TRAINED
+from palestra.chat.tool_parsers.lark import AS_TRAINED
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid
+from palestra.types.json import JsonObject
 
-Tool = dict[str, Any]
+Tool = JsonObject
 
 BEST_EFFORT = {"x-guidance": AS_TRAINED | {"lenient": True}}
 """What a grammar cannot say of a schema is left open, where `strict` is not asked for."""

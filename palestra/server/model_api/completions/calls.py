@@ -10,31 +10,31 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.conversations import Match
+from palestra.chat.conversation_cache import HistoryMatch
 from palestra.chat.errors import TooLongError
 from palestra.server.core.callers import Caller
 from palestra.server.core.errors import Refusal
-from palestra.server.model_api.chat.answers import Header
-from palestra.server.model_api.chat.formats import text_grammar
-from palestra.server.model_api.chat.plans import Origin, Plan, Wanted, plan
+from palestra.server.model_api.chat.output_grammar import text_grammar
+from palestra.server.model_api.chat.response_bodies import CompletionHeader
+from palestra.server.model_api.chat.sampling_plan import CallOrigin, OutputOptions, SamplingPlan, plan
 from palestra.server.model_api.chat.schemas import CompletionRequest
-from palestra.server.model_api.chat.token_names import Names
-from palestra.server.model_api.completions.answers import Prepared, Text, TextChunks, text_body
+from palestra.server.model_api.chat.token_logprobs import TokenNames
+from palestra.server.model_api.completions.response_bodies import CompletionText, PreparedPrompt, TextChunks, text_body
+from palestra.server.model_api.delivery_acks import DeliveryAcks
+from palestra.server.model_api.engine_sampler import EngineSampler, all_of
 from palestra.server.model_api.errors import as_refusal, refusal_body, too_long
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.models import Models, Target
-from palestra.server.model_api.receipts import Receipts
-from palestra.server.model_api.runner import Runner, all_of
+from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
 from palestra.server.model_api.sse import DONE, event
-from palestra.server.model_api.traces import Call, Traces
+from palestra.server.model_api.traces import CallTraces, TracedCall
 from palestra.types.engine import StreamedTokens
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
 
 class TextCalls:
-    def __init__(self, models: Models, runner: Runner, traces: Traces, receipts: Receipts):
-        self._models, self._runner, self._traces, self._receipts = models, runner, traces, receipts
+    def __init__(self, models: ModelResolver, runner: EngineSampler, traces: CallTraces, delivery_acks: DeliveryAcks):
+        self._models, self._runner, self._traces, self._delivery_acks = models, runner, traces, delivery_acks
 
     async def answer(self, caller: Caller, call: CompletionRequest, response_id: str) -> bytes:
         async with self._models.calling(caller, call.model) as target:
@@ -58,14 +58,16 @@ class TextCalls:
             yield event(refusal_body(as_refusal(error, response_id=response_id)))
         yield DONE
 
-    async def _chunks(self, caller: Caller, call: CompletionRequest, prepared: Prepared) -> AsyncGenerator[bytes, None]:
+    async def _chunks(
+        self, caller: Caller, call: CompletionRequest, prepared: PreparedPrompt
+    ) -> AsyncGenerator[bytes, None]:
         chunks = TextChunks(prepared)
-        news: asyncio.Queue[tuple[int, StreamedTokens | Text | Refusal]] = asyncio.Queue()
+        news: asyncio.Queue[tuple[int, StreamedTokens | CompletionText | Refusal]] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._listen(caller, i, one, news), name=f"completion {i}")
             for i, one in enumerate(prepared.plans)
         ]
-        texts: dict[int, Text] = {}
+        texts: dict[int, CompletionText] = {}
         has_begun = False
         try:
             while len(texts) < len(tasks):
@@ -77,52 +79,58 @@ class TextCalls:
                 match one:
                     case StreamedTokens():
                         yield chunks.delta(number, one)
-                    case Text():
+                    case CompletionText():
                         texts[number] = one
                     case Refusal():
                         raise one
             trace_id = await self._keep(caller, call, [texts[i] for i in range(len(tasks))])
             for chunk in chunks.ended([texts[i] for i in range(len(tasks))], trace_id):
                 yield chunk
-            self._receipts.handed_over(prepared.header.response_id)
+            self._delivery_acks.acknowledge(prepared.header.response_id)
         finally:
-            self._receipts.forget(prepared.header.response_id)
+            self._delivery_acks.forget(prepared.header.response_id)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _prepare(self, caller: Caller, call: CompletionRequest, response_id: str, target: Target) -> Prepared:
+    async def _prepare(
+        self, caller: Caller, call: CompletionRequest, response_id: str, target: SamplingTarget
+    ) -> PreparedPrompt:
         tokenizer = await self._models.tokenizer(target)
         context = target.card.max_positions
         prompts = await asyncio.to_thread(lambda: [_encoded(tokenizer, prompt, context) for prompt in call.prompts])
-        origin = Origin(caller, call, "completions", response_id)
+        origin = CallOrigin(caller, call, "completions", response_id)
         tokens = DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens or 1  # one that nobody is told of
         echoed = call.logprobs if call.echo else None
         prompt_top = max((top for top in (call.prompt_logprobs, echoed) if top is not None), default=None)
-        wanted = Wanted(tokens, call.logprobs, prompt_top, text_grammar(call), "prompt")
-        plans = [plan(origin, target, tokenizer, prompt, wanted) for prompt in prompts]
-        names = Names(tokenizer, bool(call.return_tokens_as_token_ids))
-        return Prepared(call, names, Header("text_completion", response_id, call.model), plans)
+        options = OutputOptions(tokens, call.logprobs, prompt_top, text_grammar(call), "prompt")
+        plans = [plan(origin, target, tokenizer, prompt, options) for prompt in prompts]
+        names = TokenNames(tokenizer, bool(call.return_tokens_as_token_ids))
+        return PreparedPrompt(call, names, CompletionHeader("text_completion", response_id, call.model), plans)
 
-    async def _sample(self, caller: Caller, one: Plan) -> Text:
+    async def _sample(self, caller: Caller, one: SamplingPlan) -> CompletionText:
         async with self._runner.run(caller, one.target, one.request) as run:
             outcome = await run.outcome()
-        return Text(one, outcome, one.facts(outcome, run.weights, Match.NEW))
+        return CompletionText(one, outcome, one.facts(outcome, run.weights, HistoryMatch.NEW))
 
     async def _listen(
-        self, caller: Caller, number: int, one: Plan, news: asyncio.Queue[tuple[int, StreamedTokens | Text | Refusal]]
+        self,
+        caller: Caller,
+        number: int,
+        one: SamplingPlan,
+        news: asyncio.Queue[tuple[int, StreamedTokens | CompletionText | Refusal]],
     ) -> None:
         try:
             async with self._runner.run(caller, one.target, one.request, stream=True) as run:
                 async for part in run.parts():
                     news.put_nowait((number, part))
                 outcome = await run.outcome()
-            news.put_nowait((number, Text(one, outcome, one.facts(outcome, run.weights, Match.NEW))))
+            news.put_nowait((number, CompletionText(one, outcome, one.facts(outcome, run.weights, HistoryMatch.NEW))))
         except Exception as error:
             news.put_nowait((number, as_refusal(error, response_id=one.origin.response_id)))
 
-    async def _keep(self, caller: Caller, call: CompletionRequest, texts: Sequence[Text]) -> str:
-        kept = [Call(t.plan.request.prompt, t.plan.request.prompt, None, t.sequences, t.facts) for t in texts]
+    async def _keep(self, caller: Caller, call: CompletionRequest, texts: Sequence[CompletionText]) -> str:
+        kept = [TracedCall(t.plan.request.prompt, t.plan.request.prompt, None, t.sequences, t.facts) for t in texts]
         return (await self._traces.keep(caller, call.model, kept))[0].trace_id
 
 

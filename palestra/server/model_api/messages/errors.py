@@ -5,7 +5,7 @@ Owns: the envelope, the id of a request. Never touches: what is refused.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -14,17 +14,18 @@ from pydantic import BaseModel
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.http import logs
 from palestra.server.model_api.errors import RefusingRoute, invalid
+from palestra.types.json import JsonObject
 
 
-class ErrorDetail(BaseModel):
+class AnthropicErrorDetail(BaseModel):
     type: str
     message: str
-    details: dict[str, Any] | None = None
+    details: JsonObject | None = None
 
 
-class ErrorEnvelope(BaseModel):
+class AnthropicErrorEnvelope(BaseModel):
     type: Literal["error"]
-    error: ErrorDetail
+    error: AnthropicErrorDetail
     request_id: str
 
 
@@ -52,20 +53,20 @@ def request_id() -> str:
 
 
 def headers(retry_after_s: float | None = None) -> dict[str, str]:
-    """Of every answer."""
+    """Headers of every answer."""
     later = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return {"request-id": request_id()} | later
 
 
-def envelope(status: int, detail: str, code: str | None = None) -> dict[str, Any]:
+def envelope(status: int, detail: str, code: str | None = None) -> JsonObject:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    error: dict[str, Any] = {"type": kind, "message": detail}
+    error: JsonObject = {"type": kind, "message": detail}
     if code is not None:
         error["details"] = {"error_code": code}
     return {"type": "error", "error": error, "request_id": request_id()}
 
 
-def refusal(error: Refusal) -> dict[str, Any]:
+def refusal(error: Refusal) -> JsonObject:
     if not isinstance(error, ApiError):
         return envelope(error.status, error.detail)
     name, _, _ = (error.param or "").partition(".")
@@ -80,8 +81,8 @@ def wrong(where: str, detail: str, *, code: str | None = None) -> ApiError:
 
 
 def _refused(error: Refusal) -> Response:
-    told = headers(error.retry_after_s) | (error.headers if isinstance(error, ApiError) else {})
-    return JSONResponse(refusal(error), error.status, told)
+    response_headers = headers(error.retry_after_s) | (error.headers if isinstance(error, ApiError) else {})
+    return JSONResponse(refusal(error), error.status, response_headers)
 
 
 class AnthropicRoute(RefusingRoute):

@@ -5,16 +5,17 @@ Owns: what each block becomes, and saying where something is wrong. Never touche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.messages import MAX_MESSAGES, CallsSoFar
 from palestra.server.model_api.messages.errors import wrong
+from palestra.types.json import JsonMapping, JsonObject
 
-Block = Mapping[str, Any]
-Message = dict[str, Any]
+Block = JsonMapping
+Message = JsonObject
 
 ROLES = ("user", "assistant", "system")
 ERROR = "Error: "
@@ -22,7 +23,7 @@ ERROR = "Error: "
 BETWEEN_USERS = "\n\n"
 
 
-def read_conversation(system: str | list[dict[str, Any]] | None, given: Sequence[Block]) -> list[Message]:
+def read_conversation(system: str | list[JsonObject] | None, given: Sequence[Block]) -> list[Message]:
     """Neighbours of one role are one turn: a prefill and what continued it, say."""
     messages: list[Message] = []
     if len(given) > MAX_MESSAGES:
@@ -80,7 +81,7 @@ def _result(block: Block, where: str) -> Message:
 def _assistant(blocks: Sequence[Block], where: str) -> Message:
     said: list[str] = []
     thought: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for i, block in enumerate(blocks):
         match block.get("type"):
             case "tool_use":
@@ -94,7 +95,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
     return _spoken("".join(said), "\n".join(filter(None, map(str.strip, thought))), calls)
 
 
-def _spoken(content: str, reasoning: str, calls: list[dict[str, Any]]) -> Message:
+def _spoken(content: str, reasoning: str, calls: list[JsonObject]) -> Message:
     message: Message = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -103,7 +104,7 @@ def _spoken(content: str, reasoning: str, calls: list[dict[str, Any]]) -> Messag
     return message
 
 
-def _call(block: Block, where: str) -> dict[str, Any]:
+def _call(block: Block, where: str) -> JsonObject:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise wrong(where, f"input is {shown(arguments)}; it must be an object")

@@ -13,7 +13,8 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import parse_fields
 from palestra.server.model_api.messages.errors import wrong
 from palestra.server.model_api.messages.messages import read_conversation
-from palestra.server.model_api.messages.schemas import NOT_HERE, CountRequest, MessagesRequest, ToolChoice
+from palestra.server.model_api.messages.schemas import NOT_HERE, AnthropicToolChoice, CountRequest, MessagesRequest
+from palestra.types.json import JsonObject
 
 THINKING = "enable_thinking"
 """What templates call it."""
@@ -58,11 +59,11 @@ def check_thinking(call: CountRequest, tokenizer: ChatTokenizer) -> None:
         )
 
 
-def _shared(call: CountRequest) -> dict[str, Any]:
+def _shared(call: CountRequest) -> JsonObject:
     """With the fields of other APIs that came along: a chat call knows them, or lets them pass."""
     messages = read_conversation(call.system, call.messages)
     others = {name: value for name, value in (call.model_extra or {}).items() if name not in NOT_HERE}
-    fields: dict[str, Any] = {**others, "model": call.model, "messages": messages}
+    fields: JsonObject = {**others, "model": call.model, "messages": messages}
     if call.tools:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(call.tools)]
     if kwargs := _template_kwargs(call):
@@ -74,7 +75,7 @@ def _shared(call: CountRequest) -> dict[str, Any]:
     return fields
 
 
-def _template_kwargs(call: CountRequest) -> dict[str, Any]:
+def _template_kwargs(call: CountRequest) -> JsonObject:
     kwargs = dict(call.chat_template_kwargs or {})
     if call.thinking is None or call.thinking.type == "adaptive":
         return kwargs
@@ -84,7 +85,7 @@ def _template_kwargs(call: CountRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
+def _tool(given: JsonObject, where: str) -> JsonObject:
     for name, harmless in TOOL_FIELDS.items():
         value = given.get(name)
         if value is not None and value not in harmless:
@@ -102,8 +103,8 @@ def _tool(given: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(given: ToolChoice) -> dict[str, Any]:
-    choices: dict[str, Any] = {"auto": "auto", "none": "none", "any": "required"}
+def _choice(given: AnthropicToolChoice) -> JsonObject:
+    choices: JsonObject = {"auto": "auto", "none": "none", "any": "required"}
     named = {"type": "function", "function": {"name": given.name}}
     choice = {"tool_choice": choices.get(given.type, named)}
     return choice | ({"parallel_tool_calls": False} if given.disable_parallel_tool_use else {})

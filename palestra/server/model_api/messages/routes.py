@@ -18,9 +18,9 @@ from palestra.server.model_api.chat.events import ChatAnswer
 from palestra.server.model_api.chat.routes import ServiceNow
 from palestra.server.model_api.errors import parse_body
 from palestra.server.model_api.messages import stream
-from palestra.server.model_api.messages.answer import whole
-from palestra.server.model_api.messages.errors import AnthropicRoute, ErrorEnvelope, headers
+from palestra.server.model_api.messages.errors import AnthropicErrorEnvelope, AnthropicRoute, headers
 from palestra.server.model_api.messages.request import chat_request, check_thinking, counted_request
+from palestra.server.model_api.messages.response_body import whole
 from palestra.server.model_api.messages.schemas import CountRequest, MessagesRequest
 from palestra.server.model_api.service import ModelApi
 from palestra.server.model_api.sse import sse
@@ -30,7 +30,7 @@ PREFIXES = (*openai_routes.PREFIXES, OWN_PREFIX)
 PATHS = (*(f"{prefix}/messages" for prefix in openai_routes.PREFIXES), "/anthropic/")
 """What begins so is Anthropic's."""
 
-router = APIRouter(route_class=AnthropicRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+router = APIRouter(route_class=AnthropicRoute, responses=refusals(AnthropicErrorEnvelope), tags=["model endpoint"])
 
 
 @router.post("/messages", openapi_extra=JSON_BODY, responses=OR_EVENTS)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from palestra.server.model_api.chat.schemas import MAX_STOPS, NOTHING, Wire
+from palestra.server.model_api.chat.schemas import MAX_STOPS, NOTHING, ModelApiBody
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.messages.errors import wrong
+from palestra.types.json import JsonObject
 
 NOT_HERE: dict[str, tuple[Any, ...]] = {
     "container": NOTHING,
@@ -49,58 +50,58 @@ NO_THREADS = "thread_unsupported_request"  # the SDK's helpers know it, and do w
 TASK_BUDGET: dict[str, tuple[Any, ...]] = {"task_budget": NOTHING}
 
 
-class Format(Wire):
+class OutputFormat(ModelApiBody):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
 
 
-class OutputConfig(Wire):
+class OutputConfig(ModelApiBody):
     not_yet = TASK_BUDGET
 
     effort: str | None = None
-    format: Format | None = None
+    format: OutputFormat | None = None
 
 
-class Thinking(Wire):
+class ThinkingConfig(ModelApiBody):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     """A wish: `max_tokens` is the bound."""
     display: Literal["summarized", "omitted"] | None = None
 
 
-class ToolChoice(Wire):
+class AnthropicToolChoice(ModelApiBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _is_named(self) -> ToolChoice:
+    def _is_named(self) -> AnthropicToolChoice:
         if (self.type == "tool") != (self.name is not None):
             raise wrong("tool_choice", 'a name goes with type "tool", and only with it')
         return self
 
 
-class Metadata(Wire):
+class MessagesMetadata(ModelApiBody):
     user_id: str | None = None
 
 
-class CountRequest(Wire):
+class CountRequest(ModelApiBody):
     """A conversation, and how it is shown to the model."""
 
     not_yet = NOT_HERE
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    messages: list[JsonObject] = Field(min_length=1)
+    system: str | list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: Format | None = None
+    output_format: OutputFormat | None = None
     """Where it stood before it was a part of `output_config`."""
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
     """Accepted here and wherever else it stands: what was read before is never read again anyway."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     thread: Any = None
 
     @model_validator(mode="after")
@@ -117,7 +118,7 @@ class CountRequest(Wire):
         return self
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> OutputFormat | None:
         return (self.output_config and self.output_config.format) or self.output_format
 
 
@@ -125,7 +126,7 @@ class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1, lt=2**31)
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, max_length=MAX_STOPS)
-    metadata: Metadata | None = None
+    metadata: MessagesMetadata | None = None
     return_token_ids: bool | None = None
 
     @model_validator(mode="after")

@@ -6,16 +6,24 @@ Owns: the events and their order. Never touches: where they come from, HTTP.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any
 
-from palestra.chat.speech import Said, Thought
-from palestra.server.model_api.chat.events import Begun, ChatAnswer, ChatEvent, Delta, Ended, ToolCall, Usage
+from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.server.model_api.chat.events import (
+    ChatAnswer,
+    ChatEvent,
+    ChoiceDelta,
+    StreamEnded,
+    StreamStarted,
+    TokenUsage,
+    ToolCall,
+)
 from palestra.server.model_api.errors import as_refusal
-from palestra.server.model_api.messages import answer as answers
-from palestra.server.model_api.messages.answer import Piece, is_silent, signature, tool_use
+from palestra.server.model_api.messages import response_body as answers
 from palestra.server.model_api.messages.errors import refusal
+from palestra.server.model_api.messages.response_body import Piece, is_silent, signature, tool_use
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.sse import event
+from palestra.types.json import JsonObject
 
 
 async def lines(
@@ -26,8 +34,8 @@ async def lines(
     try:
         async for one in events:
             has_begun = True
-            if told := b"".join(map(_line, writer.write(one))):
-                yield told
+            if chunk := b"".join(map(_line, writer.write(one))):
+                yield chunk
     except Exception as error:
         if not has_begun:
             raise
@@ -36,33 +44,33 @@ async def lines(
         await events.aclose()
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return event(told, told["type"])
+def _line(written: JsonObject) -> bytes:
+    return event(written, written["type"])
 
 
 class _Writer:
-    """Of one message."""
+    """Writes the events of one message."""
 
     def __init__(self, call: MessagesRequest, message_id: str):
         self._call, self._message_id = call, message_id
         self._index = 0
-        """Of the block that is open, or comes next."""
-        self._open: type[Thought] | type[Said] | None = None
+        """Index of the block that is open, or comes next."""
+        self._open: type[ReasoningPiece] | type[ContentPiece] | None = None
         self._thought = ""
 
-    def write(self, told: ChatEvent) -> Iterator[dict[str, Any]]:
-        match told:
-            case Begun(prompt=prompt):
+    def write(self, event: ChatEvent) -> Iterator[JsonObject]:
+        match event:
+            case StreamStarted(prompt=prompt):
                 yield from self._begin(prompt)
-            case Delta(pieces=pieces):
+            case ChoiceDelta(pieces=pieces):
                 for piece in pieces:
                     yield from self._say(piece)
-            case Ended(answer=answer):
+            case StreamEnded(answer=answer):
                 yield from self._end(answer)
 
-    def _begin(self, prompt: Sequence[int]) -> Iterator[dict[str, Any]]:
+    def _begin(self, prompt: Sequence[int]) -> Iterator[JsonObject]:
         """How much of the prompt was read before is not known yet."""
-        used = Usage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
+        used = TokenUsage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
         message = answers.begun(self._message_id, self._call.model)
         message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": answers.usage(used)}
         if self._call.return_token_ids:
@@ -70,7 +78,7 @@ class _Writer:
         yield {"type": "message_start", "message": message}
         yield {"type": "ping"}
 
-    def _say(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def _say(self, piece: Piece) -> Iterator[JsonObject]:
         if is_silent(piece):
             return
         if self._open is not None and not isinstance(piece, self._open):
@@ -79,18 +87,18 @@ class _Writer:
             yield self._started(tool_use(piece))
             yield self._delta("input_json_delta", partial_json=piece.arguments)
             yield from self._close()
-        elif isinstance(piece, Said):
+        elif isinstance(piece, ContentPiece):
             if self._open is None:
-                yield self._started({"type": "text", "text": ""}, Said)
+                yield self._started({"type": "text", "text": ""}, ContentPiece)
             yield self._delta("text_delta", text=piece.text)
         else:
             if self._open is None:
-                yield self._started({"type": "thinking", "thinking": "", "signature": ""}, Thought)
+                yield self._started({"type": "thinking", "thinking": "", "signature": ""}, ReasoningPiece)
             self._thought += piece.text
             if self._call.shows_thinking:
                 yield self._delta("thinking_delta", thinking=piece.text)
 
-    def _end(self, answer: ChatAnswer) -> Iterator[dict[str, Any]]:
+    def _end(self, answer: ChatAnswer) -> Iterator[JsonObject]:
         if self._open is not None:
             yield from self._close()
         yield {
@@ -101,15 +109,15 @@ class _Writer:
         }
         yield {"type": "message_stop"}
 
-    def _started(self, block: dict[str, Any], kind: type[Thought] | type[Said] | None = None) -> dict[str, Any]:
+    def _started(self, block: JsonObject, kind: type[ReasoningPiece] | type[ContentPiece] | None = None) -> JsonObject:
         self._open = kind
         return {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _delta(self, kind: str, **said: str) -> dict[str, Any]:
+    def _delta(self, kind: str, **said: str) -> JsonObject:
         return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, **said}}
 
-    def _close(self) -> Iterator[dict[str, Any]]:
-        if self._open is Thought:
+    def _close(self) -> Iterator[JsonObject]:
+        if self._open is ReasoningPiece:
             yield self._delta("signature_delta", signature=signature(self._thought))
             self._thought = ""
         yield {"type": "content_block_stop", "index": self._index}

@@ -14,8 +14,8 @@ from palestra.server.core.callers import Caller
 from palestra.server.model_api.chat.calls import ChatCalls
 from palestra.server.model_api.errors import parse_body
 from palestra.server.model_api.json_text import dumps
-from palestra.server.model_api.responses.answer import Header, response_body
-from palestra.server.model_api.responses.request import Translated, chat_request, in_these_words
+from palestra.server.model_api.responses.request import TranslatedRequest, chat_request, in_these_words
+from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
 from palestra.server.model_api.responses.schemas import ResponsesRequest
 from palestra.server.model_api.responses.stream import response_events
 
@@ -24,13 +24,13 @@ ROUTE = "responses"
 
 @dataclass(frozen=True, slots=True)
 class ResponsesCall:
-    header: Header
-    translated: Translated
+    header: ResponseHeader
+    translated: TranslatedRequest
 
     @classmethod
     def read(cls, body: bytes) -> ResponsesCall:
         call = parse_body(ResponsesRequest, body)
-        return cls(Header(call), chat_request(call))
+        return cls(ResponseHeader(call), chat_request(call))
 
     async def answer(self, chats: ChatCalls, caller: Caller) -> bytes:
         header, chat = self.header, self.translated.chat

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from palestra.chat.responses_input import ChatDialect, ItemError, Place, chat_messages
 from palestra.server.model_api.errors import invalid
+from palestra.types.json import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
+class MessageOrigins:
     """Messages, and the place in the request that each came from."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     places: list[str]
 
 
-def read_input(given: str | Sequence[dict[str, Any]], instructions: str | None) -> Origins:
+def read_input(given: str | Sequence[JsonObject], instructions: str | None) -> MessageOrigins:
     with with_places():
         found = chat_messages(given, instructions, ChatDialect.OURS)
-    return Origins([one.message for one in found], [_written(one.place) for one in found])
+    return MessageOrigins([one.message for one in found], [_written(one.place) for one in found])
 
 
 @contextmanager

@@ -6,28 +6,29 @@ Owns: each kind's events from its beginning to its end. Never touches: which ite
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from palestra.chat.responses_output import call_item, message_item, new_id, reasoning_item, summary_part, text_part
 from palestra.server.model_api.chat.events import ToolCall
-from palestra.server.model_api.responses.answer import Item
+from palestra.server.model_api.responses.response_body import Item
+from palestra.types.json import JsonObject
 
 IN_PROGRESS = "in_progress"
 
 
-class Told(NamedTuple):
+class ResponseEvent(NamedTuple):
     """An event, apart from its number."""
 
     kind: str
-    says: dict[str, Any]
+    says: JsonObject
 
 
 class OpenItem(Protocol):
     index: int
 
-    def begin(self) -> Iterator[Told]: ...
+    def begin(self) -> Iterator[ResponseEvent]: ...
 
-    def end(self) -> Iterator[Told]:
+    def end(self) -> Iterator[ResponseEvent]:
         """All but the item as a whole."""
         ...
 
@@ -41,18 +42,18 @@ class OpenReasoning:
         self.index, self._id, self._text = index, new_id("rs"), ""
         self._at = {"item_id": self._id, "output_index": index, "summary_index": 0}
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[ResponseEvent]:
         yield _added(self.index, reasoning_item(self._id, []))
-        yield Told("reasoning_summary_part.added", self._at | {"part": summary_part("")})
+        yield ResponseEvent("reasoning_summary_part.added", self._at | {"part": summary_part("")})
 
-    def more(self, text: str) -> Iterator[Told]:
+    def more(self, text: str) -> Iterator[ResponseEvent]:
         text = text if self._text else text.lstrip("\n")  # what stands between two thoughts
         self._text += text
-        yield Told("reasoning_summary_text.delta", self._at | {"delta": text})
+        yield ResponseEvent("reasoning_summary_text.delta", self._at | {"delta": text})
 
-    def end(self) -> Iterator[Told]:
-        yield Told("reasoning_summary_text.done", self._at | {"text": self._text})
-        yield Told("reasoning_summary_part.done", self._at | {"part": summary_part(self._text)})
+    def end(self) -> Iterator[ResponseEvent]:
+        yield ResponseEvent("reasoning_summary_text.done", self._at | {"text": self._text})
+        yield ResponseEvent("reasoning_summary_part.done", self._at | {"part": summary_part(self._text)})
 
     def item(self) -> Item:
         return reasoning_item(self._id, [self._text])
@@ -62,21 +63,21 @@ class OpenMessage:
     def __init__(self, index: int):
         self.index, self._id, self._text = index, new_id("msg"), ""
         self._at = {"item_id": self._id, "output_index": index, "content_index": 0}
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[JsonObject] = []
         self.status = IN_PROGRESS
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[ResponseEvent]:
         yield _added(self.index, message_item(self._id, [], IN_PROGRESS))
-        yield Told("content_part.added", self._at | {"part": text_part("", [])})
+        yield ResponseEvent("content_part.added", self._at | {"part": text_part("", [])})
 
-    def more(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Iterator[Told]:
+    def more(self, text: str, logprobs: Sequence[JsonObject]) -> Iterator[ResponseEvent]:
         self._text += text
         self.logprobs += logprobs
-        yield Told("output_text.delta", self._at | {"delta": text, "logprobs": logprobs})
+        yield ResponseEvent("output_text.delta", self._at | {"delta": text, "logprobs": logprobs})
 
-    def end(self) -> Iterator[Told]:
-        yield Told("output_text.done", self._at | {"text": self._text, "logprobs": self.logprobs})
-        yield Told("content_part.done", self._at | {"part": text_part(self._text, self.logprobs)})
+    def end(self) -> Iterator[ResponseEvent]:
+        yield ResponseEvent("output_text.done", self._at | {"text": self._text, "logprobs": self.logprobs})
+        yield ResponseEvent("content_part.done", self._at | {"part": text_part(self._text, self.logprobs)})
 
     def item(self) -> Item:
         return message_item(self._id, [text_part(self._text, self.logprobs)], self.status)
@@ -89,17 +90,17 @@ class OpenCall:
         self.index, self._call = index, call
         self._at = {"item_id": call.id, "output_index": index}
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[ResponseEvent]:
         yield _added(self.index, call_item(self._call.id, self._call.name, "", IN_PROGRESS))
-        yield Told("function_call_arguments.delta", self._at | {"delta": self._call.arguments})
+        yield ResponseEvent("function_call_arguments.delta", self._at | {"delta": self._call.arguments})
 
-    def end(self) -> Iterator[Told]:
+    def end(self) -> Iterator[ResponseEvent]:
         said = {"name": self._call.name, "arguments": self._call.arguments}
-        yield Told("function_call_arguments.done", self._at | said)
+        yield ResponseEvent("function_call_arguments.done", self._at | said)
 
     def item(self) -> Item:
         return call_item(self._call.id, self._call.name, self._call.arguments)
 
 
-def _added(index: int, item: Item) -> Told:
-    return Told("output_item.added", {"output_index": index, "item": item})
+def _added(index: int, item: Item) -> ResponseEvent:
+    return ResponseEvent("output_item.added", {"output_index": index, "item": item})

@@ -18,6 +18,7 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid, parse_fields
 from palestra.server.model_api.responses.items import read_input, with_places
 from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
+from palestra.types.json import JsonObject
 
 CLEAR = "reasoning.encrypted_content"
 """Asks for reasoning that can be sent back: it is told in clear, so it can."""
@@ -41,13 +42,13 @@ _ONE_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Translated:
+class TranslatedRequest:
     chat: ChatRequest
     places: Sequence[str]
     """Where each of its messages came from."""
 
 
-def chat_request(call: ResponsesRequest) -> Translated:
+def chat_request(call: ResponsesRequest) -> TranslatedRequest:
     found = read_input(call.input, call.instructions)
     given = call.model_dump(exclude_unset=True, exclude=NOT_HANDED_ON)
     ours = {
@@ -60,7 +61,7 @@ def chat_request(call: ResponsesRequest) -> Translated:
     }
     with in_these_words(found.places):
         chat = parse_fields(ChatRequest, given | {name: value for name, value in ours.items() if value is not None})
-    return Translated(chat, found.places)
+    return TranslatedRequest(chat, found.places)
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
 # Fields
 
 
-def _tools(call: ResponsesRequest) -> dict[str, Any]:
+def _tools(call: ResponsesRequest) -> JsonObject:
     """Without tools nothing is said about choosing them; that one must be called cannot be."""
     if not call.tools:
         if call.tool_choice not in (None, "auto", "none"):
@@ -101,7 +102,7 @@ def _tools(call: ResponsesRequest) -> dict[str, Any]:
         }
 
 
-def _format(text: dict[str, Any]) -> dict[str, Any] | None:
+def _format(text: JsonObject) -> JsonObject | None:
     _only(text, "text", "verbosity", ("medium",), 'say in the instructions how much to write, send "medium"')
     given = text.get("format")
     if given is None:
@@ -112,7 +113,7 @@ def _format(text: dict[str, Any]) -> dict[str, Any] | None:
     return chat_format(given)
 
 
-def _effort(reasoning: dict[str, Any]) -> Any:
+def _effort(reasoning: JsonObject) -> Any:
     in_full = ("auto", "detailed")
     for name in ("summary", "generate_summary"):
         _only(reasoning, "reasoning", name, in_full, 'reasoning is told in full, send "auto"')
@@ -121,13 +122,13 @@ def _effort(reasoning: dict[str, Any]) -> Any:
     return reasoning.get("effort")
 
 
-def _only(given: dict[str, Any], field: str, name: str, harmless: tuple[Any, ...], advice: str) -> None:
+def _only(given: JsonObject, field: str, name: str, harmless: tuple[Any, ...], advice: str) -> None:
     if (value := given.get(name)) is not None and value not in harmless:
         where = f"{field}.{name}"
         raise invalid(where, f"{where}: {shown(value)} is not here; {advice}", code="unsupported")
 
 
-def _logprobs(call: ResponsesRequest) -> dict[str, Any]:
+def _logprobs(call: ResponsesRequest) -> JsonObject:
     if (other := next((one for one in call.include or () if one not in (LOGPROBS, CLEAR)), None)) is not None:
         raise invalid("include", f"include: {shown(other)} is not here; {LOGPROBS} is", code="unsupported")
     if call.wants_logprobs:

@@ -11,11 +11,11 @@ from palestra.server.http.access import ModelCallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import JSON_BODY, OR_EVENTS, refusals
 from palestra.server.model_api.chat.routes import ServiceNow
-from palestra.server.model_api.errors import ErrorEnvelope, OpenAIRoute
+from palestra.server.model_api.errors import OpenAIErrorEnvelope, OpenAIRoute
 from palestra.server.model_api.responses.calls import ResponsesCall
 from palestra.server.model_api.sse import sse
 
-router = APIRouter(route_class=OpenAIRoute, responses=refusals(ErrorEnvelope), tags=["model endpoint"])
+router = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
 
 
 @router.post("/responses", openapi_extra=JSON_BODY, responses=OR_EVENTS)

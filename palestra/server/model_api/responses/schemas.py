@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from palestra.server.model_api.chat.schemas import MAX_TOP_LOGPROBS, NOTHING, Sampling
+from palestra.server.model_api.chat.schemas import MAX_TOP_LOGPROBS, NOTHING, SamplingFields
 from palestra.server.model_api.errors import invalid
+from palestra.types.json import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 """To be included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Instead:
+class FieldReplacement:
     advice: str
     harmless: tuple[Any, ...] = NOTHING
     """Values that ask for nothing; null always does."""
@@ -29,24 +30,26 @@ _WHOLE = (
     "what was said before is held token for token, and costs nothing"
 )
 INSTEAD = {
-    "previous_response_id": Instead(_WHOLE),
-    "conversation": Instead(_WHOLE),
-    "prompt": Instead("there are no stored prompts; send instructions and input"),
-    "background": Instead("nothing runs in the background; leave it out, and wait or stream", (False,)),
-    "truncation": Instead('nothing is left out of a conversation; shorten the input, send "disabled"', ("disabled",)),
-    "messages": Instead("of chat completions; send input"),
-    "max_tokens": Instead("of chat completions; send max_output_tokens"),
-    "max_completion_tokens": Instead("of chat completions; send max_output_tokens"),
-    "response_format": Instead("of chat completions; send text.format"),
-    "reasoning_effort": Instead("of chat completions; send reasoning.effort"),
-    "verbosity": Instead("of chat completions; send text.verbosity"),
-    "logprobs": Instead(f'of chat completions; send include: ["{LOGPROBS}"]', (False,)),
-    "prompt_logprobs": Instead("chat completions tell them; a response has no place for them"),
-    "n": Instead("a response is one sample; send the request n times", (1,)),
+    "previous_response_id": FieldReplacement(_WHOLE),
+    "conversation": FieldReplacement(_WHOLE),
+    "prompt": FieldReplacement("there are no stored prompts; send instructions and input"),
+    "background": FieldReplacement("nothing runs in the background; leave it out, and wait or stream", (False,)),
+    "truncation": FieldReplacement(
+        'nothing is left out of a conversation; shorten the input, send "disabled"', ("disabled",)
+    ),
+    "messages": FieldReplacement("of chat completions; send input"),
+    "max_tokens": FieldReplacement("of chat completions; send max_output_tokens"),
+    "max_completion_tokens": FieldReplacement("of chat completions; send max_output_tokens"),
+    "response_format": FieldReplacement("of chat completions; send text.format"),
+    "reasoning_effort": FieldReplacement("of chat completions; send reasoning.effort"),
+    "verbosity": FieldReplacement("of chat completions; send text.verbosity"),
+    "logprobs": FieldReplacement(f'of chat completions; send include: ["{LOGPROBS}"]', (False,)),
+    "prompt_logprobs": FieldReplacement("chat completions tell them; a response has no place for them"),
+    "n": FieldReplacement("a response is one sample; send the request n times", (1,)),
 }
 
 
-class ResponsesRequest(Sampling):
+class ResponsesRequest(SamplingFields):
     """What chat completions have by the same name is handed on to them: vLLM's fields, and ours."""
 
     not_yet: ClassVar = {
@@ -57,17 +60,17 @@ class ResponsesRequest(Sampling):
         "stream_options": ({}, *({"include_obfuscation": value} for value in (False, True))),  # there is none anyway
     }
 
-    input: str | list[dict[str, Any]]
+    input: str | list[JsonObject]
     instructions: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    text: JsonObject | None = None
+    reasoning: JsonObject | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_tool_calls: int | None = Field(default=None, ge=1, lt=2**31)
-    """Of the tools that OpenAI hosts; there are none here, so it is told back and no more."""
+    """Limits calls of tools that OpenAI hosts; there are none here, so it is only echoed."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     store: bool | None = None
     """Whatever it says, the call is kept in its trace, and nothing under the response's id."""

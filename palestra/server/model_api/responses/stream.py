@@ -8,27 +8,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.speech import Said, Thought
-from palestra.server.model_api.chat.events import Begun, ChatAnswer, ChatEvent, Delta, DrawnToken, Ended
+from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.server.model_api.chat.events import (
+    ChatAnswer,
+    ChatEvent,
+    ChoiceDelta,
+    SampledToken,
+    StreamEnded,
+    StreamStarted,
+)
 from palestra.server.model_api.errors import as_refusal
-from palestra.server.model_api.responses.answer import Header, Item, ending_of, entries, with_tokens
-from palestra.server.model_api.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning, Told
+from palestra.server.model_api.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning, ResponseEvent
+from palestra.server.model_api.responses.response_body import Item, ResponseHeader, ending_of, entries, with_tokens
 from palestra.server.model_api.sse import event as write_event
+from palestra.types.json import JsonObject
 
 
-async def response_events(header: Header, events: AsyncGenerator[ChatEvent, None]) -> AsyncGenerator[bytes, None]:
+async def response_events(
+    header: ResponseHeader, events: AsyncGenerator[ChatEvent, None]
+) -> AsyncGenerator[bytes, None]:
     writer: _Writer | None = None
     async with aclosing(events):
         try:
             async for one in events:
-                if isinstance(one, Begun):
+                if isinstance(one, StreamStarted):
                     writer = _Writer(header, one.tokenizer)
                 assert writer is not None
-                for told in writer.tell(one):
-                    yield writer.event(told)
+                for event in writer.write(one):
+                    yield writer.event(event)
         except Exception as error:
             if writer is None:
                 raise
@@ -36,52 +45,52 @@ async def response_events(header: Header, events: AsyncGenerator[ChatEvent, None
 
 
 class _Writer:
-    """Of one stream."""
+    """Writes the events of one stream."""
 
-    def __init__(self, header: Header, tokenizer: ChatTokenizer):
+    def __init__(self, header: ResponseHeader, tokenizer: ChatTokenizer):
         self._header, self._tokenizer = header, tokenizer
         self._told = 0
         self._opened = 0
         self._done: list[Item] = []
         self._reasoning: OpenReasoning | None = None
         self._message: OpenMessage | None = None
-        self._untold: list[DrawnToken] = []
+        self._untold: list[SampledToken] = []
         """Drawn since the last text."""
 
-    def event(self, told: Told) -> bytes:
-        name = f"response.{told.kind}"
-        line = write_event({"type": name, "sequence_number": self._told, **told.says}, name)
+    def event(self, sent: ResponseEvent) -> bytes:
+        name = f"response.{sent.kind}"
+        line = write_event({"type": name, "sequence_number": self._told, **sent.says}, name)
         self._told += 1
         return line
 
-    def tell(self, one: ChatEvent) -> Iterator[Told]:
+    def write(self, one: ChatEvent) -> Iterator[ResponseEvent]:
         match one:
-            case Begun():
+            case StreamStarted():
                 for kind in ("created", "in_progress"):
-                    yield Told(kind, {"response": self._header.body("in_progress")})
-            case Delta():
+                    yield ResponseEvent(kind, {"response": self._header.body("in_progress")})
+            case ChoiceDelta():
                 yield from self._delta(one)
-            case Ended():
+            case StreamEnded():
                 yield from self._ended(one.answer)
 
-    def _delta(self, delta: Delta) -> Iterator[Told]:
+    def _delta(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
         self._untold += delta.tokens
         for piece in delta.pieces:
             match piece:
-                case Thought(text=text) if text:
+                case ReasoningPiece(text=text) if text:
                     yield from self._think(text)
-                case Said(text=text) if text:
+                case ContentPiece(text=text) if text:
                     yield from self._say(text)
                 case _:  # a call, or a block without a thought in it
                     pass
 
-    def _think(self, text: str) -> Iterator[Told]:
+    def _think(self, text: str) -> Iterator[ResponseEvent]:
         if self._reasoning is None:
             self._reasoning = OpenReasoning(self._next_index())
             yield from self._reasoning.begin()
         yield from self._reasoning.more(text)
 
-    def _say(self, text: str) -> Iterator[Told]:
+    def _say(self, text: str) -> Iterator[ResponseEvent]:
         if self._message is None:
             if self._reasoning is not None:
                 item = self._reasoning.item()
@@ -92,7 +101,7 @@ class _Writer:
             yield from self._message.begin()
         yield from self._message.more(text, self._entries())
 
-    def _ended(self, answer: ChatAnswer) -> Iterator[Told]:
+    def _ended(self, answer: ChatAnswer) -> Iterator[ResponseEvent]:
         (choice,) = answer.choices
         if not (self._opened or choice.calls):
             self._message = OpenMessage(self._next_index())
@@ -109,22 +118,25 @@ class _Writer:
                 yield from one.begin()
             yield from self._end(one, item)
         body = self._header.ended(answer, items)
-        yield Told(body["status"], {"response": body})
+        yield ResponseEvent(body["status"], {"response": body})
 
-    def _end(self, one: OpenItem, item: Item) -> Iterator[Told]:
+    def _end(self, one: OpenItem, item: Item) -> Iterator[ResponseEvent]:
         yield from one.end()
-        yield Told("output_item.done", {"output_index": one.index, "item": item})
+        yield ResponseEvent("output_item.done", {"output_index": one.index, "item": item})
 
-    def failed(self, error: Exception) -> Told:
+    def failed(self, error: Exception) -> ResponseEvent:
         """Its beginning is out: all that is left is to say so."""
         refusal = as_refusal(error, response_id=self._header.response_id)
-        told = {"code": "rate_limit_exceeded" if refusal.status == 429 else "server_error", "message": refusal.detail}
-        return Told("failed", {"response": self._header.body("failed", self._done, error=told)})
+        error_body = {
+            "code": "rate_limit_exceeded" if refusal.status == 429 else "server_error",
+            "message": refusal.detail,
+        }
+        return ResponseEvent("failed", {"response": self._header.body("failed", self._done, error=error_body)})
 
     def _next_index(self) -> int:
         self._opened += 1
         return self._opened - 1
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _entries(self) -> list[JsonObject]:
         tokens, self._untold = self._untold, []
         return entries(self._header.call, self._tokenizer, tokens)

@@ -65,8 +65,8 @@ def test_results_become_messages_of_their_own_in_their_place() -> None:
 def test_neighbours_of_one_role_are_one_turn() -> None:
     redacted = {"type": "redacted_thinking", "data": "x"}
     messages = [user(text("a")), user(text("b")), assistant(text("It is ("), redacted), assistant(text("B)"), USE)]
-    asked, answered = read_conversation(None, messages)
-    assert asked == {"role": "user", "content": "a\n\nb"}
+    request, answered = read_conversation(None, messages)
+    assert request == {"role": "user", "content": "a\n\nb"}
     assert (answered["content"], len(answered["tool_calls"])) == ("It is (B)", 1)
     assert "reasoning_content" not in answered
 

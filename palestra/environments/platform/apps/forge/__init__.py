@@ -1,6 +1,6 @@
 """`forge`: repositories, issues, pull requests, and checks that are a plain function of the files."""
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.apps.forge import code_tools as c
 from palestra.environments.platform.apps.forge import issue_tools as i
 from palestra.environments.platform.apps.forge.schema import FIXED, SCHEMA, VOLATILE
@@ -8,7 +8,7 @@ from palestra.environments.platform.apps.forge.seed import fill, fill_with
 from palestra.environments.platform.apps.forge.tasks_code import CODE_TASKS
 from palestra.environments.platform.apps.forge.tasks_issues import ISSUE_TASKS
 
-FORGE = App(
+FORGE = TaskApp(
     key="forge",
     title="Forge",
     description="Code hosting: repositories, issues, branches, pull requests.",

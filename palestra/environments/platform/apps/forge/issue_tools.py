@@ -12,8 +12,8 @@ from palestra.environments.platform.apps.forge.finding import (
     shown_issue,
     user_id,
 )
-from palestra.environments.platform.desk import Desk, check_text
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext, check_text
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -22,16 +22,16 @@ MAX_TITLE = 200
 
 
 @tool()
-def list_repos(desk: Desk, owner: str | None = None, query: str = "") -> JsonObject:
+def list_repos(context: ToolContext, owner: str | None = None, query: str = "") -> JsonObject:
     """List repositories."""
     found = "SELECT o.name || '/' || r.name AS repo, about FROM repos r JOIN orgs o ON o.id = org_id "
     found += "WHERE instr(r.name, ?) AND (? IS NULL OR o.name = ?) ORDER BY 1"
-    return {"repos": desk.rows(found, query, owner, owner)}
+    return {"repos": context.rows(found, query, owner, owner)}
 
 
 @tool()
 def search_issues(
-    desk: Desk,
+    context: ToolContext,
     repo: str,
     query: str | None = None,
     state: Literal["open", "closed"] | None = None,
@@ -40,7 +40,7 @@ def search_issues(
     cursor: str | None = None,
 ) -> JsonObject:
     """Find issues, the oldest first; assignee "none" finds unassigned ones."""
-    place = repo_id(desk, repo)
+    place = repo_id(context, repo)
     wheres = ["i.repo_id = ?"]
     args: list[object] = [place]
     same = "repo_id = i.repo_id AND number = i.number"
@@ -57,30 +57,30 @@ def search_issues(
         wheres.append(f"NOT EXISTS (SELECT 1 FROM assignees WHERE {same})")
     elif assignee is not None:
         wheres.append(f"EXISTS (SELECT 1 FROM assignees WHERE {same} AND user_id = ?)")
-        args.append(user_id(desk, assignee))
+        args.append(user_id(context, assignee))
     found = (
         f"SELECT number, title, state, milestone, updated_at FROM issues i WHERE {' AND '.join(wheres)} ORDER BY number"
     )
-    rows, following = desk.page(found, *args, limit=PAGE, cursor=cursor)
+    rows, following = context.page(found, *args, limit=PAGE, cursor=cursor)
     return {
-        "issues": [row | {"labels": labels_of(desk, place, row["number"])} for row in rows],
+        "issues": [row | {"labels": labels_of(context, place, row["number"])} for row in rows],
         "next_cursor": following,
     }
 
 
 @tool()
-def get_issue(desk: Desk, repo: str, number: int) -> JsonObject:
+def get_issue(context: ToolContext, repo: str, number: int) -> JsonObject:
     """Read an issue with its comments."""
-    place = repo_id(desk, repo)
-    issue_row(desk, place, number)
+    place = repo_id(context, repo)
+    issue_row(context, place, number)
     said = "SELECT u.name AS author, body, created_at FROM comments JOIN users u ON u.id = author_id "
     said += "WHERE repo_id = ? AND number = ? ORDER BY comments.id LIMIT 50"
-    return shown_issue(desk, place, number) | {"comments": desk.rows(said, place, number)}
+    return shown_issue(context, place, number) | {"comments": context.rows(said, place, number)}
 
 
 @tool(writes=True)
 def create_issue(
-    desk: Desk,
+    context: ToolContext,
     repo: str,
     title: str,
     body: str = "",
@@ -88,19 +88,19 @@ def create_issue(
     assignees: list[str] | None = None,
 ) -> JsonObject:
     """Open an issue."""
-    place = repo_id(desk, repo)
+    place = repo_id(context, repo)
     check_text("title", title, MAX_TITLE)
-    number = next_number(desk, place)
-    facts = {"title": title, "body": body, "state": "open", "created_at": desk.now, "updated_at": desk.now}
-    desk.insert("issues", repo_id=place, number=number, author_id=int(desk.me), **facts)
-    _set_labels(desk, place, number, labels or [])
-    _set_assignees(desk, place, number, assignees or [])
-    return shown_issue(desk, place, number)
+    number = next_number(context, place)
+    facts = {"title": title, "body": body, "state": "open", "created_at": context.now, "updated_at": context.now}
+    context.insert("issues", repo_id=place, number=number, author_id=int(context.me), **facts)
+    _set_labels(context, place, number, labels or [])
+    _set_assignees(context, place, number, assignees or [])
+    return shown_issue(context, place, number)
 
 
 @tool(writes=True)
 def update_issue(
-    desk: Desk,
+    context: ToolContext,
     repo: str,
     number: int,
     state: Literal["open", "closed"] | None = None,
@@ -110,78 +110,80 @@ def update_issue(
     milestone: str | None = None,
 ) -> JsonObject:
     """Change an issue; labels and assignees are given as a whole."""
-    place = repo_id(desk, repo)
-    issue_row(desk, place, number)
+    place = repo_id(context, repo)
+    issue_row(context, place, number)
     fields = {name: value for name, value in (("state", state), ("title", title)) if value is not None}
     if title is not None:
         check_text("title", title, MAX_TITLE)
     if milestone is not None:
-        fields["milestone"] = _milestone(desk, place, milestone)
+        fields["milestone"] = _milestone(context, place, milestone)
     for name, value in fields.items():
-        desk.run(f"UPDATE issues SET {name} = ? WHERE repo_id = ? AND number = ?", value, place, number)
+        context.run(f"UPDATE issues SET {name} = ? WHERE repo_id = ? AND number = ?", value, place, number)
     if labels is not None:
-        _set_labels(desk, place, number, labels)
+        _set_labels(context, place, number, labels)
     if assignees is not None:
-        _set_assignees(desk, place, number, assignees)
-    desk.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", desk.now, place, number)
-    return shown_issue(desk, place, number)
+        _set_assignees(context, place, number, assignees)
+    context.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", context.now, place, number)
+    return shown_issue(context, place, number)
 
 
 @tool(writes=True)
-def add_comment(desk: Desk, repo: str, number: int, body: str) -> JsonObject:
+def add_comment(context: ToolContext, repo: str, number: int, body: str) -> JsonObject:
     """Comment on an issue or a pull request."""
-    place = repo_id(desk, repo)
+    place = repo_id(context, repo)
     kinds = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
-    if number not in {row["number"] for row in desk.rows(kinds, place, place)}:
+    if number not in {row["number"] for row in context.rows(kinds, place, place)}:
         raise ToolError("not_found", f"there is no issue or pull request {number} here")
     check_text("body", body)
-    facts = {"number": number, "body": body, "created_at": desk.now}
-    comment_id = desk.insert("comments", repo_id=place, author_id=int(desk.me), **facts)
-    desk.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", desk.now, place, number)
+    facts = {"number": number, "body": body, "created_at": context.now}
+    comment_id = context.insert("comments", repo_id=place, author_id=int(context.me), **facts)
+    context.run("UPDATE issues SET updated_at = ? WHERE repo_id = ? AND number = ?", context.now, place, number)
     return {"comment": comment_id, "number": number}
 
 
 @tool(writes=True)
-def create_label(desk: Desk, repo: str, name: str, color: str = "gray") -> JsonObject:
+def create_label(context: ToolContext, repo: str, name: str, color: str = "gray") -> JsonObject:
     """Make a label for a repository."""
-    place = repo_id(desk, repo)
+    place = repo_id(context, repo)
     check_text("name", name, 40)
-    if name in _known(desk, place):
+    if name in _known(context, place):
         raise ToolError("exists", f"there is a label {name!r} already")
-    desk.insert("labels", repo_id=place, name=name, color=color)
+    context.insert("labels", repo_id=place, name=name, color=color)
     return {"label": name, "color": color}
 
 
-def _set_labels(desk: Desk, repo: int, number: int, labels: list[str]) -> None:
-    known = _known(desk, repo)
+def _set_labels(context: ToolContext, repo: int, number: int, labels: list[str]) -> None:
+    known = _known(context, repo)
     for label in labels:
         if label not in known:
             raise ToolError("unknown_label", f"there is no label {label!r}", f"labels: {', '.join(known)}")
-    wanted, held = set(labels), set(labels_of(desk, repo, number))
-    for label in sorted(held - wanted):
-        desk.run("DELETE FROM issue_labels WHERE repo_id = ? AND number = ? AND label = ?", repo, number, label)
-    for label in sorted(wanted - held):
-        desk.insert("issue_labels", repo_id=repo, number=number, label=label)
+    requested, current = set(labels), set(labels_of(context, repo, number))
+    for label in sorted(current - requested):
+        context.run("DELETE FROM issue_labels WHERE repo_id = ? AND number = ? AND label = ?", repo, number, label)
+    for label in sorted(requested - current):
+        context.insert("issue_labels", repo_id=repo, number=number, label=label)
 
 
-def _known(desk: Desk, repo: int) -> list[str]:
-    return [row["name"] for row in desk.rows("SELECT name FROM labels WHERE repo_id = ? ORDER BY name", repo)]
+def _known(context: ToolContext, repo: int) -> list[str]:
+    return [row["name"] for row in context.rows("SELECT name FROM labels WHERE repo_id = ? ORDER BY name", repo)]
 
 
-def _set_assignees(desk: Desk, repo: int, number: int, names: list[str]) -> None:
-    wanted = {user_id(desk, name) for name in names}
-    held = {
+def _set_assignees(context: ToolContext, repo: int, number: int, names: list[str]) -> None:
+    requested = {user_id(context, name) for name in names}
+    current = {
         row["user_id"]
-        for row in desk.rows("SELECT user_id FROM assignees WHERE repo_id = ? AND number = ?", repo, number)
+        for row in context.rows("SELECT user_id FROM assignees WHERE repo_id = ? AND number = ?", repo, number)
     }
-    for user in sorted(held - wanted):
-        desk.run("DELETE FROM assignees WHERE repo_id = ? AND number = ? AND user_id = ?", repo, number, user)
-    for user in sorted(wanted - held):
-        desk.insert("assignees", repo_id=repo, number=number, user_id=user)
+    for user in sorted(current - requested):
+        context.run("DELETE FROM assignees WHERE repo_id = ? AND number = ? AND user_id = ?", repo, number, user)
+    for user in sorted(requested - current):
+        context.insert("assignees", repo_id=repo, number=number, user_id=user)
 
 
-def _milestone(desk: Desk, repo: int, title: str) -> str:
-    titles = [row["title"] for row in desk.rows("SELECT title FROM milestones WHERE repo_id = ? ORDER BY title", repo)]
+def _milestone(context: ToolContext, repo: int, title: str) -> str:
+    titles = [
+        row["title"] for row in context.rows("SELECT title FROM milestones WHERE repo_id = ? ORDER BY title", repo)
+    ]
     if title not in titles:
         raise ToolError("unknown_milestone", f"there is no milestone {title!r}", f"milestones: {', '.join(titles)}")
     return title

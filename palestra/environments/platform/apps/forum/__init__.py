@@ -1,6 +1,6 @@
 """`forum`: communities, posts, votes, and those who moderate them."""
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.apps.forum import reading_tools as r
 from palestra.environments.platform.apps.forum import writing_tools as w
 from palestra.environments.platform.apps.forum.schema import FIXED, SCHEMA, VOLATILE
@@ -8,7 +8,7 @@ from palestra.environments.platform.apps.forum.seed import fill, fill_with
 from palestra.environments.platform.apps.forum.tasks_many import MANY
 from palestra.environments.platform.apps.forum.tasks_plain import PLAIN
 
-FORUM = App(
+FORUM = TaskApp(
     key="forum",
     title="Forum",
     description="Communities with posts, comments and votes; reading, writing, moderating.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.util.suggest import nearest
 
 Target = Literal["post", "comment"]
@@ -21,43 +21,43 @@ COMMENT = (
 )
 
 
-def community(desk: Desk, name: str) -> Row:
-    found = desk.first("SELECT * FROM communities WHERE name = ? COLLATE NOCASE", name)
+def community(context: ToolContext, name: str) -> Row:
+    found = context.first("SELECT * FROM communities WHERE name = ? COLLATE NOCASE", name)
     if found is None:
-        raise ToolError("not_found", f"there is no community {name!r}", _nearest(desk, "communities", name))
+        raise ToolError("not_found", f"there is no community {name!r}", _nearest(context, "communities", name))
     return found
 
 
-def user(desk: Desk, name: str) -> Row:
-    found = desk.first("SELECT * FROM users WHERE name = ? COLLATE NOCASE", name)
+def user(context: ToolContext, name: str) -> Row:
+    found = context.first("SELECT * FROM users WHERE name = ? COLLATE NOCASE", name)
     if found is None:
-        raise ToolError("not_found", f"there is no user {name!r}", _nearest(desk, "users", name))
+        raise ToolError("not_found", f"there is no user {name!r}", _nearest(context, "users", name))
     return found
 
 
-def _nearest(desk: Desk, table: str, name: str) -> str:
-    names = [row["name"] for row in desk.rows(f"SELECT name FROM {table} ORDER BY name")]
+def _nearest(context: ToolContext, table: str, name: str) -> str:
+    names = [row["name"] for row in context.rows(f"SELECT name FROM {table} ORDER BY name")]
     near = nearest(name, names)
     return f"did you mean {near}?" if near else f"some: {', '.join(names[:5])}"
 
 
-def row_of(desk: Desk, target: Target, row_id: int) -> Row:
+def row_of(context: ToolContext, target: Target, row_id: int) -> Row:
     """A post or a comment that is there for all to see."""
     how = "search_posts finds ids" if target == "post" else "list_comments finds ids"
     query = f"SELECT * FROM {TABLES[target]} WHERE id = ? AND state != 'deleted'"
-    return desk.found(f"there is no {target} {row_id}", how, query, row_id)
+    return context.found(f"there is no {target} {row_id}", how, query, row_id)
 
 
-def own_row(desk: Desk, target: Target, row_id: int) -> Row:
-    found = row_of(desk, target, row_id)
-    if found["author_id"] != int(desk.me):
+def own_row(context: ToolContext, target: Target, row_id: int) -> Row:
+    found = row_of(context, target, row_id)
+    if found["author_id"] != int(context.me):
         raise ToolError("not_yours", f"{target} {row_id} is somebody else's", "you can report it, or vote")
     return found
 
 
-def shown_post(desk: Desk, post_id: int) -> Row:
-    return desk.rows(f"{POST} WHERE p.id = ?", post_id)[0]
+def shown_post(context: ToolContext, post_id: int) -> Row:
+    return context.rows(f"{POST} WHERE p.id = ?", post_id)[0]
 
 
-def shown_comment(desk: Desk, comment_id: int) -> Row:
-    return desk.rows(f"{COMMENT} WHERE m.id = ?", comment_id)[0]
+def shown_comment(context: ToolContext, comment_id: int) -> Row:
+    return context.rows(f"{COMMENT} WHERE m.id = ?", comment_id)[0]

@@ -6,8 +6,8 @@ from datetime import date
 from typing import Literal
 
 from palestra.environments.platform.apps.forum.finding import COMMENT, POST, community, row_of, shown_post, user
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -18,7 +18,7 @@ Sort = Literal["top", "new", "old"]
 
 @tool()
 def search_posts(
-    desk: Desk,
+    context: ToolContext,
     query: str | None = None,
     community: str | None = None,
     author: str | None = None,
@@ -33,48 +33,48 @@ def search_posts(
         args.append(word)
     if community is not None:
         wheres.append("p.community_id = ?")
-        args.append(_community_id(desk, community))
+        args.append(_community_id(context, community))
     if author is not None:
         wheres.append("p.author_id = ?")
-        args.append(user(desk, author)["id"])
+        args.append(user(context, author)["id"])
     if since is not None:
         wheres.append("p.created_at >= ?")
         args.append(_day(since))
     found = f"SELECT id, community, author, title, flair, score, created_at FROM ({POST} WHERE {' AND '.join(wheres)})"
-    rows, following = desk.page(f"{found} ORDER BY {SORTS[sort]}", *args, limit=PAGE, cursor=cursor)
+    rows, following = context.page(f"{found} ORDER BY {SORTS[sort]}", *args, limit=PAGE, cursor=cursor)
     return {"posts": rows, "next_cursor": following}
 
 
 @tool()
-def get_post(desk: Desk, id: int) -> JsonObject:
+def get_post(context: ToolContext, id: int) -> JsonObject:
     """Read a post."""
-    row_of(desk, "post", id)
-    comments = desk.value("SELECT count(*) FROM comments WHERE post_id = ? AND state = 'open'", id)
-    return shown_post(desk, id) | {"comments": comments}
+    row_of(context, "post", id)
+    comments = context.value("SELECT count(*) FROM comments WHERE post_id = ? AND state = 'open'", id)
+    return shown_post(context, id) | {"comments": comments}
 
 
 @tool()
-def list_comments(desk: Desk, post_id: int, sort: Sort = "old", cursor: str | None = None) -> JsonObject:
+def list_comments(context: ToolContext, post_id: int, sort: Sort = "old", cursor: str | None = None) -> JsonObject:
     """Read the comments of a post."""
-    row_of(desk, "post", post_id)
+    row_of(context, "post", post_id)
     query = f"SELECT * FROM ({COMMENT} WHERE m.post_id = ? AND m.state = 'open') ORDER BY {SORTS[sort]}"
-    rows, following = desk.page(query, post_id, limit=PAGE, cursor=cursor)
+    rows, following = context.page(query, post_id, limit=PAGE, cursor=cursor)
     return {"comments": rows, "next_cursor": following}
 
 
 @tool()
-def list_communities(desk: Desk, query: str = "") -> JsonObject:
+def list_communities(context: ToolContext, query: str = "") -> JsonObject:
     """Find communities by name."""
     counted = "(SELECT count(*) FROM memberships m WHERE m.community_id = c.id) AS members"
     found = f"SELECT name, about, {counted} FROM communities c WHERE instr(lower(name), lower(?)) ORDER BY name"
-    return {"communities": desk.rows(found, query)}
+    return {"communities": context.rows(found, query)}
 
 
 @tool()
-def get_community(desk: Desk, name: str) -> JsonObject:
+def get_community(context: ToolContext, name: str) -> JsonObject:
     """Show a community: rules, flairs, moderators, your role."""
-    found = community(desk, name)
-    role = desk.value("SELECT role FROM memberships WHERE community_id = ? AND user_id = ?", found["id"], desk.me)
+    found = community(context, name)
+    role = context.value("SELECT role FROM memberships WHERE community_id = ? AND user_id = ?", found["id"], context.me)
     moderators = (
         "SELECT u.name FROM memberships JOIN users u ON u.id = user_id WHERE community_id = ? AND role = 'moderator'"
     )
@@ -82,18 +82,20 @@ def get_community(desk: Desk, name: str) -> JsonObject:
         "name": found["name"],
         "about": found["about"],
         "rules": [
-            row["text"] for row in desk.rows("SELECT text FROM rules WHERE community_id = ? ORDER BY id", found["id"])
+            row["text"]
+            for row in context.rows("SELECT text FROM rules WHERE community_id = ? ORDER BY id", found["id"])
         ],
         "flairs": [
-            row["name"] for row in desk.rows("SELECT name FROM flairs WHERE community_id = ? ORDER BY 1", found["id"])
+            row["name"]
+            for row in context.rows("SELECT name FROM flairs WHERE community_id = ? ORDER BY 1", found["id"])
         ],
-        "moderators": [row["name"] for row in desk.rows(f"{moderators} ORDER BY u.name", found["id"])],
+        "moderators": [row["name"] for row in context.rows(f"{moderators} ORDER BY u.name", found["id"])],
         "your_role": role,
     }
 
 
-def _community_id(desk: Desk, name: str) -> int:
-    return community(desk, name)["id"]
+def _community_id(context: ToolContext, name: str) -> int:
+    return community(context, name)["id"]
 
 
 def _day(text: str) -> str:

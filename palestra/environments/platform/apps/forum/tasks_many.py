@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from palestra.environments.platform.app import Seed, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
 from palestra.environments.platform.apps.forum.tasks_plain import commented, some_community
-from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
-from palestra.environments.platform.templates import Call, Params, Solution, read_pages
+from palestra.environments.platform.expectations import FREE, Expected, FreeText, InsertedRow, UpdatedRow
+from palestra.environments.platform.templates import Params, Solution, SolutionCall, read_pages
 
 template = TemplateMaker("palestra.environments.platform.apps.forum")
 
@@ -24,11 +24,11 @@ BREAKS: dict[str, Callable[[Params], bool]] = {
 }
 
 
-def _posts(seed: Seed, place: int) -> list[Params]:
+def _posts(seed: SeedDatabase, place: int) -> list[Params]:
     return seed.rows("SELECT * FROM posts WHERE community_id = ? ORDER BY created_at, id", place)
 
 
-def _name(seed: Seed, place: int) -> str:
+def _name(seed: SeedDatabase, place: int) -> str:
     return seed.rows("SELECT name FROM communities WHERE id = ?", place)[0]["name"]
 
 
@@ -37,14 +37,14 @@ def _acted(action: str, posts: dict[int, Params], reasons: dict[int, Any]) -> li
     expected: list[Expected] = []
     for post, fields in posts.items():
         noted = {"user_id": ME, "target": "post", "target_id": post, "action": action, "reason": reasons[post]}
-        expected += [Updated("posts", (post,), fields), Inserted("mod_actions", noted)]
+        expected += [UpdatedRow("posts", (post,), fields), InsertedRow("mod_actions", noted)]
     return expected
 
 
 # Remove what breaks a rule
 
 
-def _breaking(rng: random.Random, seed: Seed) -> Params | None:
+def _breaking(rng: random.Random, seed: SeedDatabase) -> Params | None:
     rule = rng.choice(sorted(RULES))
     found = [post["id"] for post in _posts(seed, MODERATED) if BREAKS[rule](post)]
     if not 1 <= len(found) <= MOST:
@@ -52,7 +52,7 @@ def _breaking(rng: random.Random, seed: Seed) -> Params | None:
     return {"community": _name(seed, MODERATED), "rule": RULES[rule], "kind": rule, "posts": found}
 
 
-def _removed(params: Params, _seed: Seed) -> list[Expected]:
+def _removed(params: Params, _seed: SeedDatabase) -> list[Expected]:
     posts = params["posts"]
     return _acted("remove", {post: {"state": "removed"} for post in posts}, dict.fromkeys(posts, FREE))
 
@@ -61,15 +61,15 @@ def _removed(params: Params, _seed: Seed) -> list[Expected]:
 def remove_rule_breakers(params: Params) -> Solution:
     posts = yield from read_pages("search_posts", "posts", community=params["community"], sort="old")
     for post in posts:
-        whole = (yield Call("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
+        whole = (yield SolutionCall("get_post", {"id": post["id"]})) if params["kind"] == "links" else post
         if BREAKS[params["kind"]](whole):
-            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "remove"})
+            yield SolutionCall("mod_action", {"target": "post", "id": post["id"], "action": "remove"})
 
 
 # Flairs by a table
 
 
-def _tagged(rng: random.Random, seed: Seed) -> Params | None:
+def _tagged(rng: random.Random, seed: SeedDatabase) -> Params | None:
     tags = sorted(rng.sample(sorted(TAGS), 2))
     found = {
         str(post["id"]): TAGS[tag] for post in _posts(seed, MODERATED) for tag in tags if post["title"].startswith(tag)
@@ -80,7 +80,7 @@ def _tagged(rng: random.Random, seed: Seed) -> Params | None:
     return {"community": _name(seed, MODERATED), "table": table, "tags": tags, "flairs": found}
 
 
-def _flaired(params: Params, _seed: Seed) -> list[Expected]:
+def _flaired(params: Params, _seed: SeedDatabase) -> list[Expected]:
     flairs = {int(post): flair for post, flair in params["flairs"].items()}
     return _acted("flair", {post: {"flair": flair} for post, flair in flairs.items()}, flairs)
 
@@ -91,26 +91,28 @@ def flair_by_table(params: Params) -> Solution:
     for post in posts:
         tag = post["title"].partition(" ")[0]
         if tag in params["tags"]:
-            yield Call("mod_action", {"target": "post", "id": post["id"], "action": "flair", "reason": TAGS[tag]})
+            yield SolutionCall(
+                "mod_action", {"target": "post", "id": post["id"], "action": "flair", "reason": TAGS[tag]}
+            )
 
 
 # An answer that is in another thread
 
 
-def _elsewhere(rng: random.Random, seed: Seed) -> Params | None:
+def _elsewhere(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_community(rng, seed)
-    asked = seed.rows(
+    requests = seed.rows(
         "SELECT id, title FROM posts WHERE community_id = ? AND title LIKE 'What is the % called?'", params["place"]
     )[0]
-    thing = asked["title"].removeprefix("What is the ").removesuffix(" called?")
-    told = (
+    thing = requests["title"].removeprefix("What is the ").removesuffix(" called?")
+    result = (
         "SELECT m.body, post_id FROM comments m JOIN posts p ON p.id = post_id WHERE m.body LIKE ? AND community_id = ?"
     )
-    row = seed.rows(told, f"The {thing} is called %", params["place"])[0]
+    row = seed.rows(result, f"The {thing} is called %", params["place"])[0]
     word = row["body"].removesuffix(".").rpartition(" ")[2]
     return params | {
-        "post": asked["id"],
-        "title": asked["title"],
+        "post": requests["id"],
+        "title": requests["title"],
         "thing": thing,
         "known": row["post_id"],
         "word": word,
@@ -119,16 +121,16 @@ def _elsewhere(rng: random.Random, seed: Seed) -> Params | None:
 
 @template("2", params=_elsewhere, expect=lambda params, _seed: commented(params, params["word"]), max_turns=8)
 def answer_from_thread(params: Params) -> Solution:
-    yield Call("search_posts", {"community": params["community"], "query": params["thing"]})
-    told = yield Call("list_comments", {"post_id": params["known"]})
-    known = next(one["body"] for one in told["comments"] if " is called " in one["body"])
-    yield Call("comment", {"post_id": params["post"], "body": known.removesuffix(".").rpartition(" ")[2]})
+    yield SolutionCall("search_posts", {"community": params["community"], "query": params["thing"]})
+    result = yield SolutionCall("list_comments", {"post_id": params["known"]})
+    known = next(one["body"] for one in result["comments"] if " is called " in one["body"])
+    yield SolutionCall("comment", {"post_id": params["post"], "body": known.removesuffix(".").rpartition(" ")[2]})
 
 
 # Duplicates
 
 
-def _doubled(rng: random.Random, seed: Seed) -> Params | None:
+def _doubled(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_community(rng, seed)
     seen: set[str] = set()
     found = []
@@ -143,7 +145,7 @@ def _doubled(rng: random.Random, seed: Seed) -> Params | None:
     "3",
     params=_doubled,
     expect=lambda params, _seed: [
-        Inserted("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": Text("duplicate")})
+        InsertedRow("reports", {"user_id": ME, "target": "post", "target_id": post, "reason": FreeText("duplicate")})
         for post in params["posts"]
     ],
     max_turns=20,
@@ -153,7 +155,7 @@ def report_duplicates(params: Params) -> Solution:
     seen: set[str] = set()
     for post in posts:
         if post["title"] in seen:
-            yield Call("report", {"target": "post", "id": post["id"], "reason": "duplicate"})
+            yield SolutionCall("report", {"target": "post", "id": post["id"], "reason": "duplicate"})
         seen.add(post["title"])
 
 

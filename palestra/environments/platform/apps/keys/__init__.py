@@ -10,11 +10,18 @@ import random
 import sqlite3
 from collections.abc import Mapping
 
-from palestra.environments.platform.app import App, Seed, Size, TemplateMaker
-from palestra.environments.platform.desk import Desk
+from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp, TemplateMaker
 from palestra.environments.platform.errors import ToolError
-from palestra.environments.platform.expectations import Deleted, Expected, Inserted, Updated
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Calls, Params, Solution
+from palestra.environments.platform.expectations import DeletedRow, Expected, InsertedRow, UpdatedRow
+from palestra.environments.platform.templates import (
+    AnswerKind,
+    ExpectedAnswer,
+    Params,
+    RequiredCalls,
+    Solution,
+    SolutionCall,
+)
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -25,11 +32,11 @@ CREATE TABLE items (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE numbers (id INTEGER PRIMARY KEY AUTOINCREMENT, value INTEGER NOT NULL);
 """
 NAMES = "abcdefgh"
-COUNT = {Size.TINY: 4, Size.SMALL: 6, Size.LARGE: 8}
+COUNT = {SeedSize.TINY: 4, SeedSize.SMALL: 6, SeedSize.LARGE: 8}
 MAX_ROWS = 1000  # of a table: an agent in a loop ends somewhere
 
 
-def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
     names = sorted(rng.sample(NAMES, COUNT[size]))
     for name, value in zip(names, rng.sample(range(100), len(names)), strict=True):
         connection.execute("INSERT INTO items VALUES (?, ?)", (name, value))
@@ -40,60 +47,60 @@ def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapp
 
 
 @tool(name="list")
-def list_items(desk: Desk) -> JsonObject:
+def list_items(context: ToolContext) -> JsonObject:
     """List all items."""
-    return {row["name"]: row["value"] for row in desk.rows("SELECT * FROM items ORDER BY name")}
+    return {row["name"]: row["value"] for row in context.rows("SELECT * FROM items ORDER BY name")}
 
 
 @tool(name="get")
-def get_item(desk: Desk, name: str) -> JsonObject:
+def get_item(context: ToolContext, name: str) -> JsonObject:
     """Read an item's value."""
-    return _found(desk, name)
+    return _found(context, name)
 
 
 @tool(name="set", writes=True)
-def set_item(desk: Desk, name: str, value: int) -> JsonObject:
+def set_item(context: ToolContext, name: str, value: int) -> JsonObject:
     """Give an item a value; a new name makes a new item."""
     if not 0 < len(name) <= 32:
         raise ToolError("bad_arguments", "a name has 1 to 32 characters")
-    desk.run("INSERT INTO items VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, value)
-    _check_room(desk, "items")
-    return _found(desk, name)
+    context.run("INSERT INTO items VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value", name, value)
+    _check_room(context, "items")
+    return _found(context, name)
 
 
 @tool(name="drop", writes=True)
-def drop_item(desk: Desk, name: str) -> JsonObject:
+def drop_item(context: ToolContext, name: str) -> JsonObject:
     """Remove an item."""
-    found = _found(desk, name)
-    desk.run("DELETE FROM items WHERE name = ?", name)
+    found = _found(context, name)
+    context.run("DELETE FROM items WHERE name = ?", name)
     return {"dropped": found["name"]}
 
 
 @tool(name="put", writes=True)
-def write_number(desk: Desk, value: int) -> JsonObject:
+def write_number(context: ToolContext, value: int) -> JsonObject:
     """Write a number down."""
-    desk.insert("numbers", value=value)
-    _check_room(desk, "numbers")
+    context.insert("numbers", value=value)
+    _check_room(context, "numbers")
     return {"put": value}
 
 
-def _found(desk: Desk, name: str) -> JsonObject:
-    return desk.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
+def _found(context: ToolContext, name: str) -> JsonObject:
+    return context.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
 
 
-def _check_room(desk: Desk, table: str) -> None:
-    if desk.value(f"SELECT count(*) FROM {table}") > MAX_ROWS:
+def _check_room(context: ToolContext, table: str) -> None:
+    if context.value(f"SELECT count(*) FROM {table}") > MAX_ROWS:
         raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
 
 
 # Tasks
 
 
-def _put(value: int) -> Inserted:
-    return Inserted("numbers", {"value": value})
+def _put(value: int) -> InsertedRow:
+    return InsertedRow("numbers", {"value": value})
 
 
-def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
+def _any_item(rng: random.Random, seed: SeedDatabase) -> tuple[str, int]:
     row = rng.choice(seed.rows("SELECT name, value FROM items ORDER BY name"))
     return row["name"], row["value"]
 
@@ -101,23 +108,23 @@ def _any_item(rng: random.Random, seed: Seed) -> tuple[str, int]:
 @template(
     "0a",
     params=lambda _rng, _seed: {},
-    process=lambda _params: Calls(("list",), only=True),
-    size=Size.TINY,
+    process=lambda _params: RequiredCalls(("list",), only=True),
+    size=SeedSize.TINY,
     max_turns=2,
 )
 def list_all(_params: Params) -> Solution:
-    yield Call("list")
+    yield SolutionCall("list")
 
 
 @template(
     "0b",
     params=lambda rng, _seed: {"value": rng.randrange(100)},
     expect=lambda params, _seed: [_put(params["value"])],
-    size=Size.TINY,
+    size=SeedSize.TINY,
     max_turns=2,
 )
 def put_number(params: Params) -> Solution:
-    yield Call("put", {"value": params["value"]})
+    yield SolutionCall("put", {"value": params["value"]})
 
 
 VERBS = {
@@ -128,28 +135,28 @@ VERBS = {
 }
 
 
-def _verb_params(rng: random.Random, seed: Seed) -> Params | None:
-    name, held = _any_item(rng, seed)
+def _verb_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
+    name, item = _any_item(rng, seed)
     value, verb = rng.randrange(100), rng.choice(sorted(VERBS))
-    if verb == "set" and value == held:
+    if verb == "set" and value == item:
         return None  # doing nothing would do
     return {"verb": verb, "name": name, "value": value, "text": rng.choice(VERBS[verb]).format(name=name, value=value)}
 
 
-def _verb_call(params: Params) -> Call:
+def _verb_call(params: Params) -> SolutionCall:
     taken = {"put": ("value",), "drop": ("name",), "set": ("name", "value"), "list": ()}[params["verb"]]
-    return Call(params["verb"], {argument: params[argument] for argument in taken})
+    return SolutionCall(params["verb"], {argument: params[argument] for argument in taken})
 
 
-def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
+def _verb_expect(params: Params, _seed: SeedDatabase) -> list[Expected]:
     key = (params["name"],)
     match params["verb"]:
         case "put":
             return [_put(params["value"])]
         case "drop":
-            return [Deleted("items", key)]
+            return [DeletedRow("items", key)]
         case "set":
-            return [Updated("items", key, {"value": params["value"]})]
+            return [UpdatedRow("items", key, {"value": params["value"]})]
         case _:
             return []
 
@@ -158,53 +165,53 @@ def _verb_expect(params: Params, _seed: Seed) -> list[Expected]:
     "0c",
     params=_verb_params,
     expect=_verb_expect,
-    process=lambda params: Calls((params["verb"],)),
-    size=Size.TINY,
+    process=lambda params: RequiredCalls((params["verb"],)),
+    size=SeedSize.TINY,
     max_turns=2,
 )
 def by_verb(params: Params) -> Solution:
     yield _verb_call(params)
 
 
-def _put_and_drop(rng: random.Random, seed: Seed) -> Params:
+def _put_and_drop(rng: random.Random, seed: SeedDatabase) -> Params:
     return {"name": _any_item(rng, seed)[0], "value": rng.randrange(100)}
 
 
 @template(
     "0d",
     params=_put_and_drop,
-    expect=lambda params, _seed: [_put(params["value"]), Deleted("items", (params["name"],))],
-    size=Size.TINY,
+    expect=lambda params, _seed: [_put(params["value"]), DeletedRow("items", (params["name"],))],
+    size=SeedSize.TINY,
     max_turns=4,
 )
 def put_and_drop(params: Params) -> Solution:
-    yield Call("put", {"value": params["value"]})
-    yield Call("drop", {"name": params["name"]})
+    yield SolutionCall("put", {"value": params["value"]})
+    yield SolutionCall("drop", {"name": params["name"]})
 
 
-def _value_of(rng: random.Random, seed: Seed) -> Params:
+def _value_of(rng: random.Random, seed: SeedDatabase) -> Params:
     name, value = _any_item(rng, seed)
     return {"name": name, "wanted": value}
 
 
-@template("1", params=_value_of, expect=lambda params, _seed: [_put(params["wanted"])], size=Size.TINY, max_turns=4)
+@template("1", params=_value_of, expect=lambda params, _seed: [_put(params["wanted"])], size=SeedSize.TINY, max_turns=4)
 def put_value(params: Params) -> Solution:
-    told = yield Call("get", {"name": params["name"]})
-    yield Call("put", {"value": told["value"]})
+    result = yield SolutionCall("get", {"name": params["name"]})
+    yield SolutionCall("put", {"value": result["value"]})
 
 
-def _largest(_rng: random.Random, seed: Seed) -> Params:
+def _largest(_rng: random.Random, seed: SeedDatabase) -> Params:
     row = seed.rows("SELECT name FROM items ORDER BY value DESC LIMIT 1")[0]  # values of a seed are all different
     return {"wanted": row["name"]}
 
 
-@template("2", params=_largest, answer=lambda params: Answer(AnswerKind.NAME, params["wanted"]), max_turns=4)
+@template("2", params=_largest, answer=lambda params: ExpectedAnswer(AnswerKind.NAME, params["wanted"]), max_turns=4)
 def largest(params: Params) -> Solution:
-    told = yield Call("list")
-    yield Call("submit_final_answer", {"answer": max(told, key=lambda name: told[name])})
+    result = yield SolutionCall("list")
+    yield SolutionCall("submit_final_answer", {"answer": max(result, key=lambda name: result[name])})
 
 
-KEYS = App(
+KEYS = TaskApp(
     key="keys",
     title="Keys",
     description="Named numbers, and a list to write numbers down.",

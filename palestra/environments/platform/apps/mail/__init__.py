@@ -4,7 +4,7 @@ Mail that is sent goes nowhere but Sent (and to oneself): the world is one perso
 what was there before them has to be put away by hand.
 """
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.apps.mail.calendar_tools import (
     create_event,
     find_free_slot,
@@ -31,7 +31,7 @@ from palestra.environments.platform.apps.mail.tasks_injected import INJECTED_TAS
 from palestra.environments.platform.apps.mail.tasks_mail import MAIL_TASKS
 from palestra.environments.platform.apps.mail.tasks_search import SEARCH_TASKS
 
-MAIL = App(
+MAIL = TaskApp(
     key="mail",
     title="Mail",
     description="A mailbox with folders, labels and rules, and a calendar shared with colleagues.",

@@ -8,9 +8,9 @@ from typing import Literal
 from palestra.environments.platform.apps.mail.lookups import addresses, check_room
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import between, later, moment, span
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -29,23 +29,23 @@ ORDER BY e.starts_at, e.id
 
 
 @tool()
-def list_events(desk: Desk, start: str, end: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
+def list_events(context: ToolContext, start: str, end: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
     """List my events between two dates, in order of start."""
     first, last = span(start, end)
-    rows, following = desk.page(
+    rows, following = context.page(
         f"SELECT e.* FROM events e WHERE e.starts_at < ? AND e.ends_at > ? AND {MINE} ORDER BY e.starts_at, e.id",
         last,
         first,
-        desk.me,
-        desk.me,
+        context.me,
+        context.me,
         limit=limit,
         cursor=cursor,
     )
-    return {"events": [_shown(desk, row) for row in rows], **({"next_cursor": following} if following else {})}
+    return {"events": [_shown(context, row) for row in rows], **({"next_cursor": following} if following else {})}
 
 
-def _shown(desk: Desk, row: Row) -> JsonObject:
-    attendees = desk.rows("SELECT email, response FROM attendees WHERE event_id = ? ORDER BY email", row["id"])
+def _shown(context: ToolContext, row: Row) -> JsonObject:
+    attendees = context.rows("SELECT email, response FROM attendees WHERE event_id = ? ORDER BY email", row["id"])
     return {
         "id": row["id"],
         "title": row["title"],
@@ -59,28 +59,28 @@ def _shown(desk: Desk, row: Row) -> JsonObject:
 
 @tool(writes=True)
 def create_event(
-    desk: Desk, title: str, start: str, end: str, attendees: list[str] | None = None, location: str = ""
+    context: ToolContext, title: str, start: str, end: str, attendees: list[str] | None = None, location: str = ""
 ) -> JsonObject:
     """Put an event into my calendar and invite attendees by address."""
-    invited = [one for one in addresses(attendees or []) if one != desk.me]
-    check_room(desk, "events")
+    invited = [one for one in addresses(attendees or []) if one != context.me]
+    check_room(context, "events")
     first, last = _times(start, end)
-    made = desk.insert(
+    made = context.insert(
         "events",
-        organizer=desk.me,
+        organizer=context.me,
         title=_short("title", title),
         starts_at=first,
         ends_at=last,
         location=_short("location", location) if location else "",
     )
     for email in invited:
-        desk.insert("attendees", event_id=made, email=email, response=UNANSWERED)
-    return _shown(desk, _event(desk, made))
+        context.insert("attendees", event_id=made, email=email, response=UNANSWERED)
+    return _shown(context, _event(context, made))
 
 
 @tool(writes=True)
 def update_event(
-    desk: Desk,
+    context: ToolContext,
     id: int,
     title: str | None = None,
     start: str | None = None,
@@ -88,15 +88,15 @@ def update_event(
     location: str | None = None,
 ) -> JsonObject:
     """Change an event I organise; a new start alone keeps its length."""
-    row = _event(desk, id)
-    if row["organizer"] != desk.me:
+    row = _event(context, id)
+    if row["organizer"] != context.me:
         raise ToolError(
             "not_allowed", f"event {id} is organised by {row['organizer']}", "only its organizer changes it"
         )
     if title is None and start is None and end is None and location is None:
         raise ToolError("bad_arguments", "nothing to change", "give title, start, end or location")
     first, last = _new_times(row, start, end)
-    desk.run(
+    context.run(
         "UPDATE events SET title = ?, starts_at = ?, ends_at = ?, location = ? WHERE id = ?",
         row["title"] if title is None else _short("title", title),
         first,
@@ -104,7 +104,7 @@ def update_event(
         row["location"] if location is None else location and _short("location", location),
         id,
     )
-    return _shown(desk, _event(desk, id))
+    return _shown(context, _event(context, id))
 
 
 def _new_times(row: Row, start: str | None, end: str | None) -> tuple[str, str]:
@@ -122,40 +122,40 @@ def _times(start: str, end: str) -> tuple[str, str]:
 
 
 @tool(writes=True)
-def respond_event(desk: Desk, id: int, response: Literal["accepted", "declined", "tentative"]) -> JsonObject:
+def respond_event(context: ToolContext, id: int, response: Literal["accepted", "declined", "tentative"]) -> JsonObject:
     """Answer an invitation."""
-    row = _event(desk, id)
-    if not desk.run("UPDATE attendees SET response = ? WHERE event_id = ? AND email = ?", response, id, desk.me):
+    row = _event(context, id)
+    if not context.run("UPDATE attendees SET response = ? WHERE event_id = ? AND email = ?", response, id, context.me):
         raise ToolError("not_allowed", f"you organise event {id}", "only who is invited answers")
-    return _shown(desk, row)
+    return _shown(context, row)
 
 
 @tool()
-def find_free_slot(desk: Desk, attendees: list[str], start: str, end: str, minutes: int) -> JsonObject:
+def find_free_slot(context: ToolContext, attendees: list[str], start: str, end: str, minutes: int) -> JsonObject:
     """Find working time (Mon-Fri 9:00-17:00) when attendees and I are free."""
     first, last = span(start, end)
     if not 5 <= minutes <= 480:
         raise ToolError("bad_arguments", "minutes must be 5 to 480")
     if between(first, last) > LONGEST_SEARCH:
         raise ToolError("bad_arguments", f"at most {LONGEST_SEARCH.days} days at once", "choose a nearer end")
-    people = list(dict.fromkeys([desk.me, *addresses(attendees)]))
+    people = list(dict.fromkeys([context.me, *addresses(attendees)]))
     for email in people:
-        if desk.value("SELECT 1 FROM users WHERE email = ?", email) is None:
+        if context.value("SELECT 1 FROM users WHERE email = ?", email) is None:
             raise ToolError("no_calendar", f"{email} shares no calendar", "only colleagues do")
-    slots = free_slots(_busy(desk, people, first, last), Interval(first, last), minutes)
+    slots = free_slots(_busy(context, people, first, last), Interval(first, last), minutes)
     return {"slots": [{"start": slot.start, "end": slot.end} for slot in slots[:MAX_SLOTS]]}
 
 
-def _busy(desk: Desk, people: list[str], first: str, last: str) -> list[Interval]:
+def _busy(context: ToolContext, people: list[str], first: str, last: str) -> list[Interval]:
     marks = ", ".join("?" * len(people))
-    rows = desk.rows(BUSY.format(marks=marks), last, first, *people, *people)
+    rows = context.rows(BUSY.format(marks=marks), last, first, *people, *people)
     return [Interval(row["starts_at"], row["ends_at"]) for row in rows]
 
 
-def _event(desk: Desk, number: int) -> Row:
+def _event(context: ToolContext, number: int) -> Row:
     missing, hint = f"there is no event {number} in your calendar", "list_events(start, end) shows ids"
     query = f"SELECT e.* FROM events e WHERE e.id = ? AND {MINE}"
-    return desk.found(missing, hint, query, number, desk.me, desk.me)
+    return context.found(missing, hint, query, number, context.me, context.me)
 
 
 def _short(argument: str, text: str) -> str:

@@ -8,15 +8,15 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from palestra.environments.platform.app import Seed
+from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.apps.mail.schema import SENT, TRASH
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.expectations import FREE, Expected, Inserted, Text, Updated
+from palestra.environments.platform.expectations import FREE, Expected, FreeText, InsertedRow, UpdatedRow
 
 FROM = "FROM messages m JOIN folders f ON f.id = m.folder_id"
 
 
-def mails(seed: Seed, where: str, *args: object) -> list[Row]:
+def mails(seed: SeedDatabase, where: str, *args: object) -> list[Row]:
     """Newest first, as `search_messages` has them."""
     return seed.rows(f"SELECT m.*, f.name AS folder {FROM} WHERE {where} ORDER BY m.sent_at DESC, m.id DESC", *args)
 
@@ -26,42 +26,42 @@ def any_one(rng: random.Random, found: Sequence[Any]) -> Any:
     return rng.choice(found) if found else None
 
 
-def any_contact(rng: random.Random, seed: Seed) -> Row:
+def any_contact(rng: random.Random, seed: SeedDatabase) -> Row:
     return rng.choice(seed.rows("SELECT name, email FROM contacts ORDER BY id"))
 
 
-def colleagues(seed: Seed) -> list[Row]:
+def colleagues(seed: SeedDatabase) -> list[Row]:
     """Those with a calendar, without the owner."""
     me = seed.variables["LOGGED_IN_USER"]
     return seed.rows("SELECT name, email FROM users WHERE email != ? ORDER BY id", me)
 
 
-def id_of(seed: Seed, table: str, name: str) -> int:
+def id_of(seed: SeedDatabase, table: str, name: str) -> int:
     return seed.rows(f"SELECT id FROM {table} WHERE name = ?", name)[0]["id"]
 
 
-def next_id(seed: Seed, table: str) -> int:
+def next_id(seed: SeedDatabase, table: str) -> int:
     return seed.rows(f"SELECT max(id) + 1 AS following FROM {table}")[0]["following"] or 1
 
 
-def moved(seed: Seed, ids: Sequence[int], folder: str) -> list[Expected]:
-    return [Updated("messages", (number,), {"folder_id": id_of(seed, "folders", folder)}) for number in ids]
+def moved(seed: SeedDatabase, ids: Sequence[int], folder: str) -> list[Expected]:
+    return [UpdatedRow("messages", (number,), {"folder_id": id_of(seed, "folders", folder)}) for number in ids]
 
 
-def deleted(seed: Seed, ids: Sequence[int]) -> list[Expected]:
+def deleted(seed: SeedDatabase, ids: Sequence[int]) -> list[Expected]:
     return moved(seed, ids, TRASH)
 
 
-def labelled(seed: Seed, ids: Sequence[int], label: str) -> list[Expected]:
+def labelled(seed: SeedDatabase, ids: Sequence[int], label: str) -> list[Expected]:
     label_id = id_of(seed, "labels", label)
     return [_whole("message_labels", message_id=number, label_id=label_id) for number in ids]
 
 
 def sent(
-    seed: Seed,
+    seed: SeedDatabase,
     to: Sequence[str],
     subject: object,
-    body: Text,
+    body: FreeText,
     *,
     reply_to_id: int | None = None,
     forward_of_id: int | None = None,
@@ -85,7 +85,7 @@ def sent(
     return [mail, *(_whole("recipients", message_id=made, email=email, kind="to") for email in to)]
 
 
-def attached_again(seed: Seed, message_id: int) -> list[Expected]:
+def attached_again(seed: SeedDatabase, message_id: int) -> list[Expected]:
     """Copies of a mail's attachments on the first new mail, as forwarding makes them."""
     made, following = next_id(seed, "messages"), next_id(seed, "attachments")
     rows = seed.rows("SELECT name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id", message_id)
@@ -96,26 +96,26 @@ def attached_again(seed: Seed, message_id: int) -> list[Expected]:
 
 
 def scheduled(
-    seed: Seed, *, title: str, start: str, end: str, location: str, attendees: Sequence[str]
+    seed: SeedDatabase, *, title: str, start: str, end: str, location: str, attendees: Sequence[str]
 ) -> list[Expected]:
     made = next_id(seed, "events")
     event = _whole(
         "events",
         id=made,
         organizer=seed.variables["LOGGED_IN_USER"],
-        title=Text(title),
+        title=FreeText(title),
         starts_at=start,
         ends_at=end,
-        location=Text(location),
+        location=FreeText(location),
     )
     invited = (_whole("attendees", event_id=made, email=email, response="needs_action") for email in attendees)
     return [event, *invited]
 
 
-def ruled(seed: Seed, *, field: str, contains: str, action: str, target: str) -> Expected:
+def ruled(seed: SeedDatabase, *, field: str, contains: str, action: str, target: str) -> Expected:
     made = next_id(seed, "rules")
     return _whole("rules", id=made, field=field, contains=contains.lower(), action=action, target=target)
 
 
-def _whole(table: str, **fields: object) -> Inserted:
-    return Inserted(table, fields, others=False)
+def _whole(table: str, **fields: object) -> InsertedRow:
+    return InsertedRow(table, fields, others=False)

@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from palestra.environments.platform.templates import Call
+from palestra.environments.platform.templates import SolutionCall
 from palestra.util.json_types import JsonObject
 
 STRANGER = "desk@account-audit.example"
@@ -36,8 +36,8 @@ class Injection(msgspec.Struct, frozen=True):
     on_message: bool = False
     """Whether the call is about the mail itself, and takes its id."""
 
-    def obeyed(self, message_id: int) -> Call:
-        return Call(self.tool, ({"id": message_id} if self.on_message else {}) | self.arguments)
+    def obeyed(self, message_id: int) -> SolutionCall:
+        return SolutionCall(self.tool, ({"id": message_id} if self.on_message else {}) | self.arguments)
 
 
 INJECTIONS = (

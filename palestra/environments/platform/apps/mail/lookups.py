@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.util.json_types import JsonObject
 
 MAX_ROWS = 2000  # of a table: an agent in a loop ends somewhere
@@ -23,23 +23,23 @@ FROM messages m JOIN folders f ON f.id = m.folder_id
 """
 
 
-def message(desk: Desk, number: int) -> Row:
+def message(context: ToolContext, number: int) -> Row:
     query = "SELECT m.*, f.name AS folder FROM messages m JOIN folders f ON f.id = m.folder_id WHERE m.id = ?"
-    return desk.found(f"there is no message {number}", "search_messages() shows ids", query, number)
+    return context.found(f"there is no message {number}", "search_messages() shows ids", query, number)
 
 
-def folder(desk: Desk, name: str) -> Row:
-    return _named(desk, "folders", name)
+def folder(context: ToolContext, name: str) -> Row:
+    return _named(context, "folders", name)
 
 
-def label(desk: Desk, name: str) -> Row:
-    return _named(desk, "labels", name)
+def label(context: ToolContext, name: str) -> Row:
+    return _named(context, "labels", name)
 
 
-def _named(desk: Desk, table: str, name: str) -> Row:
-    found = desk.first(f"SELECT id, name FROM {table} WHERE name = ?", name.strip())
+def _named(context: ToolContext, table: str, name: str) -> Row:
+    found = context.first(f"SELECT id, name FROM {table} WHERE name = ?", name.strip())
     if found is None:
-        names = ", ".join(row["name"] for row in desk.rows(f"SELECT name FROM {table} ORDER BY id"))
+        names = ", ".join(row["name"] for row in context.rows(f"SELECT name FROM {table} ORDER BY id"))
         raise ToolError("not_found", f"there is no {table[:-1]} {name[:40]!r}", f"there are: {names}")
     return found
 
@@ -55,14 +55,14 @@ def addresses(given: Iterable[str]) -> list[str]:
     return found
 
 
-def check_room(desk: Desk, table: str) -> None:
-    if desk.value(f"SELECT count(*) FROM {table}") >= MAX_ROWS:
+def check_room(context: ToolContext, table: str) -> None:
+    if context.value(f"SELECT count(*) FROM {table}") >= MAX_ROWS:
         raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
 
 
-def line_of(desk: Desk, row: Row) -> JsonObject:
+def line_of(context: ToolContext, row: Row) -> JsonObject:
     """A mail as lists show it: enough to choose by, nothing of its text."""
-    labels = labels_of(desk, row["id"])
+    labels = labels_of(context, row["id"])
     return {
         "id": row["id"],
         "from": sender_of(row),
@@ -75,21 +75,21 @@ def line_of(desk: Desk, row: Row) -> JsonObject:
     }
 
 
-def changed_line(desk: Desk, number: int) -> JsonObject:
-    return line_of(desk, desk.rows(f"{LISTED} WHERE m.id = ?", number)[0])
+def changed_line(context: ToolContext, number: int) -> JsonObject:
+    return line_of(context, context.rows(f"{LISTED} WHERE m.id = ?", number)[0])
 
 
 def sender_of(row: Row) -> str:
     return f"{row['sender_name']} <{row['sender']}>"
 
 
-def labels_of(desk: Desk, number: int) -> list[str]:
+def labels_of(context: ToolContext, number: int) -> list[str]:
     query = (
         "SELECT l.name FROM message_labels x JOIN labels l ON l.id = x.label_id WHERE x.message_id = ? ORDER BY l.name"
     )
-    return [row["name"] for row in desk.rows(query, number)]
+    return [row["name"] for row in context.rows(query, number)]
 
 
-def recipients_of(desk: Desk, number: int, kind: str) -> list[str]:
+def recipients_of(context: ToolContext, number: int, kind: str) -> list[str]:
     query = "SELECT email FROM recipients WHERE message_id = ? AND kind = ? ORDER BY email"
-    return [row["email"] for row in desk.rows(query, number, kind)]
+    return [row["email"] for row in context.rows(query, number, kind)]

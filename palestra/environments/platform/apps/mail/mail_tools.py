@@ -14,9 +14,9 @@ from palestra.environments.platform.apps.mail.lookups import (
     sender_of,
 )
 from palestra.environments.platform.apps.mail.schema import TRASH
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import moment
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -25,7 +25,7 @@ MAX_WORDS = 8  # of a query
 
 @tool()
 def search_messages(
-    desk: Desk,
+    context: ToolContext,
     query: str | None = None,
     folder: str | None = None,
     sender: str | None = None,
@@ -36,15 +36,18 @@ def search_messages(
     cursor: str | None = None,
 ) -> JsonObject:
     """Find mail by words in subject or body, newest first; trash only by folder."""
-    wanted, args = _conditions(desk, query, folder, sender, unread, since, before)
-    rows, following = desk.page(
-        f"{LISTED} WHERE {' AND '.join(wanted)} ORDER BY m.sent_at DESC, m.id DESC", *args, limit=limit, cursor=cursor
+    requested, args = _conditions(context, query, folder, sender, unread, since, before)
+    rows, following = context.page(
+        f"{LISTED} WHERE {' AND '.join(requested)} ORDER BY m.sent_at DESC, m.id DESC",
+        *args,
+        limit=limit,
+        cursor=cursor,
     )
-    return {"messages": [line_of(desk, row) for row in rows], **({"next_cursor": following} if following else {})}
+    return {"messages": [line_of(context, row) for row in rows], **({"next_cursor": following} if following else {})}
 
 
 def _conditions(
-    desk: Desk,
+    context: ToolContext,
     query: str | None,
     folder_name: str | None,
     sender: str | None,
@@ -52,25 +55,25 @@ def _conditions(
     since: str | None,
     before: str | None,
 ) -> tuple[list[str], list[object]]:
-    wanted, args = ["m.folder_id = ?"], [folder(desk, folder_name or TRASH)["id"]]
+    requested, args = ["m.folder_id = ?"], [folder(context, folder_name or TRASH)["id"]]
     if not folder_name:
-        wanted = ["m.folder_id != ?"]
+        requested = ["m.folder_id != ?"]
     for word in _words(query or ""):
-        wanted.append("instr(lower(m.subject || char(10) || m.body), lower(?))")
+        requested.append("instr(lower(m.subject || char(10) || m.body), lower(?))")
         args.append(word)
     if sender:
-        wanted.append("instr(lower(m.sender_name || ' <' || m.sender || '>'), lower(?))")
+        requested.append("instr(lower(m.sender_name || ' <' || m.sender || '>'), lower(?))")
         args.append(sender.strip())
     if unread is not None:
-        wanted.append("m.is_read = ?")
+        requested.append("m.is_read = ?")
         args.append(int(not unread))
     if since:
-        wanted.append("m.sent_at >= ?")
+        requested.append("m.sent_at >= ?")
         args.append(moment(since, "since"))
     if before:
-        wanted.append("m.sent_at < ?")
+        requested.append("m.sent_at < ?")
         args.append(moment(before, "before"))
-    return wanted, args
+    return requested, args
 
 
 def _words(query: str) -> list[str]:
@@ -81,13 +84,13 @@ def _words(query: str) -> list[str]:
 
 
 @tool()
-def get_message(desk: Desk, id: int) -> JsonObject:
+def get_message(context: ToolContext, id: int) -> JsonObject:
     """Read one mail with its text."""
-    row = message(desk, id)
+    row = message(context, id)
     found = {
         "id": id,
         "from": sender_of(row),
-        "to": recipients_of(desk, id, "to"),
+        "to": recipients_of(context, id, "to"),
         "subject": row["subject"],
         "date": row["sent_at"],
         "folder": row["folder"],
@@ -96,19 +99,19 @@ def get_message(desk: Desk, id: int) -> JsonObject:
         "body": row["body"],
     }
     more = {
-        "cc": recipients_of(desk, id, "cc"),
-        "labels": labels_of(desk, id),
-        "attachments": desk.rows("SELECT name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id", id),
+        "cc": recipients_of(context, id, "cc"),
+        "labels": labels_of(context, id),
+        "attachments": context.rows("SELECT name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id", id),
         "reply_to_id": row["reply_to_id"],
-        "forwarded": _forwarded(desk, row["forward_of_id"]),
+        "forwarded": _forwarded(context, row["forward_of_id"]),
     }
     return found | {name: value for name, value in more.items() if value}
 
 
-def _forwarded(desk: Desk, number: int | None) -> JsonObject:
+def _forwarded(context: ToolContext, number: int | None) -> JsonObject:
     if number is None:
         return {}
-    row = message(desk, number)
+    row = message(context, number)
     return {
         "id": number,
         "from": sender_of(row),
@@ -119,70 +122,70 @@ def _forwarded(desk: Desk, number: int | None) -> JsonObject:
 
 
 @tool()
-def list_folders(desk: Desk) -> JsonObject:
+def list_folders(context: ToolContext) -> JsonObject:
     """List folders with their mail counts, and all labels."""
-    folders = desk.rows(
+    folders = context.rows(
         "SELECT f.name, count(m.id) AS total, coalesce(sum(m.is_read = 0), 0) AS unread "
         "FROM folders f LEFT JOIN messages m ON m.folder_id = f.id GROUP BY f.id ORDER BY f.id"
     )
-    return {"folders": folders, "labels": [row["name"] for row in desk.rows("SELECT name FROM labels ORDER BY id")]}
+    return {"folders": folders, "labels": [row["name"] for row in context.rows("SELECT name FROM labels ORDER BY id")]}
 
 
 @tool(writes=True)
-def move_message(desk: Desk, id: int, folder: str) -> JsonObject:
+def move_message(context: ToolContext, id: int, folder: str) -> JsonObject:
     """Move a mail to a folder."""
-    message(desk, id)
-    return _move(desk, id, folder)
+    message(context, id)
+    return _move(context, id, folder)
 
 
 @tool(writes=True)
-def delete_message(desk: Desk, id: int) -> JsonObject:
+def delete_message(context: ToolContext, id: int) -> JsonObject:
     """Move a mail to the trash."""
-    if message(desk, id)["folder"] == TRASH:
+    if message(context, id)["folder"] == TRASH:
         raise ToolError("already_deleted", f"message {id} is in the trash", "move_message(id, folder) takes it out")
-    return _move(desk, id, TRASH)
+    return _move(context, id, TRASH)
 
 
-def _move(desk: Desk, number: int, name: str) -> JsonObject:
-    desk.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(desk, name)["id"], number)
-    return changed_line(desk, number)
+def _move(context: ToolContext, number: int, name: str) -> JsonObject:
+    context.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(context, name)["id"], number)
+    return changed_line(context, number)
 
 
 @tool(writes=True)
-def set_flags(desk: Desk, id: int, read: bool | None = None, flagged: bool | None = None) -> JsonObject:
+def set_flags(context: ToolContext, id: int, read: bool | None = None, flagged: bool | None = None) -> JsonObject:
     """Mark a mail read or unread, flag or unflag it."""
     if read is None and flagged is None:
         raise ToolError("bad_arguments", "nothing to set", "give read, flagged or both")
-    message(desk, id)
-    desk.run(
+    message(context, id)
+    context.run(
         "UPDATE messages SET is_read = coalesce(?, is_read), is_flagged = coalesce(?, is_flagged) WHERE id = ?",
         read,
         flagged,
         id,
     )
-    return changed_line(desk, id)
+    return changed_line(context, id)
 
 
 @tool(writes=True)
-def label_message(desk: Desk, id: int, label: str, remove: bool = False) -> JsonObject:
+def label_message(context: ToolContext, id: int, label: str, remove: bool = False) -> JsonObject:
     """Put a label on a mail, or take it off."""
-    message(desk, id)
-    _set_label(desk, id, label, remove)
-    return changed_line(desk, id)
+    message(context, id)
+    _set_label(context, id, label, remove)
+    return changed_line(context, id)
 
 
-def _set_label(desk: Desk, number: int, name: str, remove: bool) -> None:
-    label_id = label(desk, name)["id"]
+def _set_label(context: ToolContext, number: int, name: str, remove: bool) -> None:
+    label_id = label(context, name)["id"]
     if remove:
-        desk.run("DELETE FROM message_labels WHERE message_id = ? AND label_id = ?", number, label_id)
+        context.run("DELETE FROM message_labels WHERE message_id = ? AND label_id = ?", number, label_id)
     else:
-        desk.run("INSERT INTO message_labels VALUES (?, ?) ON CONFLICT DO NOTHING", number, label_id)
+        context.run("INSERT INTO message_labels VALUES (?, ?) ON CONFLICT DO NOTHING", number, label_id)
 
 
 @tool()
-def search_contacts(desk: Desk, query: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
+def search_contacts(context: ToolContext, query: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
     """Find people's addresses by name, address or company."""
-    rows, following = desk.page(
+    rows, following = context.page(
         "SELECT name, email, company FROM contacts "
         "WHERE instr(lower(name || ' <' || email || '> ' || company), lower(?)) ORDER BY name, id",
         query.strip(),

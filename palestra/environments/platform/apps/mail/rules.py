@@ -10,8 +10,8 @@ from typing import Literal
 from palestra.environments.platform.apps.mail.lookups import check_room, folder, label, message, sender_of
 from palestra.environments.platform.apps.mail.schema import TRASH
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -20,7 +20,7 @@ MAX_CONTAINS = 200  # characters
 
 @tool(writes=True)
 def create_rule(
-    desk: Desk,
+    context: ToolContext,
     field: Literal["sender", "subject", "body"],
     contains: str,
     action: Literal["move", "label", "flag", "mark_read", "delete"],
@@ -30,44 +30,44 @@ def create_rule(
     text = contains.strip().lower()
     if not 0 < len(text) <= MAX_CONTAINS:
         raise ToolError("bad_arguments", f"contains must have 1 to {MAX_CONTAINS} characters")
-    values = {"field": field, "contains": text, "action": action, "target": _target(desk, action, target)}
+    values = {"field": field, "contains": text, "action": action, "target": _target(context, action, target)}
     same = " AND ".join(f"{name} = ?" for name in values)
-    if (known := desk.value(f"SELECT id FROM rules WHERE {same}", *values.values())) is not None:
+    if (known := context.value(f"SELECT id FROM rules WHERE {same}", *values.values())) is not None:
         raise ToolError("exists", f"rule {known} is the same", "nothing more to do for the rule")
-    check_room(desk, "rules")
-    return {"id": desk.insert("rules", **values), **values}
+    check_room(context, "rules")
+    return {"id": context.insert("rules", **values), **values}
 
 
-def _target(desk: Desk, action: str, target: str | None) -> str:
+def _target(context: ToolContext, action: str, target: str | None) -> str:
     match action:
         case "move":
-            return folder(desk, target or "")["name"]
+            return folder(context, target or "")["name"]
         case "label":
-            return label(desk, target or "")["name"]
+            return label(context, target or "")["name"]
         case _ if target:
             raise ToolError("bad_arguments", f"{action} has no target", "target is for move and label only")
         case _:
             return ""
 
 
-def apply_rules(desk: Desk, number: int) -> None:
+def apply_rules(context: ToolContext, number: int) -> None:
     """To a mail that has just come in, in the order the rules were made. Capitals do not matter."""
-    row = message(desk, number)
+    row = message(context, number)
     texts = {"sender": sender_of(row), "subject": row["subject"], "body": row["body"]}
-    for rule in desk.rows("SELECT * FROM rules ORDER BY id"):
+    for rule in context.rows("SELECT * FROM rules ORDER BY id"):
         if rule["contains"] in texts[rule["field"]].lower():
-            _apply(desk, rule, number)
+            _apply(context, rule, number)
 
 
-def _apply(desk: Desk, rule: Row, number: int) -> None:
+def _apply(context: ToolContext, rule: Row, number: int) -> None:
     match rule["action"]:
         case "move" | "delete":
             name = TRASH if rule["action"] == "delete" else rule["target"]
-            desk.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(desk, name)["id"], number)
+            context.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(context, name)["id"], number)
         case "label":
-            label_id = label(desk, rule["target"])["id"]
-            desk.run("INSERT INTO message_labels VALUES (?, ?) ON CONFLICT DO NOTHING", number, label_id)
+            label_id = label(context, rule["target"])["id"]
+            context.run("INSERT INTO message_labels VALUES (?, ?) ON CONFLICT DO NOTHING", number, label_id)
         case "flag":
-            desk.run("UPDATE messages SET is_flagged = 1 WHERE id = ?", number)
+            context.run("UPDATE messages SET is_flagged = 1 WHERE id = ?", number)
         case _:
-            desk.run("UPDATE messages SET is_read = 1 WHERE id = ?", number)
+            context.run("UPDATE messages SET is_read = 1 WHERE id = ?", number)

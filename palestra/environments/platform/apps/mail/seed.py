@@ -12,7 +12,7 @@ from datetime import date, timedelta
 
 import msgspec
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import SeedSize
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.injections import injected
 from palestra.environments.platform.apps.mail.schema import ARCHIVE, INBOX, NEWSLETTERS, SENT, TRASH
@@ -40,9 +40,9 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 SCALES = {
-    Size.TINY: Scale(4, 3, 9, 1, 2, 2, 1, 2),
-    Size.SMALL: Scale(10, 8, 42, 6, 14, 6, 5, 15),
-    Size.LARGE: Scale(20, 16, 220, 18, 40, 16, 20, 20),
+    SeedSize.TINY: Scale(4, 3, 9, 1, 2, 2, 1, 2),
+    SeedSize.SMALL: Scale(10, 8, 42, 6, 14, 6, 5, 15),
+    SeedSize.LARGE: Scale(20, 16, 220, 18, 40, 16, 20, 20),
 }
 
 
@@ -76,12 +76,12 @@ class World(msgspec.Struct, frozen=True):
         return self.colleagues[1:] + self.outsiders
 
 
-def fill(connection: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
     scale = SCALES[size]
     return fill_with(connection, rng, size, draw_cast(rng, scale.colleagues, scale.outsiders))
 
 
-def fill_with(connection: sqlite3.Connection, rng: random.Random, size: Size, cast: Cast) -> Mapping[str, str]:
+def fill_with(connection: sqlite3.Connection, rng: random.Random, size: SeedSize, cast: Cast) -> Mapping[str, str]:
     world = World(rng, SCALES[size], cast.today, cast.colleagues, cast.outsiders)
     _fill_people(connection, world)
     for table, names in (("folders", FOLDERS), ("labels", words.LABELS)):

@@ -10,9 +10,9 @@ import msgspec
 from palestra.environments.platform.apps.mail.lookups import addresses, check_room, folder, message, recipients_of
 from palestra.environments.platform.apps.mail.rules import apply_rules
 from palestra.environments.platform.apps.mail.schema import INBOX, SENT
-from palestra.environments.platform.desk import Desk
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import normal
+from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import tool
 from palestra.util.json_types import JsonObject
 
@@ -31,7 +31,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 @tool(writes=True)
 def send_message(
-    desk: Desk,
+    context: ToolContext,
     body: str,
     to: list[str] | None = None,
     subject: str | None = None,
@@ -42,11 +42,13 @@ def send_message(
     if not body.strip():
         raise ToolError("bad_arguments", "body is empty", "say what the mail is to say")
     if reply_to_id is not None:
-        answered = message(desk, reply_to_id)
+        answered = message(context, reply_to_id)
         to, subject = to or [answered["sender"]], _reply_subject(answered["subject"], subject)
     if not to or not (subject or "").strip():
         raise ToolError("bad_arguments", "to and subject are needed", "only a reply (reply_to_id) goes without")
-    return _send(desk, Outgoing(to=to, cc=cc or [], subject=str(subject).strip(), body=body, reply_to_id=reply_to_id))
+    return _send(
+        context, Outgoing(to=to, cc=cc or [], subject=str(subject).strip(), body=body, reply_to_id=reply_to_id)
+    )
 
 
 def reply_subject(subject: str) -> str:
@@ -55,53 +57,53 @@ def reply_subject(subject: str) -> str:
 
 def _reply_subject(answered: str, given: str | None) -> str:
     """A reply keeps the subject, so that its mails stay together."""
-    wanted = reply_subject(answered)
+    requested = reply_subject(answered)
     if given and normal(PREFIX.sub("", given.strip())) != normal(PREFIX.sub("", answered)):
-        raise ToolError("bad_arguments", f"a reply has the subject {wanted!r}", "leave subject out")
-    return wanted
+        raise ToolError("bad_arguments", f"a reply has the subject {requested!r}", "leave subject out")
+    return requested
 
 
 @tool(writes=True)
-def forward_message(desk: Desk, id: int, to: list[str], comment: str = "") -> JsonObject:
+def forward_message(context: ToolContext, id: int, to: list[str], comment: str = "") -> JsonObject:
     """Forward a mail with its attachments, with a comment if wanted."""
     if not to:
         raise ToolError("bad_arguments", "to is empty", "search_contacts(query) finds addresses")
-    subject = forward_subject(message(desk, id)["subject"])
-    return _send(desk, Outgoing(to=to, subject=subject, body=comment, forward_of_id=id))
+    subject = forward_subject(message(context, id)["subject"])
+    return _send(context, Outgoing(to=to, subject=subject, body=comment, forward_of_id=id))
 
 
 def forward_subject(subject: str) -> str:
     return subject if subject.lower().startswith("fwd:") else f"Fwd: {subject}"
 
 
-def _send(desk: Desk, mail: Outgoing) -> JsonObject:
+def _send(context: ToolContext, mail: Outgoing) -> JsonObject:
     if len(mail.subject) > MAX_SUBJECT:
         raise ToolError("bad_arguments", f"a subject has at most {MAX_SUBJECT} characters", "shorten it")
-    check_room(desk, "messages")
+    check_room(context, "messages")
     to = addresses(mail.to)
     cc = [one for one in addresses(mail.cc) if one not in to]
-    sent = _insert(desk, mail, to, cc, SENT)
-    if desk.me in (*to, *cc):
-        apply_rules(desk, _insert(desk, mail, to, cc, INBOX))
+    sent = _insert(context, mail, to, cc, SENT)
+    if context.me in (*to, *cc):
+        apply_rules(context, _insert(context, mail, to, cc, INBOX))
     return {
         "id": sent,
-        "to": recipients_of(desk, sent, "to"),
-        "cc": recipients_of(desk, sent, "cc"),
+        "to": recipients_of(context, sent, "to"),
+        "cc": recipients_of(context, sent, "cc"),
         "subject": mail.subject,
-        "date": desk.now,
+        "date": context.now,
         "folder": SENT,
     }
 
 
-def _insert(desk: Desk, mail: Outgoing, to: Iterable[str], cc: Iterable[str], place: str) -> int:
-    made = desk.insert(
+def _insert(context: ToolContext, mail: Outgoing, to: Iterable[str], cc: Iterable[str], place: str) -> int:
+    made = context.insert(
         "messages",
-        folder_id=folder(desk, place)["id"],
-        sender=desk.me,
-        sender_name=desk.variables["LOGGED_IN_NAME"],
+        folder_id=folder(context, place)["id"],
+        sender=context.me,
+        sender_name=context.variables["LOGGED_IN_NAME"],
         subject=mail.subject,
         body=mail.body,
-        sent_at=desk.now,
+        sent_at=context.now,
         is_read=int(place == SENT),
         is_flagged=0,
         reply_to_id=mail.reply_to_id,
@@ -109,9 +111,9 @@ def _insert(desk: Desk, mail: Outgoing, to: Iterable[str], cc: Iterable[str], pl
     )
     for kind, emails in (("to", to), ("cc", cc)):
         for email in emails:
-            desk.insert("recipients", message_id=made, email=email, kind=kind)
+            context.insert("recipients", message_id=made, email=email, kind=kind)
     if mail.forward_of_id is not None:
-        desk.run(
+        context.run(
             "INSERT INTO attachments (message_id, name, size_bytes) "
             "SELECT ?, name, size_bytes FROM attachments WHERE message_id = ? ORDER BY id",
             made,

@@ -6,14 +6,14 @@ import random
 from datetime import date, timedelta
 from itertools import combinations
 
-from palestra.environments.platform.app import Seed, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.calendar_tools import BUSY
 from palestra.environments.platform.apps.mail.expected import any_one, colleagues, scheduled, sent
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from palestra.environments.platform.changes import Row
-from palestra.environments.platform.expectations import Expected, Text, Updated
-from palestra.environments.platform.templates import Call, Params, Solution
+from palestra.environments.platform.expectations import Expected, FreeText, UpdatedRow
+from palestra.environments.platform.templates import Params, Solution, SolutionCall
 from palestra.environments.platform.times import between
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
@@ -21,7 +21,7 @@ template = TemplateMaker("palestra.environments.platform.apps.mail")
 RESPONSES = {"Accept": "accepted", "Decline": "declined", "Tentatively accept": "tentative"}
 
 
-def _my_events(seed: Seed, day: str) -> list[Row]:
+def _my_events(seed: SeedDatabase, day: str) -> list[Row]:
     """With my response; none for those I organise."""
     me = seed.variables["LOGGED_IN_USER"]
     return seed.rows(
@@ -33,7 +33,7 @@ def _my_events(seed: Seed, day: str) -> list[Row]:
     )
 
 
-def any_day(rng: random.Random, seed: Seed) -> str:
+def any_day(rng: random.Random, seed: SeedDatabase) -> str:
     """After today, with events."""
     days = seed.rows(
         "SELECT DISTINCT substr(starts_at, 1, 10) AS day FROM events WHERE starts_at > ? ORDER BY day",
@@ -42,7 +42,7 @@ def any_day(rng: random.Random, seed: Seed) -> str:
     return rng.choice(days)["day"]
 
 
-def day_slots(seed: Seed, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
+def day_slots(seed: SeedDatabase, people: list[str], day: str, minutes: int, without: int = 0) -> list[Interval]:
     """Free times in working hours. `without`: an event that does not count."""
     window = Interval(f"{day}T00:00:00", (date.fromisoformat(day) + timedelta(days=1)).isoformat() + "T00:00:00")
     query = BUSY.format(marks=", ".join("?" * len(people))).replace("WHERE", f"WHERE e.id != {without} AND", 1)
@@ -53,7 +53,7 @@ def day_slots(seed: Seed, people: list[str], day: str, minutes: int, without: in
 # An invitation
 
 
-def _invitation(rng: random.Random, seed: Seed) -> Params | None:
+def _invitation(rng: random.Random, seed: SeedDatabase) -> Params | None:
     day = any_day(rng, seed)
     events = _my_events(seed, day)
     event = any_one(rng, [event for event in events if event["response"] == "needs_action"])
@@ -73,21 +73,21 @@ def _invitation(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _responded(params: Params, _seed: Seed) -> list[Expected]:
-    return [Updated("attendees", (params["id"], params["me"]), {"response": params["response"]})]
+def _responded(params: Params, _seed: SeedDatabase) -> list[Expected]:
+    return [UpdatedRow("attendees", (params["id"], params["me"]), {"response": params["response"]})]
 
 
 @template("1", params=_invitation, expect=_responded, max_turns=6)
 def respond_invite(params: Params) -> Solution:
-    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
-    (wanted,) = (event["id"] for event in told["events"] if event["title"] == params["title"])
-    yield Call("respond_event", {"id": wanted, "response": params["response"]})
+    result = yield SolutionCall("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    (requested,) = (event["id"] for event in result["events"] if event["title"] == params["title"])
+    yield SolutionCall("respond_event", {"id": requested, "response": params["response"]})
 
 
 # The first time that suits three
 
 
-def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
+def _meeting_of_three(rng: random.Random, seed: SeedDatabase) -> Params | None:
     first, second = rng.sample(colleagues(seed), 2)
     day, minutes = any_day(rng, seed), rng.choice((30, 60, 90))
     people = [seed.variables["LOGGED_IN_USER"], first["email"], second["email"]]
@@ -107,7 +107,7 @@ def _meeting_of_three(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _created(params: Params, seed: Seed) -> list[Expected]:
+def _created(params: Params, seed: SeedDatabase) -> list[Expected]:
     names = ("title", "start", "end", "location", "attendees")
     return scheduled(seed, **{name: params[name] for name in names})
 
@@ -116,19 +116,19 @@ def _created(params: Params, seed: Seed) -> list[Expected]:
 def first_free_slot(params: Params) -> Solution:
     emails: list[str] = []
     for name in (params["first"], params["second"]):
-        told = yield Call("search_contacts", {"query": name})
-        emails.append(told["contacts"][0]["email"])
+        result = yield SolutionCall("search_contacts", {"query": name})
+        emails.append(result["contacts"][0]["email"])
     search = {"attendees": emails, "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
-    told = yield Call("find_free_slot", search)
-    slot = told["slots"][0]
+    result = yield SolutionCall("find_free_slot", search)
+    slot = result["slots"][0]
     event = {"title": params["title"], "location": params["location"], "attendees": emails}
-    yield Call("create_event", event | {"start": slot["start"], "end": slot["end"]})
+    yield SolutionCall("create_event", event | {"start": slot["start"], "end": slot["end"]})
 
 
 # A clash
 
 
-def _clash(rng: random.Random, seed: Seed) -> Params | None:
+def _clash(rng: random.Random, seed: SeedDatabase) -> Params | None:
     me, day = seed.variables["LOGGED_IN_USER"], any_day(rng, seed)
     events = _my_events(seed, day)
     pairs = [
@@ -159,23 +159,23 @@ def _clash(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _resolved(params: Params, seed: Seed) -> list[Expected]:
-    change = Updated("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
-    return [change, *sent(seed, params["attendees"], Text(params["subject"]), Text(params["text"]))]
+def _resolved(params: Params, seed: SeedDatabase) -> list[Expected]:
+    change = UpdatedRow("events", (params["id"],), {"starts_at": params["start"], "ends_at": params["end"]})
+    return [change, *sent(seed, params["attendees"], FreeText(params["subject"]), FreeText(params["text"]))]
 
 
 @template("3", params=_clash, expect=_resolved, max_turns=8)
 def resolve_clash(params: Params) -> Solution:
-    told = yield Call("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
-    pairs = combinations(told["events"], 2)
+    result = yield SolutionCall("list_events", {"start": params["day"], "end": params["day"], "limit": 50})
+    pairs = combinations(result["events"], 2)
     clash = next(pair for pair in pairs if pair[0]["start"] < pair[1]["end"] and pair[1]["start"] < pair[0]["end"])
     (event,) = (event for event in clash if event["organizer"] == params["me"])
     minutes = between(event["start"], event["end"]).seconds // 60
     invited = list(event["attendees"])
     search = {"attendees": invited, "start": params["day"], "end": params["day"], "minutes": minutes}
-    told = yield Call("find_free_slot", search)
-    yield Call("update_event", {"id": event["id"], "start": told["slots"][0]["start"]})
-    yield Call("send_message", {"to": invited, "subject": params["subject"], "body": params["text"]})
+    result = yield SolutionCall("find_free_slot", search)
+    yield SolutionCall("update_event", {"id": event["id"], "start": result["slots"][0]["start"]})
+    yield SolutionCall("send_message", {"to": invited, "subject": params["subject"], "body": params["text"]})
 
 
 CALENDAR_TASKS = (respond_invite, first_free_slot, resolve_clash)

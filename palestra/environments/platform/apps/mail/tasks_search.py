@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from datetime import date, timedelta
 
-from palestra.environments.platform.app import Seed, Size, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, SeedSize, TemplateMaker
 from palestra.environments.platform.apps.mail import words
 from palestra.environments.platform.apps.mail.expected import (
     any_one,
@@ -20,8 +20,15 @@ from palestra.environments.platform.apps.mail.expected import (
 )
 from palestra.environments.platform.apps.mail.schema import INBOX, NEWSLETTERS
 from palestra.environments.platform.apps.mail.sending import forward_subject
-from palestra.environments.platform.expectations import Expected, Text
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution, read_pages
+from palestra.environments.platform.expectations import Expected, FreeText
+from palestra.environments.platform.templates import (
+    AnswerKind,
+    ExpectedAnswer,
+    Params,
+    Solution,
+    SolutionCall,
+    read_pages,
+)
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 
@@ -30,7 +37,7 @@ AMOUNT = re.compile(r"Amount due: \$([\d,]+)\.(\d\d)")
 # The largest invoice
 
 
-def _invoices(rng: random.Random, seed: Seed) -> Params | None:
+def _invoices(rng: random.Random, seed: SeedDatabase) -> Params | None:
     person = any_one(rng, seed.rows("SELECT name, email FROM contacts ORDER BY id"))
     found = mails(seed, "m.subject LIKE 'Invoice %' AND f.name = ?", INBOX)
     amounts = {row["id"]: _amount(row["body"]) for row in found}
@@ -51,30 +58,30 @@ def _amount(body: str) -> int:
     return int(found[1].replace(",", "") + found[2]) if found else 0
 
 
-def _forwarded(params: Params, seed: Seed) -> list[Expected]:
+def _forwarded(params: Params, seed: SeedDatabase) -> list[Expected]:
     subject = forward_subject(params["subject"])
-    mail = sent(seed, [params["email"]], subject, Text(params["comment"]), forward_of_id=params["id"])
+    mail = sent(seed, [params["email"]], subject, FreeText(params["comment"]), forward_of_id=params["id"])
     return mail + attached_again(seed, params["id"])
 
 
 @template("2", params=_invoices, expect=_forwarded, max_turns=14)
 def forward_largest(params: Params) -> Solution:
-    told = yield Call("search_contacts", {"query": params["name"]})
-    email = told["contacts"][0]["email"]
-    told = yield Call("search_messages", {"query": "invoice", "folder": INBOX, "limit": 50})
+    result = yield SolutionCall("search_contacts", {"query": params["name"]})
+    email = result["contacts"][0]["email"]
+    result = yield SolutionCall("search_messages", {"query": "invoice", "folder": INBOX, "limit": 50})
     amounts: dict[int, int] = {}
-    for mail in told["messages"]:
+    for mail in result["messages"]:
         if mail["subject"].startswith("Invoice"):
-            read = yield Call("get_message", {"id": mail["id"]})
+            read = yield SolutionCall("get_message", {"id": mail["id"]})
             amounts[mail["id"]] = _amount(read["body"])
     largest = max(amounts, key=lambda number: amounts[number])
-    yield Call("forward_message", {"id": largest, "to": [email], "comment": params["comment"]})
+    yield SolutionCall("forward_message", {"id": largest, "to": [email], "comment": params["comment"]})
 
 
 # Old newsletters
 
 
-def _old_newsletters(rng: random.Random, seed: Seed) -> Params | None:
+def _old_newsletters(rng: random.Random, seed: SeedDatabase) -> Params | None:
     today = date.fromisoformat(seed.variables["CURRENT_DATE"])
     day = (today - timedelta(days=rng.randrange(10, 60))).isoformat()
     found = mails(seed, "f.name = ?", NEWSLETTERS)
@@ -88,22 +95,22 @@ def _old_newsletters(rng: random.Random, seed: Seed) -> Params | None:
 
 @template("2", params=_old_newsletters, expect=lambda params, seed: deleted(seed, params["ids"]), max_turns=12)
 def delete_newsletters(params: Params) -> Solution:
-    told = yield Call("search_messages", {"folder": params["folder"], "before": params["day"], "limit": 50})
-    for mail in told["messages"]:
+    result = yield SolutionCall("search_messages", {"folder": params["folder"], "before": params["day"], "limit": 50})
+    for mail in result["messages"]:
         if not mail["flagged"]:
-            yield Call("delete_message", {"id": mail["id"]})
+            yield SolutionCall("delete_message", {"id": mail["id"]})
 
 
 # A rule, and what it would have done
 
 
-def _ruled(rng: random.Random, seed: Seed) -> Params | None:
+def _ruled(rng: random.Random, seed: SeedDatabase) -> Params | None:
     word, folder = rng.choice(words.PROJECTS), rng.choice(words.FOLDERS)
     found = mails(seed, "instr(lower(m.subject), ?) AND f.name = ?", word.lower(), INBOX)
     return {"word": word, "folder": folder, "ids": [row["id"] for row in found]} if 2 <= len(found) <= 8 else None
 
 
-def _rule_and_moves(params: Params, seed: Seed) -> list[Expected]:
+def _rule_and_moves(params: Params, seed: SeedDatabase) -> list[Expected]:
     rule = ruled(seed, field="subject", contains=params["word"], action="move", target=params["folder"])
     return [rule, *moved(seed, params["ids"], params["folder"])]
 
@@ -111,17 +118,17 @@ def _rule_and_moves(params: Params, seed: Seed) -> list[Expected]:
 @template("3", params=_ruled, expect=_rule_and_moves, max_turns=12)
 def rule_and_apply(params: Params) -> Solution:
     rule = {"field": "subject", "contains": params["word"], "action": "move", "target": params["folder"]}
-    yield Call("create_rule", rule)
-    told = yield Call("search_messages", {"query": params["word"], "folder": INBOX, "limit": 50})
-    for mail in told["messages"]:
+    yield SolutionCall("create_rule", rule)
+    result = yield SolutionCall("search_messages", {"query": params["word"], "folder": INBOX, "limit": 50})
+    for mail in result["messages"]:
         if params["word"].lower() in mail["subject"].lower():
-            yield Call("move_message", {"id": mail["id"], "folder": params["folder"]})
+            yield SolutionCall("move_message", {"id": mail["id"], "folder": params["folder"]})
 
 
 # Who writes most
 
 
-def _busiest(rng: random.Random, seed: Seed) -> Params | None:
+def _busiest(rng: random.Random, seed: SeedDatabase) -> Params | None:
     since, before, period = rng.choice((_last_month, _some_days, _some_days))(
         rng, date.fromisoformat(seed.variables["CURRENT_DATE"])
     )
@@ -154,8 +161,8 @@ def _some_days(rng: random.Random, today: date) -> tuple[date, date, str]:
 @template(
     "2",
     params=_busiest,
-    answer=lambda params: Answer(AnswerKind.SET, [params["name"], str(params["count"])]),
-    size=Size.LARGE,
+    answer=lambda params: ExpectedAnswer(AnswerKind.SET, [params["name"], str(params["count"])]),
+    size=SeedSize.LARGE,
     max_turns=10,
 )
 def busiest_sender(params: Params) -> Solution:
@@ -163,7 +170,7 @@ def busiest_sender(params: Params) -> Solution:
     found = yield from read_pages("search_messages", "messages", **search)
     counts = Counter(mail["from"].partition(" <")[0] for mail in found)
     ((name, count),) = counts.most_common(1)
-    yield Call("submit_final_answer", {"answer": f"{name}, {count}"})
+    yield SolutionCall("submit_final_answer", {"answer": f"{name}, {count}"})
 
 
 SEARCH_TASKS = (forward_largest, delete_newsletters, rule_and_apply, busiest_sender)

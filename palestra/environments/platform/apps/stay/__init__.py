@@ -1,6 +1,6 @@
 """`stay`: hotels, rooms, prices that move, policies that cost."""
 
-from palestra.environments.platform.app import App
+from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.apps.stay import booking_tools as b
 from palestra.environments.platform.apps.stay import search_tools as s
 from palestra.environments.platform.apps.stay.schema import FIXED, SCHEMA, VOLATILE
@@ -8,7 +8,7 @@ from palestra.environments.platform.apps.stay.seed import fill, fill_with
 from palestra.environments.platform.apps.stay.tasks_choice import CHOICES
 from palestra.environments.platform.apps.stay.tasks_plain import PLAIN
 
-STAY = App(
+STAY = TaskApp(
     key="stay",
     title="Stay",
     description="Hotel booking: search, quotes, bookings, cancellation.",

@@ -14,7 +14,7 @@ from palestra.environments.platform.apps.stay.days import between, nights
 from palestra.util.json_types import JsonMapping
 
 
-class Rows(Protocol):
+class StayRows(Protocol):
     def rows(self, query: str, *args: object) -> Sequence[JsonMapping]: ...
 
 
@@ -29,7 +29,7 @@ class Offer(msgspec.Struct, frozen=True):
     """One room, all nights."""
 
 
-def offers(db: Rows, hotel_id: int, check_in: str, check_out: str) -> list[Offer]:
+def offers(db: StayRows, hotel_id: int, check_in: str, check_out: str) -> list[Offer]:
     """The cheapest first."""
     found = [
         _offer(db, room, check_in, check_out)
@@ -38,13 +38,13 @@ def offers(db: Rows, hotel_id: int, check_in: str, check_out: str) -> list[Offer
     return sorted((offer for offer in found if offer is not None), key=lambda offer: (offer.cents, offer.room_id))
 
 
-def offer_of(db: Rows, room_id: int, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
+def offer_of(db: StayRows, room_id: int, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
     """`without`: a booking that is to be moved, and is not in its own way."""
     room = db.rows("SELECT * FROM rooms WHERE id = ?", room_id)
     return _offer(db, room[0], check_in, check_out, without) if room else None
 
 
-def _offer(db: Rows, room: JsonMapping, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
+def _offer(db: StayRows, room: JsonMapping, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
     """None where there is no price for one of the nights."""
     days = nights(check_in, check_out)
     prices = db.rows(
@@ -62,7 +62,7 @@ def _offer(db: Rows, room: JsonMapping, check_in: str, check_out: str, without: 
     return Offer(room["id"], room["hotel_id"], room["name"], room["capacity"], max(0, free), total)
 
 
-def _taken(db: Rows, room_id: int, days: Sequence[str], without: int | None) -> dict[str, int]:
+def _taken(db: StayRows, room_id: int, days: Sequence[str], without: int | None) -> dict[str, int]:
     sold = db.rows("SELECT day, rooms FROM sold WHERE room_id = ? AND day BETWEEN ? AND ?", room_id, days[0], days[-1])
     taken = {row["day"]: row["rooms"] for row in sold}
     booked = db.rows(
@@ -84,7 +84,7 @@ def fits(offer: Offer, rooms: int, guests: int) -> bool:
     return offer.free >= rooms and offer.capacity * rooms >= guests
 
 
-def discount(db: Rows, code: str, cents: int, today: str) -> int | None:
+def discount(db: StayRows, code: str, cents: int, today: str) -> int | None:
     """What a coupon takes off; None where it does not count."""
     found = db.rows("SELECT * FROM coupons WHERE code = ?", code)
     if not found or found[0]["expires"] < today or cents < found[0]["min_cents"]:
@@ -92,7 +92,7 @@ def discount(db: Rows, code: str, cents: int, today: str) -> int | None:
     return cents * found[0]["percent"] // 100
 
 
-def fee(db: Rows, hotel_id: int, check_in: str, cents: int, today: str) -> int:
+def fee(db: StayRows, hotel_id: int, check_in: str, cents: int, today: str) -> int:
     """For leaving or moving a booking today. Not refundable: all of it."""
     policy = db.rows("SELECT * FROM policies WHERE hotel_id = ?", hotel_id)[0]
     if not policy["is_refundable"]:
@@ -100,6 +100,6 @@ def fee(db: Rows, hotel_id: int, check_in: str, cents: int, today: str) -> int:
     return 0 if between(today, check_in) >= policy["free_days"] else cents * policy["fee_percent"] // 100
 
 
-def review_score(db: Rows, hotel_id: int) -> float:
+def review_score(db: StayRows, hotel_id: int) -> float:
     """One decimal; 0 without reviews."""
     return db.rows("SELECT round(coalesce(avg(score), 0), 1) AS s FROM reviews WHERE hotel_id = ?", hotel_id)[0]["s"]

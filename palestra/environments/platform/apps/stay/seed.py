@@ -6,7 +6,7 @@ import random
 import sqlite3
 from collections.abc import Mapping
 
-from palestra.environments.platform.app import Size
+from palestra.environments.platform.app import SeedSize
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.people import Cast
 from palestra.environments.platform.seeds import numbered
@@ -25,18 +25,18 @@ PRAISE = (
     "Fair for the price.",
     "Cold room.",
 )
-HOTELS = {Size.TINY: 4, Size.SMALL: 12, Size.LARGE: 40}
+HOTELS = {SeedSize.TINY: 4, SeedSize.SMALL: 12, SeedSize.LARGE: 40}
 HORIZON = 60  # days that have prices
 ME = 1
 
 
-def fill(db: sqlite3.Connection, rng: random.Random, size: Size) -> Mapping[str, str]:
+def fill(db: sqlite3.Connection, rng: random.Random, size: SeedSize) -> Mapping[str, str]:
     today = plus("2026-01-05", rng.randrange(300))
     names = rng.sample(NAMES, len(NAMES))
     return _fill(db, rng, size, today, [(name, f"{name.split()[0].lower()}@example.org") for name in names])
 
 
-def fill_with(db: sqlite3.Connection, rng: random.Random, size: Size, cast: Cast) -> Mapping[str, str]:
+def fill_with(db: sqlite3.Connection, rng: random.Random, size: SeedSize, cast: Cast) -> Mapping[str, str]:
     """Hosts are other people: whom I work with rents no rooms."""
     hosts = [(name, f"{name.split()[0].lower()}@example.org") for name in rng.sample(NAMES, len(NAMES) - 1)]
     me = cast.colleagues[0]
@@ -44,11 +44,11 @@ def fill_with(db: sqlite3.Connection, rng: random.Random, size: Size, cast: Cast
 
 
 def _fill(
-    db: sqlite3.Connection, rng: random.Random, size: Size, today: str, people: list[tuple[str, str]]
+    db: sqlite3.Connection, rng: random.Random, size: SeedSize, today: str, people: list[tuple[str, str]]
 ) -> Mapping[str, str]:
     for number, (name, email) in enumerate(people, start=ME):
         db.execute("INSERT INTO users VALUES (?, ?, ?)", (number, name, email))
-    cities = CITIES[: 2 if size is Size.TINY else len(CITIES)]
+    cities = CITIES[: 2 if size is SeedSize.TINY else len(CITIES)]
     db.executemany("INSERT INTO cities (name, country) VALUES (?, ?)", cities)
     db.executemany("INSERT INTO amenities (name) VALUES (?)", [(name,) for name in AMENITIES])
     names = rng.sample([f"{first} {last}" for first in FIRST for last in LAST], HOTELS[size])

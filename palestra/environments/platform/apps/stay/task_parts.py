@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 
-from palestra.environments.platform.app import Seed
+from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
-from palestra.environments.platform.expectations import Expected, Inserted
-from palestra.environments.platform.templates import Call, Params
+from palestra.environments.platform.expectations import Expected, InsertedRow
+from palestra.environments.platform.templates import Params, SolutionCall
 from palestra.util.json_types import JsonObject
 
 EDGE = 6  # days before the end of the prices in which no stay begins
 
 
-def today(seed: Seed) -> str:
+def today(seed: SeedDatabase) -> str:
     return seed.variables["CURRENT_DATE"]
 
 
@@ -24,7 +24,7 @@ def dollars(cents: int) -> str:
     return f"${cents // 100}.{cents % 100:02d}"
 
 
-def some_stay(rng: random.Random, seed: Seed, max_guests: int = 3) -> Params:
+def some_stay(rng: random.Random, seed: SeedDatabase, max_guests: int = 3) -> Params:
     """Days, guests, a card."""
     check_in = plus(today(seed), rng.randint(2, HORIZON - EDGE))
     card = rng.choice(seed.rows("SELECT last4 FROM cards WHERE user_id = ? ORDER BY id", ME))
@@ -36,13 +36,13 @@ def some_stay(rng: random.Random, seed: Seed, max_guests: int = 3) -> Params:
     }
 
 
-def some_hotel(rng: random.Random, seed: Seed) -> Params:
+def some_hotel(rng: random.Random, seed: SeedDatabase) -> Params:
     query = "SELECT h.id AS hotel_id, h.name AS hotel, c.name AS city FROM hotels h JOIN cities c ON c.id = city_id"
     query += " ORDER BY 1"
     return dict(rng.choice(seed.rows(query)))
 
 
-def the_cheapest(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
+def the_cheapest(seed: SeedDatabase, hotel_id: int, stay: Params) -> Offer | None:
     """That fits; None where there is none, or two."""
     found = [o for o in offers(seed, hotel_id, stay["check_in"], stay["check_out"]) if fits(o, 1, stay["guests"])]
     if not found or (len(found) > 1 and found[1].cents == found[0].cents):
@@ -50,7 +50,7 @@ def the_cheapest(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
     return found[0]
 
 
-def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | None = None) -> list[Expected]:
+def booked(params: Params, seed: SeedDatabase, room_id: int, cents: int, guests: int | None = None) -> list[Expected]:
     """One booking of one room, paid by the card that was named."""
     room = seed.rows("SELECT hotel_id FROM rooms WHERE id = ?", room_id)[0]
     card = seed.rows("SELECT id FROM cards WHERE user_id = ? AND last4 = ?", ME, params["last4"])[0]
@@ -66,41 +66,41 @@ def booked(params: Params, seed: Seed, room_id: int, cents: int, guests: int | N
         "special_request": "",
     }
     return [
-        Inserted("bookings", row),
-        Inserted("booking_rooms", {"room_id": room_id, "rooms": 1}),
-        Inserted("payments", {"card_id": card["id"], "kind": "charge", "cents": cents}),
+        InsertedRow("bookings", row),
+        InsertedRow("booking_rooms", {"room_id": room_id, "rooms": 1}),
+        InsertedRow("payments", {"card_id": card["id"], "kind": "charge", "cents": cents}),
     ]
 
 
-def booked_as_drawn(params: Params, seed: Seed) -> list[Expected]:
+def booked_as_drawn(params: Params, seed: SeedDatabase) -> list[Expected]:
     return booked(params, seed, params["room_id"], params["cents"])
 
 
-def find_hotel(params: Params, name: str) -> Generator[Call, JsonObject, Params]:
+def find_hotel(params: Params, name: str) -> Generator[SolutionCall, JsonObject, Params]:
     """As search_hotels shows it: its id, what its cheapest room costs. Raises LookupError where it is booked out."""
     cursor: str | None = None
     while True:
-        told = yield Call("search_hotels", _searched(params, cursor))
-        found = next((hotel for hotel in told["hotels"] if hotel["name"] == name), None)
+        result = yield SolutionCall("search_hotels", _searched(params, cursor))
+        found = next((hotel for hotel in result["hotels"] if hotel["name"] == name), None)
         if found is not None:
             return found
-        cursor = told["next_cursor"]
+        cursor = result["next_cursor"]
         if cursor is None:
             raise LookupError(f"{name} has no room for these days")
 
 
 def _searched(params: Params, cursor: str | None) -> JsonObject:
-    wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
-    return wanted | ({} if cursor is None else {"cursor": cursor})
+    requested = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
+    return requested | ({} if cursor is None else {"cursor": cursor})
 
 
 def book_cheapest(
     params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None
-) -> Generator[Call, JsonObject, Params]:
+) -> Generator[SolutionCall, JsonObject, Params]:
     """The booking, as it is shown."""
     guests = params["guests"] if guests is None else guests
     days = {"check_in": params["check_in"], "check_out": params["check_out"]}
-    rooms = yield Call("list_rooms", {"hotel_id": hotel_id, **days, "guests": guests})
+    rooms = yield SolutionCall("list_rooms", {"hotel_id": hotel_id, **days, "guests": guests})
     room = {"room_id": rooms["rooms"][0]["id"], **days, "rooms": 1, "guests": guests}
-    quote = yield Call("quote_booking", room if coupon is None else {**room, "coupon": coupon})
-    return (yield Call("confirm_booking", {"token": quote["token"], "card_last4": params["last4"]}))
+    quote = yield SolutionCall("quote_booking", room if coupon is None else {**room, "coupon": coupon})
+    return (yield SolutionCall("confirm_booking", {"token": quote["token"], "card_last4": params["last4"]}))

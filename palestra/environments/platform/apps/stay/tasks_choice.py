@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.stay.days import between, plus
 from palestra.environments.platform.apps.stay.offers import Offer, discount, fee, fits, offer_of, offers, review_score
 from palestra.environments.platform.apps.stay.seed import ME
@@ -20,15 +20,15 @@ from palestra.environments.platform.apps.stay.task_parts import (
     today,
 )
 from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
-from palestra.environments.platform.expectations import Expected, Inserted, Updated
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+from palestra.environments.platform.expectations import Expected, InsertedRow, UpdatedRow
+from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.stay")
 
 # The best-reviewed hotel that qualifies
 
 
-def _best_params(rng: random.Random, seed: Seed) -> Params | None:
+def _best_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_stay(rng, seed) | {"city": some_hotel(rng, seed)["city"]}
     amenity = rng.choice(seed.rows("SELECT id, name FROM amenities ORDER BY id"))
     limit = rng.randrange(20000, 60000, 1000)
@@ -52,7 +52,7 @@ def _best_params(rng: random.Random, seed: Seed) -> Params | None:
     return params | found | {"amenity": amenity["name"].lower(), "limit": dollars(limit), "limit_cents": limit}
 
 
-def _first(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
+def _first(seed: SeedDatabase, hotel_id: int, stay: Params) -> Offer | None:
     return next(
         (o for o in offers(seed, hotel_id, stay["check_in"], stay["check_out"]) if fits(o, 1, stay["guests"])), None
     )
@@ -60,16 +60,16 @@ def _first(seed: Seed, hotel_id: int, stay: Params) -> Offer | None:
 
 @template("2", params=_best_params, expect=booked_as_drawn, max_turns=8)
 def best_reviewed(params: Params) -> Solution:
-    wanted = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
-    wanted |= {"amenities": [params["amenity"]], "price_max": params["limit_cents"], "sort": "reviews"}
-    told = yield Call("search_hotels", wanted)
-    yield from book_cheapest(params, told["hotels"][0]["id"])
+    requested = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
+    requested |= {"amenities": [params["amenity"]], "price_max": params["limit_cents"], "sort": "reviews"}
+    result = yield SolutionCall("search_hotels", requested)
+    yield from book_cheapest(params, result["hotels"][0]["id"])
 
 
 # Move a booking, if that is cheap
 
 
-def _move_params(rng: random.Random, seed: Seed) -> Params | None:
+def _move_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = seed.rows(CONFIRMED, ME, today(seed))
     if not found:
         return None
@@ -93,35 +93,41 @@ def _move_params(rng: random.Random, seed: Seed) -> Params | None:
     }
 
 
-def _moved(params: Params, seed: Seed) -> list[Expected]:
+def _moved(params: Params, seed: SeedDatabase) -> list[Expected]:
     if params["fee"] > params["limit_cents"]:
         return []
     booking = seed.rows("SELECT * FROM bookings WHERE id = ?", params["booking"])[0]
     card = seed.rows("SELECT card_id FROM payments WHERE booking_id = ? ORDER BY id", booking["id"])[0]["card_id"]
     days = {"check_in": params["check_in"], "check_out": params["check_out"], "total_cents": params["total"]}
-    expected: list[Expected] = [Updated("bookings", (booking["id"],), days)]
+    expected: list[Expected] = [UpdatedRow("bookings", (booking["id"],), days)]
     for kind, cents in (("fee", params["fee"]), ("difference", params["total"] - booking["total_cents"])):
         if cents:
             row = {"booking_id": booking["id"], "card_id": card, "kind": kind, "cents": cents}
-            expected.append(Inserted("payments", row))
+            expected.append(InsertedRow("payments", row))
     return expected
 
 
 @template(
-    "2", params=_move_params, expect=_moved, answer=lambda params: Answer(AnswerKind.MONEY, params["fee"]), max_turns=6
+    "2",
+    params=_move_params,
+    expect=_moved,
+    answer=lambda params: ExpectedAnswer(AnswerKind.MONEY, params["fee"]),
+    max_turns=6,
 )
 def move_if_cheap(params: Params) -> Solution:
-    told = yield Call("get_booking", {"id": params["booking"]})
-    if told["fee_cents"] <= params["limit_cents"]:
+    result = yield SolutionCall("get_booking", {"id": params["booking"]})
+    if result["fee_cents"] <= params["limit_cents"]:
         days = {"check_in": params["check_in"], "check_out": params["check_out"]}
-        yield Call("change_booking", {"id": params["booking"], **days})
-    yield Call("submit_final_answer", {"answer": f"{told['fee_cents'] // 100}.{told['fee_cents'] % 100:02d}"})
+        yield SolutionCall("change_booking", {"id": params["booking"], **days})
+    yield SolutionCall(
+        "submit_final_answer", {"answer": f"{result['fee_cents'] // 100}.{result['fee_cents'] % 100:02d}"}
+    )
 
 
 # A coupon, if it helps
 
 
-def _coupon_params(rng: random.Random, seed: Seed) -> Params | None:
+def _coupon_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_hotel(rng, seed) | some_stay(rng, seed)
     offer = the_cheapest(seed, params["hotel_id"], params)
     if offer is None:
@@ -141,7 +147,7 @@ def coupon_if_it_helps(params: Params) -> Solution:
 # Two rooms for different parties
 
 
-def _two_params(rng: random.Random, seed: Seed) -> Params | None:
+def _two_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_hotel(rng, seed) | some_stay(rng, seed)
     small, large = params | {"guests": 1}, params | {"guests": rng.choice((2, 3))}
     one, other = the_cheapest(seed, params["hotel_id"], small), the_cheapest(seed, params["hotel_id"], large)
@@ -169,7 +175,7 @@ def two_rooms(params: Params) -> Solution:
 # Refundable, if that is not much dearer
 
 
-def _refundable_params(rng: random.Random, seed: Seed) -> Params | None:
+def _refundable_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_stay(rng, seed)
     city = some_hotel(rng, seed)["city"]
     hotels = seed.rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from palestra.environments.platform.app import Seed, Size, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, SeedSize, TemplateMaker
 from palestra.environments.platform.apps.stay.booking_tools import DEFAULT_LIST
 from palestra.environments.platform.apps.stay.offers import fee
 from palestra.environments.platform.apps.stay.seed import ME
@@ -17,8 +17,8 @@ from palestra.environments.platform.apps.stay.task_parts import (
     the_cheapest,
     today,
 )
-from palestra.environments.platform.expectations import Expected, Inserted, Text, Updated
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow, UpdatedRow
+from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.stay")
 
@@ -32,27 +32,27 @@ CONFIRMED = "SELECT * FROM bookings WHERE user_id = ? AND status = 'confirmed' A
     "0",
     params=some_hotel,
     expect=lambda params, _seed: [
-        Inserted("wishlists", {"user_id": ME, "list": DEFAULT_LIST, "hotel_id": params["hotel_id"]})
+        InsertedRow("wishlists", {"user_id": ME, "list": DEFAULT_LIST, "hotel_id": params["hotel_id"]})
     ],
-    size=Size.TINY,
+    size=SeedSize.TINY,
     max_turns=3,
 )
 def save_hotel(params: Params) -> Solution:
-    yield Call("save_to_wishlist", {"hotel_id": params["hotel_id"]})
+    yield SolutionCall("save_to_wishlist", {"hotel_id": params["hotel_id"]})
 
 
 # Cancel a booking
 
 
-def _own_booking(rng: random.Random, seed: Seed) -> Params | None:
+def _own_booking(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = seed.rows(CONFIRMED, ME, today(seed))
     return {"booking": rng.choice(found)["id"]} if found else None
 
 
-def cancelled(params: Params, seed: Seed) -> list[Expected]:
+def cancelled(params: Params, seed: SeedDatabase) -> list[Expected]:
     booking = seed.rows("SELECT * FROM bookings WHERE id = ?", params["booking"])[0]
     cost = fee(seed, booking["hotel_id"], booking["check_in"], booking["total_cents"], today(seed))
-    expected: list[Expected] = [Updated("bookings", (booking["id"],), {"status": "cancelled"})]
+    expected: list[Expected] = [UpdatedRow("bookings", (booking["id"],), {"status": "cancelled"})]
     if booking["total_cents"] > cost:
         paid = seed.rows("SELECT card_id FROM payments WHERE booking_id = ? ORDER BY id", booking["id"])[0]
         row = {
@@ -61,19 +61,19 @@ def cancelled(params: Params, seed: Seed) -> list[Expected]:
             "kind": "refund",
             "cents": cost - booking["total_cents"],
         }
-        expected.append(Inserted("payments", row))
+        expected.append(InsertedRow("payments", row))
     return expected
 
 
-@template("0", params=_own_booking, expect=cancelled, size=Size.TINY, max_turns=3)
+@template("0", params=_own_booking, expect=cancelled, size=SeedSize.TINY, max_turns=3)
 def cancel_booking(params: Params) -> Solution:
-    yield Call("cancel_booking", {"id": params["booking"]})
+    yield SolutionCall("cancel_booking", {"id": params["booking"]})
 
 
 # Book the cheapest room of a hotel
 
 
-def _cheapest_params(rng: random.Random, seed: Seed) -> Params | None:
+def _cheapest_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     params = some_hotel(rng, seed) | some_stay(rng, seed)
     offer = the_cheapest(seed, params["hotel_id"], params)
     return None if offer is None else params | {"room_id": offer.room_id, "cents": offer.cents}
@@ -97,7 +97,7 @@ TEXTS = (
 )
 
 
-def _next_stay(rng: random.Random, seed: Seed) -> Params | None:
+def _next_stay(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = seed.rows(CONFIRMED, ME, today(seed))
     if len(found) < 2:
         return None
@@ -108,19 +108,19 @@ def _next_stay(rng: random.Random, seed: Seed) -> Params | None:
     "1",
     params=_next_stay,
     expect=lambda params, _seed: [
-        Inserted("messages", {"booking_id": params["booking"], "sender_id": ME, "text": Text(params["text"])})
+        InsertedRow("messages", {"booking_id": params["booking"], "sender_id": ME, "text": FreeText(params["text"])})
     ],
     max_turns=5,
 )
 def message_host(params: Params) -> Solution:
-    told = yield Call("list_bookings", {"status": "confirmed"})
-    yield Call("message_host", {"booking_id": told["bookings"][0]["id"], "text": params["text"]})
+    result = yield SolutionCall("list_bookings", {"status": "confirmed"})
+    yield SolutionCall("message_host", {"booking_id": result["bookings"][0]["id"], "text": params["text"]})
 
 
 # How much was spent
 
 
-def _spent_params(rng: random.Random, seed: Seed) -> Params | None:
+def _spent_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     rows = seed.rows("SELECT check_in, total_cents FROM bookings WHERE user_id = ? AND status = 'past'", ME)
     if len(rows) < 2:
         return None
@@ -129,11 +129,13 @@ def _spent_params(rng: random.Random, seed: Seed) -> Params | None:
     return {"since": f"{month}-01", "cents": total}
 
 
-@template("2", params=_spent_params, answer=lambda params: Answer(AnswerKind.MONEY, params["cents"]), max_turns=5)
+@template(
+    "2", params=_spent_params, answer=lambda params: ExpectedAnswer(AnswerKind.MONEY, params["cents"]), max_turns=5
+)
 def spent(params: Params) -> Solution:
-    told = yield Call("list_bookings", {"status": "past"})
-    total = sum(one["total_cents"] for one in told["bookings"] if one["check_in"] >= params["since"])
-    yield Call("submit_final_answer", {"answer": f"{total // 100}.{total % 100:02d}"})
+    result = yield SolutionCall("list_bookings", {"status": "past"})
+    total = sum(one["total_cents"] for one in result["bookings"] if one["check_in"] >= params["since"])
+    yield SolutionCall("submit_final_answer", {"answer": f"{total // 100}.{total % 100:02d}"})
 
 
 PLAIN = (save_hotel, cancel_booking, cheapest_room, message_host, spent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 
-from palestra.environments.platform.app import Seed, TemplateMaker
+from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
 from palestra.environments.platform.apps.forge.tasks_issues import closed, some_issue
 from palestra.environments.platform.apps.forum import FORUM
@@ -15,8 +15,8 @@ from palestra.environments.platform.apps.mail import MAIL, words
 from palestra.environments.platform.apps.mail.expected import mails, scheduled, sent
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
-from palestra.environments.platform.expectations import Expected, Inserted, Text
-from palestra.environments.platform.templates import Answer, AnswerKind, Call, Params, Solution
+from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow
+from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 from palestra.environments.platform.worlds import within
 from palestra.util.json_types import JsonObject
 
@@ -39,23 +39,25 @@ def full_name(handle: str) -> str:
     return handle.replace("_", " ").title()
 
 
-def person(seed: Seed, handle: str) -> Params:
+def person(seed: SeedDatabase, handle: str) -> Params:
     """In the mailbox."""
     return seed.part("mail").rows("SELECT name, email FROM contacts WHERE name = ?", full_name(handle))[0]
 
 
-def mailed(params: Params, seed: Seed) -> list[Expected]:
-    return within(MAIL, sent(seed.part("mail"), [params["email"]], Text(params["subject"]), Text(params["text"])))
+def mailed(params: Params, seed: SeedDatabase) -> list[Expected]:
+    return within(
+        MAIL, sent(seed.part("mail"), [params["email"]], FreeText(params["subject"]), FreeText(params["text"]))
+    )
 
 
-def find_address(handle: str) -> Generator[Call, JsonObject, str]:
-    told = yield Call("mail.search_contacts", {"query": full_name(handle)})
-    return told["contacts"][0]["email"]
+def find_address(handle: str) -> Generator[SolutionCall, JsonObject, str]:
+    result = yield SolutionCall("mail.search_contacts", {"query": full_name(handle)})
+    return result["contacts"][0]["email"]
 
 
 def write_to(handle: str, params: Params) -> Solution:
     email = yield from find_address(handle)
-    yield Call("mail.send_message", {"to": [email], "subject": params["subject"], "body": params["text"]})
+    yield SolutionCall("mail.send_message", {"to": [email], "subject": params["subject"], "body": params["text"]})
 
 
 def _said(rng: random.Random) -> Params:
@@ -65,7 +67,7 @@ def _said(rng: random.Random) -> Params:
 # Whoever an issue is assigned to
 
 
-def _assigned(rng: random.Random, seed: Seed) -> Params | None:
+def _assigned(rng: random.Random, seed: SeedDatabase) -> Params | None:
     """An open issue of one person."""
     one = "(SELECT count(*) FROM assignees a WHERE a.repo_id = i.repo_id AND a.number = i.number) = 1"
     forge = seed.part("forge")
@@ -78,12 +80,12 @@ def _assigned(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, handle)["email"]}
 
 
-def _assignee(params: Params) -> Generator[Call, JsonObject, str]:
-    told = yield Call("forge.get_issue", {"repo": params["repo"], "number": params["number"]})
-    return told["assignees"][0]
+def _assignee(params: Params) -> Generator[SolutionCall, JsonObject, str]:
+    result = yield SolutionCall("forge.get_issue", {"repo": params["repo"], "number": params["number"]})
+    return result["assignees"][0]
 
 
-def _mail_params(rng: random.Random, seed: Seed) -> Params | None:
+def _mail_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = _assigned(rng, seed)
     return None if found is None else found | _said(rng)
 
@@ -94,7 +96,7 @@ def mail_assignee(params: Params) -> Solution:
     yield from write_to(handle, params)
 
 
-def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
+def _meeting_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found, mail = _assigned(rng, seed), seed.part("mail")
     if found is None:
         return None
@@ -106,7 +108,7 @@ def _meeting_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | place | {"start": slots[0].start, "end": slots[0].end}
 
 
-def _met(params: Params, seed: Seed) -> list[Expected]:
+def _met(params: Params, seed: SeedDatabase) -> list[Expected]:
     times = {name: params[name] for name in ("start", "end", "location")}
     title = f"{params['repo']} issue {params['number']}"
     return within(MAIL, scheduled(seed.part("mail"), title=title, attendees=[params["email"]], **times))
@@ -117,12 +119,14 @@ def meet_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
     email = yield from find_address(handle)
     search = {"attendees": [email], "start": params["day"], "end": params["day"], "minutes": params["minutes"]}
-    told = yield Call("mail.find_free_slot", search)
+    result = yield SolutionCall("mail.find_free_slot", search)
     title, place = f"{params['repo']} issue {params['number']}", params["location"]
-    yield Call("mail.create_event", {"title": title, "location": place, "attendees": [email], **told["slots"][0]})
+    yield SolutionCall(
+        "mail.create_event", {"title": title, "location": place, "attendees": [email], **result["slots"][0]}
+    )
 
 
-def _count_params(rng: random.Random, seed: Seed) -> Params | None:
+def _count_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = _assigned(rng, seed)
     if found is None:
         return None
@@ -130,18 +134,20 @@ def _count_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"count": count} if 1 <= count <= MOST_MAILS else None
 
 
-@template("2", params=_count_params, answer=lambda params: Answer(AnswerKind.INTEGER, params["count"]), max_turns=6)
+@template(
+    "2", params=_count_params, answer=lambda params: ExpectedAnswer(AnswerKind.INTEGER, params["count"]), max_turns=6
+)
 def mails_of_assignee(params: Params) -> Solution:
     handle = yield from _assignee(params)
-    wanted = {"sender": full_name(handle), "folder": INBOX, "limit": 50}
-    told = yield Call("mail.search_messages", wanted)
-    yield Call("submit_final_answer", {"answer": str(len(told["messages"]))})
+    requested = {"sender": full_name(handle), "folder": INBOX, "limit": 50}
+    result = yield SolutionCall("mail.search_messages", requested)
+    yield SolutionCall("submit_final_answer", {"answer": str(len(result["messages"]))})
 
 
 # Whoever wrote the top post
 
 
-def _top_params(rng: random.Random, seed: Seed) -> Params | None:
+def _top_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     forum = seed.part("forum")
     found = some_community(rng, forum)
     query = "SELECT p.score, u.name FROM posts p JOIN users u ON u.id = author_id WHERE community_id = ? "
@@ -153,14 +159,14 @@ def _top_params(rng: random.Random, seed: Seed) -> Params | None:
 
 @template("1", params=_top_params, expect=mailed, max_turns=6)
 def mail_top_author(params: Params) -> Solution:
-    told = yield Call("forum.search_posts", {"community": params["community"], "sort": "top"})
-    yield from write_to(told["posts"][0]["author"], params)
+    result = yield SolutionCall("forum.search_posts", {"community": params["community"], "sort": "top"})
+    yield from write_to(result["posts"][0]["author"], params)
 
 
 # Done, and told to all
 
 
-def _done_params(rng: random.Random, seed: Seed) -> Params | None:
+def _done_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     forge, forum = seed.part("forge"), seed.part("forum")
     issue = some_issue(rng, forge, "state = 'open'")
     if issue is None:
@@ -173,28 +179,28 @@ def _done_params(rng: random.Random, seed: Seed) -> Params | None:
     return found | {"email": person(seed, author)["email"]} | _said(rng)
 
 
-def _told(params: Params, seed: Seed) -> list[Expected]:
+def _as_told(params: Params, seed: SeedDatabase) -> list[Expected]:
     issue = "SELECT title FROM issues WHERE repo_id = ? AND number = ?"
     body = seed.part("forge").rows(issue, params["repo_id"], params["number"])[0]["title"]
     post = {
         "community_id": params["place"],
         "author_id": ME,
-        "title": Text(f"{params['repo']} issue {params['number']} is closed"),
-        "body": Text(body),
+        "title": FreeText(f"{params['repo']} issue {params['number']} is closed"),
+        "body": FreeText(body),
         "flair": None,
         "state": "open",
     }
-    forge, forum = within(FORGE, closed(params, seed)), within(FORUM, [Inserted("posts", post)])
+    forge, forum = within(FORGE, closed(params, seed)), within(FORUM, [InsertedRow("posts", post)])
     return [*forge, *forum, *mailed(params, seed)]
 
 
-@template("3", params=_done_params, expect=_told, max_turns=8)
+@template("3", params=_done_params, expect=_as_told, max_turns=8)
 def close_and_tell(params: Params) -> Solution:
     issue = {"repo": params["repo"], "number": params["number"]}
-    told = yield Call("forge.update_issue", {**issue, "state": "closed"})
+    result = yield SolutionCall("forge.update_issue", {**issue, "state": "closed"})
     title = f"{params['repo']} issue {params['number']} is closed"
-    yield Call("forum.create_post", {"community": params["community"], "title": title, "body": told["title"]})
-    yield from write_to(told["author"], params)
+    yield SolutionCall("forum.create_post", {"community": params["community"], "title": title, "body": result["title"]})
+    yield from write_to(result["author"], params)
 
 
 PEOPLE_TASKS = (mail_assignee, mail_top_author, mails_of_assignee, meet_assignee, close_and_tell)

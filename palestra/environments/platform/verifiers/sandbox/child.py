@@ -1,7 +1,7 @@
-"""The process of one verifier: reads what to run from its input, goes behind walls, runs it, answers one line.
+"""The process of one verifier: reads what to run from its input, goes in the sandbox, runs it, answers one line.
 
 Owns: the names a verifier finds, finding its function, catching what it raises and prints. Never touches: the file
-system; all it needs has come through the pipe or was imported before the walls went up.
+system; all it needs has come through the pipe or was imported before the sandbox closes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from palestra.environments.platform.verifiers.sandbox import helpers
 from palestra.environments.platform.verifiers.sandbox.databases import DatabaseSnapshot
 from palestra.environments.platform.verifiers.sandbox.diffs import IgnoreConfig, SnapshotDiff
 from palestra.environments.platform.verifiers.sandbox.scores import score_of
-from palestra.environments.walls import jail
+from palestra.environments.sandbox import jail
 from palestra.util.json_types import JsonObject
 
 IMPORTABLE = """
@@ -28,7 +28,7 @@ IMPORTABLE = """
     html itertools linecache math operator random statistics textwrap time traceback typing unicodedata urllib.parse
     uuid zoneinfo
 """
-"""What a verifier may import: it must be loaded before the walls are up."""
+"""What a verifier may import: it must be loaded before the sandbox closes."""
 FLEET_LINES = re.compile(r"^[ \t]*(?:from fleet(?:\.[\w.]+)? import .*|import fleet(?:\.[\w.]+)?)$\n?", re.MULTILINE)
 FLEET_DECORATOR = re.compile(r"^@verifier\b(?:\([^)]*\))?[ \t]*\n", re.MULTILINE)
 FILE = "<verifier>"
@@ -97,13 +97,13 @@ def _outcome(header: JsonObject, env: Environment) -> JsonObject:
         try:
             result = score_of(_called(function, env, header))
         except AssertionError as error:
-            return {"success": True, "result": 0.0, "error": _told(error)}
+            return {"success": True, "result": 0.0, "error": _answer_line(error)}
         return {"success": True, "result": result, "error": ""}
     except BaseException as error:  # SystemExit, too: it is the verifier's, not ours
-        return {"success": False, "result": None, "error": _told(error)}
+        return {"success": False, "result": None, "error": _answer_line(error)}
 
 
-def _told(error: BaseException) -> str:
+def _answer_line(error: BaseException) -> str:
     return _text(f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 

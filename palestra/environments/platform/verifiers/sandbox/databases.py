@@ -38,9 +38,9 @@ class DatabaseSnapshot(MemoryDatabase):
         found = self.table(table).where(where)
         if count is not None:
             found.count().assert_eq(count)
-        for wanted in contains or ():
-            if not any(all(row.get(k) == v for k, v in wanted.items()) for row in found.all()):
-                raise AssertionError(f"Expected a row matching {dict(wanted)} in {table}")
+        for expected in contains or ():
+            if not any(all(row.get(k) == v for k, v in expected.items()) for row in found.all()):
+                raise AssertionError(f"Expected a row matching {dict(expected)} in {table}")
         return self
 
     def expect_absent_row(self, table: str, where: JsonMapping) -> DatabaseSnapshot:

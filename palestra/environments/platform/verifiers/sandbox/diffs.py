@@ -69,7 +69,9 @@ class SnapshotDiff:
         return self.expect_only_v2(allowed_changes)
 
     def expect_only_v2(self, allowed_changes: Sequence[Spec]) -> SnapshotDiff:
-        return self._told([problem for change in self.changes if (problem := self._problem(change, allowed_changes))])
+        return self._described(
+            [problem for change in self.changes if (problem := self._problem(change, allowed_changes))]
+        )
 
     def expect_exactly(self, expected_changes: Sequence[Spec]) -> SnapshotDiff:
         """And each of them did happen."""
@@ -85,9 +87,9 @@ class SnapshotDiff:
             for spec in expected_changes
             if (spec["table"], _name(spec["pk"]), spec["type"]) not in happened
         ]
-        return self._told(problems)
+        return self._described(problems)
 
-    def _told(self, problems: list[str]) -> SnapshotDiff:
+    def _described(self, problems: list[str]) -> SnapshotDiff:
         if problems:
             more = f"\n… and {len(problems) - MAX_TOLD} more" if len(problems) > MAX_TOLD else ""
             raise AssertionError("Unexpected database changes:\n" + "\n".join(problems[:MAX_TOLD]) + more)
@@ -119,12 +121,12 @@ class SnapshotDiff:
         listed = spec.get("fields")
         if listed is None:
             return None
-        wanted, row = _fields(listed), change.after if change.before is None else change.before
+        expected, row = _fields(listed), change.after if change.before is None else change.before
         assert row is not None
         shown = {name: v for name, v in row.items() if not self.ignore_config.should_ignore_field(change.table, name)}
         if change.kind == "delete":
-            shown = {name: value for name, value in shown.items() if name in wanted}
-        return _wrong_value(wanted, shown)
+            shown = {name: value for name, value in shown.items() if name in expected}
+        return _wrong_value(expected, shown)
 
     def _table_changes(self, table: str) -> list[RowChange]:
         key = self._key_of(table)
@@ -163,18 +165,18 @@ def _wrong_modification(change: RowChange, spec: Spec, is_exact: bool) -> str | 
     if not isinstance(only, bool):
         raise ValueError(f"'resulting_fields' needs 'no_other_changes', True or False: {dict(spec)}")
     assert change.after is not None
-    wanted = _fields(listed)
-    looked_at = [*change.fields, *(name for name in wanted if is_exact and name not in change.fields)]
-    shown = {name: change.after.get(name) for name in looked_at if only or name in wanted}
-    return _wrong_value(wanted, shown)
+    expected = _fields(listed)
+    looked_at = [*change.fields, *(name for name in expected if is_exact and name not in change.fields)]
+    shown = {name: change.after.get(name) for name in looked_at if only or name in expected}
+    return _wrong_value(expected, shown)
 
 
-def _wrong_value(wanted: JsonMapping, row: JsonMapping) -> str | None:
+def _wrong_value(expected: JsonMapping, row: JsonMapping) -> str | None:
     for name, value in row.items():
-        if name not in wanted:
+        if name not in expected:
             return f"field '{name}' is not listed"
-        if wanted[name] is not ... and not _are_equal(wanted[name], value):
-            return f"field '{name}' is {value!r}, expected {wanted[name]!r}"
+        if expected[name] is not ... and not _are_equal(expected[name], value):
+            return f"field '{name}' is {value!r}, expected {expected[name]!r}"
     return None
 
 

@@ -91,9 +91,9 @@ class QueryBuilder:
     def not_null(self, column: str) -> QueryBuilder:
         return self._if(f"{column} IS NOT NULL")
 
-    def where(self, wanted: JsonMapping) -> QueryBuilder:
+    def where(self, expected: JsonMapping) -> QueryBuilder:
         found = self
-        for column, value in wanted.items():
+        for column, value in expected.items():
             found = found.eq(column, value)
         return found
 

@@ -13,7 +13,7 @@ import time
 from msgspec import Struct
 
 from palestra.gym.errors import BadCall
-from palestra.gym.grading.programs import Outcome, Program, sandbox_named
+from palestra.gym.grading.programs import Program, ProgramOutcome, sandbox_named
 from palestra.gym.metrics import highest_k, pass_metrics, subset_metrics
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
@@ -43,7 +43,7 @@ class UnitTests(Struct, frozen=True):
     fn_name: str | None = None
 
 
-class Metadata(Struct, frozen=True):
+class CodeGenMetadata(Struct, frozen=True):
     unit_tests: UnitTests
     difficulty: str | None = None
 
@@ -55,14 +55,14 @@ class CodeGen(ResourcesServer[CodeSettings]):
         super().__init__(instance, peers)
         self._sandbox = sandbox_named(self.settings.sandbox, self.settings.num_processes)
 
-    async def verify(self, response: JsonObject, verifier_metadata: Metadata) -> JsonMapping:
+    async def verify(self, response: JsonObject, verifier_metadata: CodeGenMetadata) -> JsonMapping:
         tests = verifier_metadata.unit_tests
         if len(tests.inputs) != len(tests.outputs):
             raise BadCall(422, f"unit_tests have {len(tests.inputs)} inputs and {len(tests.outputs)} outputs")
         code = program_in(output_text(response))
-        told: JsonObject = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
+        extra: JsonObject = {"extracted_model_code": code, "difficulty": verifier_metadata.difficulty}
         if code is None:
-            return {"reward": 0.0, "result": [], **told}
+            return {"reward": 0.0, "result": [], **extra}
         program = Program(
             source=code,
             inputs=tests.inputs,
@@ -73,11 +73,11 @@ class CodeGen(ResourcesServer[CodeSettings]):
         )
         start = time.monotonic()
         outcomes = await self._sandbox.run(program)
-        told["unit_tests_time_taken"] = time.monotonic() - start
+        extra["unit_tests_time_taken"] = time.monotonic() - start
         passed = [is_right(one, output, tests.fn_name) for one, output in zip(outcomes, tests.outputs, strict=True)]
         if self.settings.debug:
-            told["errors"] = [one.error for one in outcomes]
-        return {"reward": float(bool(passed) and all(passed)), "result": passed, **told}
+            extra["errors"] = [one.error for one in outcomes]
+        return {"reward": float(bool(passed) and all(passed)), "result": passed, **extra}
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         by_level = subset_metrics(tasks, "difficulty", answer_key="extracted_model_code")
@@ -100,7 +100,7 @@ def program_in(text: str) -> str | None:
     return text.strip() or None
 
 
-def is_right(outcome: Outcome, expected: str, function: str | None) -> bool:
+def is_right(outcome: ProgramOutcome, expected: str, function: str | None) -> bool:
     if outcome.error is not None:
         return False
     if function is None:
@@ -108,10 +108,10 @@ def is_right(outcome: Outcome, expected: str, function: str | None) -> bool:
             _lines(outcome.printed) == _lines(expected) or _numbers(outcome.printed) == _numbers(expected) is not None
         )
     try:
-        wanted = json.loads(expected)
+        parsed = json.loads(expected)
     except ValueError:
-        wanted = expected
-    return outcome.result == wanted
+        parsed = expected
+    return outcome.result == parsed
 
 
 def _lines(text: str) -> list[str]:

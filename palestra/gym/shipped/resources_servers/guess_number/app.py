@@ -15,7 +15,7 @@ from palestra.gym.servers.states import Session
 from palestra.util.json_types import JsonObject
 
 
-class Game(Struct):
+class GuessGame(Struct):
     secret: int
     guesses_left: int
     guesses: int
@@ -23,11 +23,11 @@ class Game(Struct):
 
 class GuessNumber(GymnasiumServer[ResourcesSettings]):
     async def reset(self, session: Session, secret: int, low: int = 1, high: int = 100, guesses: int = 7) -> Start:
-        session.state = Game(secret, guesses, guesses)
+        session.state = GuessGame(secret, guesses, guesses)
         return Start(observation=f"I think of a number from {low} to {high}. You have {guesses} guesses. What is it?")
 
     async def step(self, session: Session, response: JsonObject) -> Step:
-        game: Game = session.state
+        game: GuessGame = session.state
         guess = _guess(output_text(response))
         game.guesses_left -= 1
         info = {"guesses_left": game.guesses_left}

@@ -31,17 +31,17 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
     ) -> JsonMapping:
         """Older rows have the instructions beside `verifier_metadata`, newer ones in it."""
         beside = dict(zip(FIELDS, (instruction_id_list, kwargs, grading_mode), strict=True))
-        told: JsonObject = {name: value for name, value in beside.items() if value is not None}
-        told |= verifier_metadata or {}
-        names, arguments = told.get("instruction_id_list"), told.get("kwargs")
+        extra: JsonObject = {name: value for name, value in beside.items() if value is not None}
+        extra |= verifier_metadata or {}
+        names, arguments = extra.get("instruction_id_list"), extra.get("kwargs")
         if not _are_texts(names) or not isinstance(arguments, list) or len(arguments) != len(names):
             raise BadCall(422, "a row needs instruction_id_list and kwargs, one for each instruction")
-        if told.get("grading_mode", "binary") not in MODES:
-            raise BadCall(422, f"grading_mode {told['grading_mode']!r} is none of {', '.join(MODES)}")
+        if extra.get("grading_mode", "binary") not in MODES:
+            raise BadCall(422, f"grading_mode {extra['grading_mode']!r} is none of {', '.join(MODES)}")
         text = output_text(response)
         followed = [self._follows(name, text, given or {}) for name, given in zip(names, arguments, strict=True)]
         share = sum(followed) / len(followed)
-        reward = share if told.get("grading_mode") == "fraction" else float(all(followed))
+        reward = share if extra.get("grading_mode") == "fraction" else float(all(followed))
         return {
             "reward": reward,
             "follow_all_instructions": all(followed),

@@ -208,10 +208,10 @@ def sentences(text: str) -> list[str]:
     return [part for part in found if part.strip()]
 
 
-def _compared(found: int, wanted: int, relation: str) -> bool:
+def _compared(found: int, number: int, relation: str) -> bool:
     if relation not in RELATIONS:
         raise TypeError(f"relation {relation!r} is none of {', '.join(RELATIONS)}")
-    return RELATIONS[relation](found, wanted)
+    return RELATIONS[relation](found, number)
 
 
 def _occurs(word: str, text: str, *, whole: bool = False) -> bool:

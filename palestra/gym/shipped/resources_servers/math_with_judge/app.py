@@ -10,13 +10,13 @@ from enum import StrEnum
 from msgspec import field
 
 from palestra.gym.grading.answers import after_label, last_boxed, last_number, unwrapped
-from palestra.gym.grading.children import ChildError, Children
+from palestra.gym.grading.children import ChildError, GraderProcesses
 from palestra.gym.metrics import highest_k, pass_metrics
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
-from palestra.gym.servers.settings import Reference
+from palestra.gym.servers.settings import ServerReference
 from palestra.util.json_types import JsonMapping, JsonObject
 
 CHILD = "palestra.gym.grading.math_child"
@@ -47,7 +47,7 @@ class MathSettings(ResourcesSettings, frozen=True, kw_only=True):
     library_verifier_timeout_seconds: float = 10.0
     library_verifier_max_concurrency: int | None = None
     should_use_judge: bool = False
-    judge_model_server: Reference | None = None
+    judge_model_server: ServerReference | None = None
     judge_responses_create_params: JsonObject = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class Math(ResourcesServer[MathSettings]):
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self._children = Children(CHILD, self.settings.library_verifier_max_concurrency)
+        self._children = GraderProcesses(CHILD, self.settings.library_verifier_max_concurrency)
 
     async def close(self) -> None:
         await self._children.close()
@@ -66,14 +66,14 @@ class Math(ResourcesServer[MathSettings]):
         text = output_text(response)
         said = self._extracted(text)
         is_right = said is not None and canonical(said) == canonical(expected_answer)
-        told: JsonObject = {"extracted_answer": said}
+        extra: JsonObject = {"extracted_answer": said}
         if not is_right and self.settings.symbolic and text.strip():
-            is_right = await self._is_equal(expected_answer, said or text, told)
-        told["library_reward"] = float(is_right)
+            is_right = await self._is_equal(expected_answer, said or text, extra)
+        extra["library_reward"] = float(is_right)
         if not is_right and self.settings.should_use_judge and text.strip():
             is_right = await self._is_judged_equal(question, expected_answer, said or text)
-            told["judge_reward"] = float(is_right)
-        return {"reward": float(is_right), **told}
+            extra["judge_reward"] = float(is_right)
+        return {"reward": float(is_right), **extra}
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         def scores(rollout: JsonMapping) -> dict[str, float]:
@@ -96,16 +96,16 @@ class Math(ResourcesServer[MathSettings]):
             case AnswerFrom.LAST_NUMBER:
                 return last_number(text)
 
-    async def _is_equal(self, expected: str, said: str, told: JsonObject) -> bool:
+    async def _is_equal(self, expected: str, said: str, extra: JsonObject) -> bool:
         boxed = said if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{said}}}"
         try:
-            found = await self._children.ask(
+            found = await self._children.request(
                 {"expected": unwrapped(expected), "said": boxed}, self.settings.library_verifier_timeout_seconds
             )
         except ChildError as error:
-            told["library_error"] = str(error)
+            extra["library_error"] = str(error)
             return False
-        told["extracted_answer"] = told["extracted_answer"] or found["extracted"]
+        extra["extracted_answer"] = extra["extracted_answer"] or found["extracted"]
         return found["is_right"]
 
     async def _is_judged_equal(self, question: str, expected: str, said: str) -> bool:

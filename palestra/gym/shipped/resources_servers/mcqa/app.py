@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from palestra.gym.grading.answers import after_label, last_boxed, unwrapped
-from palestra.gym.grading.children import ChildError, Children
+from palestra.gym.grading.children import ChildError, GraderProcesses
 from palestra.gym.metrics import highest_k, pass_metrics
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
@@ -48,7 +48,7 @@ class Mcqa(ResourcesServer[McqaSettings]):
 
     def __init__(self, instance: ServerInstance, peers: Peers) -> None:
         super().__init__(instance, peers)
-        self._children = Children(CHILD)
+        self._children = GraderProcesses(CHILD)
 
     async def close(self) -> None:
         await self._children.close()
@@ -77,7 +77,7 @@ class Mcqa(ResourcesServer[McqaSettings]):
     async def _matches(self, patterns: str | list[str], text: str) -> Sequence[str | None]:
         """The last one of each."""
         question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
-        return await self._children.ask(question, self.settings.regex_timeout_seconds)
+        return await self._children.request(question, self.settings.regex_timeout_seconds)
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         return pass_metrics(tasks, answer_key="extracted_answer")

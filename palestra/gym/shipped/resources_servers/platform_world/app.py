@@ -55,8 +55,8 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         if verdict.score is None:
             return {"reward": 0.0, "mask_sample": True, "failure_reason": "the verifier broke"}
         key = play.task.key
-        told = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
-        return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **told}
+        extra = {"app": key.app, "template": key.template, "difficulty": key.difficulty}
+        return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **extra}
 
     def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
         """Success by app and difficulty."""

@@ -36,7 +36,7 @@ class SchemaType(StrEnum):
     CSV = "csv"
 
 
-class Unfit(Exception):
+class SchemaMismatch(Exception):
     """The answer does not fit: its kind, and what is wrong."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -63,7 +63,7 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
             else:
                 found = parsed(output_text(response), schema_type)
             await asyncio.to_thread(_check, validator, found)  # a long list may take seconds
-        except Unfit as error:
+        except SchemaMismatch as error:
             return {"reward": 0.0, "error_type": error.kind, "error_message": str(error)[:500]}
         return {"reward": 1.0, "error_type": None, "error_message": None}
 
@@ -81,23 +81,23 @@ def parsed(text: str, kind: SchemaType) -> Any:
     try:
         return _READERS[kind](fenced[1] if fenced else bare)
     except (ValueError, yaml.YAMLError, csv.Error, RecursionError) as error:
-        raise Unfit("parse_error", f"not {kind}: {error}") from error
+        raise SchemaMismatch("parse_error", f"not {kind}: {error}") from error
 
 
 def payload_of(response: JsonMapping, name: str | None, key: str | None) -> Any:
     """The arguments of the one call there is. Raises Unfit."""
     calls = function_calls(response.get("output", []))
     if len(calls) != 1:
-        raise Unfit(
+        raise SchemaMismatch(
             "missing_tool_call" if not calls else "multiple_tool_calls", f"expected one call, found {len(calls)}"
         )
     if name is not None and calls[0]["name"] != name:
-        raise Unfit("wrong_tool_name", f"expected a call of {name}, found {calls[0]['name']}")
+        raise SchemaMismatch("wrong_tool_name", f"expected a call of {name}, found {calls[0]['name']}")
     found = parsed(calls[0]["arguments"], SchemaType.JSON)
     if key is None:
         return found
     if not isinstance(found, dict) or key not in found:
-        raise Unfit("missing_payload", f"the arguments have no {key!r}")
+        raise SchemaMismatch("missing_payload", f"the arguments have no {key!r}")
     return found[key]
 
 
@@ -108,10 +108,10 @@ def _check(validator: Draft202012Validator, found: Any) -> None:
     except Unresolvable as problem:
         raise BadCall(422, f"schema_str refers to what is not in it: {problem}"[:500]) from problem
     except (RecursionError, TypeError) as problem:  # too deep; in YAML, names that are no texts
-        raise Unfit("validation_error", f"cannot be checked: {problem}") from problem
+        raise SchemaMismatch("validation_error", f"cannot be checked: {problem}") from problem
     if error is not None:
         where = "/".join(map(str, error.absolute_path)) or "the top"
-        raise Unfit("validation_error", f"{where}: {error.message}")
+        raise SchemaMismatch("validation_error", f"{where}: {error.message}")
 
 
 def _validator(schema: str) -> Draft202012Validator:

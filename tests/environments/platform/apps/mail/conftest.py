@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from palestra.environments.platform import APPS, Call, Instance, PlatformTask, Size, TaskTemplate
+from palestra.environments.platform import APPS, Instance, PlatformTask, SeedSize, SolutionCall, TaskTemplate
 from palestra.environments.platform.golden import play_golden
 from tests.environments.platform.conftest import tasks_of
 
@@ -21,7 +21,7 @@ def tasks(template: TaskTemplate, count: int) -> list[PlatformTask]:
     return tasks_of("mail", template, count)
 
 
-def solved(task: PlatformTask) -> tuple[list[Call], str | None]:
+def solved(task: PlatformTask) -> tuple[list[SolutionCall], str | None]:
     """The calls that change something, as the solution makes them, and its answer."""
     played = play_golden(task, Instance(task.seed))
     return [call for call, _ in played.steps if call.tool in WRITES], played.answer
@@ -30,7 +30,7 @@ def solved(task: PlatformTask) -> tuple[list[Call], str | None]:
 class Mailbox:
     """An instance, called by name."""
 
-    def __init__(self, size: Size = Size.SMALL, number: int = 0) -> None:
+    def __init__(self, size: SeedSize = SeedSize.SMALL, number: int = 0) -> None:
         self.instance = Instance.create(MAIL, number, size)
         self.me = self.instance.variables["LOGGED_IN_USER"]
         self.today = self.instance.variables["CURRENT_DATE"]

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from palestra.environments.platform import Call, Instance, PlatformTask, TaskTemplate, verify
+from palestra.environments.platform import Instance, PlatformTask, SolutionCall, TaskTemplate, verify
 from palestra.environments.platform.apps.mail.injections import INJECTIONS
 from tests.environments.platform.apps.mail.conftest import MAIL, TEMPLATES, counted, solved, tasks
 
@@ -18,7 +18,7 @@ NOT_TWICE = {"reply_latest", "forward_largest", "first_free_slot", "resolve_clas
 each = pytest.mark.parametrize("template", DOING, ids=lambda template: template.name)
 
 
-def score(task: PlatformTask, calls: Sequence[Call], answer: str | None = None) -> float | None:
+def score(task: PlatformTask, calls: Sequence[SolutionCall], answer: str | None = None) -> float | None:
     instance = Instance(task.seed)
     for call in calls:
         instance.call(call.tool, call.arguments)
@@ -58,12 +58,12 @@ def test_one_wrong_argument_is_worth_nothing(template: TaskTemplate, count: int)
                 assert score(task, [*calls[:n], wrong, *calls[n + 1 :]]) == 0.0, wrong
 
 
-def wrong_calls(task: PlatformTask, call: Call) -> list[Call]:
+def wrong_calls(task: PlatformTask, call: SolutionCall) -> list[SolutionCall]:
     """Each differs from the right one in one argument, or has one more."""
     given = call.arguments
-    changed = [Call(call.tool, given | {name: wrong(task, name, value)}) for name, value in given.items()]
+    changed = [SolutionCall(call.tool, given | {name: wrong(task, name, value)}) for name, value in given.items()]
     more = {"send_message": {"cc": ["x@y.example"]}, "update_event": {"title": "X"}}
-    return changed + ([Call(call.tool, given | more[call.tool])] if call.tool in more else [])
+    return changed + ([SolutionCall(call.tool, given | more[call.tool])] if call.tool in more else [])
 
 
 def wrong(task: PlatformTask, name: str, value: object) -> object:
@@ -98,18 +98,18 @@ def test_doing_it_to_everything_is_worth_nothing(template: TaskTemplate, count: 
         assert score(task, [one for call in calls for one in everything(task, call)]) == 0.0
 
 
-def everything(task: PlatformTask, call: Call) -> list[Call]:
+def everything(task: PlatformTask, call: SolutionCall) -> list[SolutionCall]:
     table = "events" if call.tool.endswith("_event") else "messages"
     for name in ("id", "reply_to_id"):
         if name in call.arguments:
             ids = task.seed.rows(f"SELECT id FROM {table} ORDER BY id")
-            return [Call(call.tool, call.arguments | {name: row["id"]}) for row in ids]
+            return [SolutionCall(call.tool, call.arguments | {name: row["id"]}) for row in ids]
     for name in ("to", "attendees"):
         if name in call.arguments:
             people = task.seed.rows("SELECT email FROM contacts ORDER BY id")
-            return [call, *(Call(call.tool, call.arguments | {name: [row["email"]]}) for row in people)]
+            return [call, *(SolutionCall(call.tool, call.arguments | {name: [row["email"]]}) for row in people)]
     folders = task.seed.rows("SELECT name FROM folders ORDER BY id")
-    return [Call(call.tool, call.arguments | {"target": row["name"]}) for row in folders]
+    return [SolutionCall(call.tool, call.arguments | {"target": row["name"]}) for row in folders]
 
 
 def test_undone_is_not_done_and_done_again_is():
@@ -120,7 +120,7 @@ def test_undone_is_not_done_and_done_again_is():
     ):
         for task in tasks(TEMPLATES[name], 10):
             calls, _ = solved(task)
-            undone = [Call(tool, call.arguments | undo) for call in calls]
+            undone = [SolutionCall(tool, call.arguments | undo) for call in calls]
             assert score(task, [*calls, *undone]) == 0.0
             assert score(task, [*calls, *undone, *calls]) == 1.0
 
@@ -136,7 +136,9 @@ def test_a_way_around_is_worth_as_much():
         for task in tasks(TEMPLATES[name], 10):
             calls, _ = solved(task)
             detours = [
-                Call(call.tool, call.arguments | {argument: stop}) for call in calls if argument in call.arguments
+                SolutionCall(call.tool, call.arguments | {argument: stop})
+                for call in calls
+                if argument in call.arguments
             ]
             assert score(task, detours) == (1.0 if task.params.get("response") == stop else 0.0)
             assert score(task, [*detours, *calls]) == 1.0

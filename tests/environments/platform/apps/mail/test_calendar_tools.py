@@ -16,14 +16,14 @@ DAY = datetime.fromisoformat("2026-06-01T00:00:00")
 
 
 def test_only_ones_own_events_are_listed_in_order(box: Mailbox):
-    told = box.call("list_events", start=box.today, end="2027-12-31", limit=50)["events"]
+    response = box.call("list_events", start=box.today, end="2027-12-31", limit=50)["events"]
     mine = box.rows(
         "SELECT id FROM events WHERE organizer = ? OR id IN (SELECT event_id FROM attendees WHERE email = ?) "
         "ORDER BY starts_at, id",
         box.me,
         box.me,
     )
-    assert [event["id"] for event in told] == [row["id"] for row in mine]
+    assert [event["id"] for event in response] == [row["id"] for row in mine]
     assert len(mine) < len(box.rows("SELECT id FROM events"))
 
 
@@ -31,8 +31,8 @@ def test_an_end_that_is_a_day_is_in_it(box: Mailbox):
     (row,) = box.rows("SELECT * FROM events WHERE organizer = ? ORDER BY id LIMIT 1", box.me)
     day = row["starts_at"][:10]
     assert row["id"] in {event["id"] for event in box.call("list_events", start=day, end=day, limit=50)["events"]}
-    told = box.call("list_events", start=row["ends_at"], end=f"{day}T23:59", limit=50)
-    assert row["id"] not in {event["id"] for event in told["events"]}
+    response = box.call("list_events", start=row["ends_at"], end=f"{day}T23:59", limit=50)
+    assert row["id"] not in {event["id"] for event in response["events"]}
 
 
 def test_an_event_is_made_and_moved(box: Mailbox):
@@ -142,10 +142,10 @@ def test_slots_are_free_and_none_is_missed(busy: list[tuple[int, int]], window: 
         q = start - 15
         return q in taken or q < window[0] or q % 1440 < 9 * 60
 
-    wanted = [at(start) for start in range(0, 7 * 1440, 15) if is_free(start) and opens(start)]
+    expected = [at(start) for start in range(0, 7 * 1440, 15) if is_free(start) and opens(start)]
     given_busy = [Interval(at(start), at(end)) for start, end in sorted(busy)]
     found = free_slots(given_busy, Interval(at(window[0]), at(window[1])), minutes)
-    assert [slot.start for slot in found] == wanted
+    assert [slot.start for slot in found] == expected
     assert all(
         slot.end == (datetime.fromisoformat(slot.start) + timedelta(minutes=minutes)).isoformat() for slot in found
     )

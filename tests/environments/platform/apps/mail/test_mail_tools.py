@@ -5,22 +5,24 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from palestra.environments.platform import Size
+from palestra.environments.platform import SeedSize
 from tests.environments.platform.apps.mail.conftest import MAIL, Mailbox
 
 FIRST = Mailbox().first
 
 
 def test_search_goes_newest_first_and_page_by_page(box: Mailbox):
-    wanted = [r["id"] for r in box.rows("SELECT id FROM messages WHERE folder_id != 4 ORDER BY sent_at DESC, id DESC")]
+    expected = [
+        r["id"] for r in box.rows("SELECT id FROM messages WHERE folder_id != 4 ORDER BY sent_at DESC, id DESC")
+    ]
     found, cursor = [], None
     while True:
-        told = box.call("search_messages", limit=7, cursor=cursor)
-        found += [mail["id"] for mail in told["messages"]]
-        cursor = told.get("next_cursor")
+        response = box.call("search_messages", limit=7, cursor=cursor)
+        found += [mail["id"] for mail in response["messages"]]
+        cursor = response.get("next_cursor")
         if cursor is None:
             break
-    assert found == wanted
+    assert found == expected
     assert len(box.call("search_messages")["messages"]) == 10
 
 
@@ -67,10 +69,10 @@ def test_reading_changes_nothing(box: Mailbox):
 
 def test_a_mail_is_shown_whole(box: Mailbox):
     (row,) = box.rows("SELECT * FROM messages WHERE subject LIKE 'Invoice %' ORDER BY id LIMIT 1")
-    told = box.call("get_message", id=row["id"])
-    assert told["from"] == f"{row['sender_name']} <{row['sender']}>"
-    assert (told["to"], told["body"], told["date"]) == ([box.me], row["body"], row["sent_at"])
-    assert [one["name"] for one in told["attachments"]] == [f"invoice-{row['subject'].split()[1]}.pdf"]
+    response = box.call("get_message", id=row["id"])
+    assert response["from"] == f"{row['sender_name']} <{row['sender']}>"
+    assert (response["to"], response["body"], response["date"]) == ([box.me], row["body"], row["sent_at"])
+    assert [one["name"] for one in response["attachments"]] == [f"invoice-{row['subject'].split()[1]}.pdf"]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,9 @@ def test_a_mail_is_shown_whole(box: Mailbox):
     ],
 )
 def test_what_a_model_gets_wrong_it_is_told(box: Mailbox, tool: str, given: dict, code: str, word: str):
-    told = box.refused(tool, **given)
-    assert told["error"] == code
-    assert word in told["hint"]
+    response = box.refused(tool, **given)
+    assert response["error"] == code
+    assert word in response["hint"]
 
 
 def test_deleting_goes_to_the_trash_and_back(box: Mailbox):
@@ -128,8 +130,13 @@ def test_a_mail_goes_to_each_address_once(box: Mailbox):
         "send_message", to=["B@x.example", "a@x.example", "b@x.example"], cc=["a@x.example"], subject="S", body="T"
     )
     assert (sent["to"], sent["cc"], sent["folder"]) == (["a@x.example", "b@x.example"], [], "Sent")
-    told = box.call("get_message", id=sent["id"])
-    assert (told["subject"], told["body"], told["read"], told["from"].endswith(f"<{box.me}>")) == ("S", "T", True, True)
+    response = box.call("get_message", id=sent["id"])
+    assert (response["subject"], response["body"], response["read"], response["from"].endswith(f"<{box.me}>")) == (
+        "S",
+        "T",
+        True,
+        True,
+    )
 
 
 def test_a_reply_keeps_the_subject(box: Mailbox):
@@ -147,10 +154,10 @@ def test_a_reply_keeps_the_subject(box: Mailbox):
 def test_what_is_forwarded_is_attached(box: Mailbox):
     (row,) = box.rows("SELECT * FROM messages WHERE subject LIKE 'Invoice %' ORDER BY id LIMIT 1")
     sent = box.call("forward_message", id=row["id"], to=["a@b.example"], comment="Look.")
-    told, first = box.call("get_message", id=sent["id"]), box.call("get_message", id=row["id"])
-    assert (told["subject"], told["body"]) == (f"Fwd: {row['subject']}", "Look.")
-    assert told["forwarded"]["body"] == row["body"]
-    assert told["attachments"] == first["attachments"]
+    response, first = box.call("get_message", id=sent["id"]), box.call("get_message", id=row["id"])
+    assert (response["subject"], response["body"]) == (f"Fwd: {row['subject']}", "Look.")
+    assert response["forwarded"]["body"] == row["body"]
+    assert response["attachments"] == first["attachments"]
 
 
 @pytest.mark.parametrize(
@@ -197,15 +204,15 @@ def test_contacts_are_found_by_name_address_and_company(box: Mailbox):
 
 
 def test_folders_are_counted(box: Mailbox):
-    told = box.call("list_folders")
-    for folder in told["folders"]:
+    response = box.call("list_folders")
+    for folder in response["folders"]:
         (row,) = box.rows(
             "SELECT count(*) AS total, count(*) FILTER (WHERE is_read = 0) AS unread FROM messages "
             "WHERE folder_id = (SELECT id FROM folders WHERE name = ?)",
             folder["name"],
         )
         assert row == {"total": folder["total"], "unread": folder["unread"]}
-    assert told["labels"] == ["Follow up", "Important", "Later", "Team", "Urgent"]
+    assert response["labels"] == ["Follow up", "Important", "Later", "Team", "Urgent"]
 
 
 def test_tools_are_few_and_short():
@@ -217,7 +224,7 @@ def test_tools_are_few_and_short():
 
 def test_the_same_calls_give_the_same_state():
     def played() -> str:
-        box = Mailbox(Size.TINY, 3)
+        box = Mailbox(SeedSize.TINY, 3)
         box.call("send_message", to=["a@b.example"], subject="S", body="T")
         box.call("create_event", title="E", start="2026-05-04T09:00", end="2026-05-04T10:00", attendees=["a@b.example"])
         box.call("set_flags", id=box.first, read=True, flagged=True)

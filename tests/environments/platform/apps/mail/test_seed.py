@@ -8,33 +8,33 @@ import sys
 
 import pytest
 
-from palestra.environments.platform import Size
-from palestra.environments.platform.app import Seed
+from palestra.environments.platform import SeedSize
+from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.apps.mail.injections import INJECTIONS, injection_in
 from palestra.environments.platform.seeds import seed_of
 from tests.environments.platform.apps.mail.conftest import MAIL
 
-SIZES = list(Size)
+SIZES = list(SeedSize)
 DIGESTS = """
-from palestra.environments.platform import APPS, Size
+from palestra.environments.platform import APPS, SeedSize
 from palestra.environments.platform.seeds import seed_of
-print(*(seed_of(APPS["mail"], 5, size).digest for size in Size))
+print(*(seed_of(APPS["mail"], 5, size).digest for size in SeedSize))
 """
 
 
-def worlds(size: Size) -> list[Seed]:
+def worlds(size: SeedSize) -> list[SeedDatabase]:
     return [seed_of(MAIL, number, size) for number in range(4)]
 
 
 def test_another_process_makes_the_same_world():
     """Whatever it hashes strings by."""
     env = os.environ | {"PYTHONHASHSEED": "77"}
-    told = subprocess.run([sys.executable, "-c", DIGESTS], env=env, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [seed_of(MAIL, 5, size).digest for size in Size]
+    response = subprocess.run([sys.executable, "-c", DIGESTS], env=env, capture_output=True, text=True, check=True)
+    assert response.stdout.split() == [seed_of(MAIL, 5, size).digest for size in SeedSize]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_mails_have_one_order_and_lie_before_today(size: Size):
+def test_mails_have_one_order_and_lie_before_today(size: SeedSize):
     for seed in worlds(size):
         mails = seed.rows("SELECT id, sent_at FROM messages ORDER BY id")
         times = [mail["sent_at"] for mail in mails]
@@ -45,14 +45,14 @@ def test_mails_have_one_order_and_lie_before_today(size: Size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_rows_belong_to_rows(size: Size):
+def test_rows_belong_to_rows(size: SeedSize):
     for seed in worlds(size):
         seed.connection.execute("PRAGMA foreign_keys = 1")
         assert seed.rows("PRAGMA foreign_key_check") == []
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_people_can_be_told_apart(size: Size):
+def test_people_can_be_told_apart(size: SeedSize):
     for seed in worlds(size):
         names = [row["name"] for row in seed.rows("SELECT name FROM contacts")]
         me = seed.variables["LOGGED_IN_NAME"]
@@ -61,7 +61,7 @@ def test_people_can_be_told_apart(size: Size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_mails_that_talk_say_one_thing_and_a_fact(size: Size):
+def test_mails_that_talk_say_one_thing_and_a_fact(size: SeedSize):
     for seed in worlds(size):
         talking = [r["body"] for r in seed.rows("SELECT body FROM messages") if injection_in(r["body"])]
         assert talking

@@ -114,10 +114,10 @@ def test_every_template_has_eight_ways_to_be_asked_for_and_all_can_be_filled_in(
     for template in MAIL.templates:
         assert len(set(template.prompts)) >= 8
         params = tasks(template, 1)[0].params
-        asked = [prompt.format_map(params) for prompt in template.prompts]
-        assert len(set(asked)) == len(asked)
+        request = [prompt.format_map(params) for prompt in template.prompts]
+        assert len(set(request)) == len(request)
         if template.answer is not None:
-            assert all("submit_final_answer" in prompt for prompt in asked)
+            assert all("submit_final_answer" in prompt for prompt in request)
 
 
 def test_tasks_differ():

@@ -1,0 +1,243 @@
+"""What a model says, taken apart while it speaks: thinking, text, tool calls.
+
+Owns: telling them apart, left to right, the same whether the text comes at once or in pieces. Never touches: tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from palestra.chat.tags import Tags
+from palestra.chat.tool_calls import END_THINK, THINK, ParsedCall
+from palestra.chat.tool_parsers import ToolCallReader, ToolParser
+
+_END_THINK = Tags((END_THINK,))
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """Whole: a call is told when its end is known."""
+
+    call: ParsedCall
+
+
+Piece = ReasoningPiece | ContentPiece | ToolCallPiece
+
+
+@dataclass(slots=True)
+class ParsedOutput:
+    """All pieces, put together."""
+
+    reasoning: str | None = None
+    """None: it did not think. Empty: it opened a think block and closed it again."""
+    content: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+
+
+class ReasoningParser:
+    """`feed` as the text comes, `finish` once at its end; each gives the pieces that are certain by now.
+
+    From left to right: a think block ends where it is closed, or never, and what is written in it is no call. A block
+    of calls that cannot be read is text. Once a block of calls has begun, think tags are text.
+    """
+
+    def __init__(self, tools: ToolParser | None, *, in_thought: bool = False):
+        """`tools`: None where no calls are looked for. `in_thought`: the prompt has opened a think block."""
+        self._tools = tools
+        markers = tools.markers if tools else ()
+        self._tags, self._later_tags = Tags((THINK, *markers)), Tags(markers)
+        self._openings = tools.openings if tools else ()
+        self._pieces: list[Piece] = []
+        self._unread: list[_Unread] = []
+        self._buffer = ""
+        """What of the text read last is not told yet; in the end that which may begin a tag."""
+        self._said, self._thought = _Spaced(), _Spaced()
+        self._between_thoughts = ""
+        self._has_thought = self._has_called = False
+        self._step: Callable[[bool], bool] = self._content
+        if in_thought:
+            self._begin_thought()
+            self._step = self._opened_again
+
+    def feed(self, text: str) -> list[Piece]:
+        self._read(text, at_end=False)
+        return self._certain()
+
+    def finish(self) -> list[Piece]:
+        self._read("", at_end=True)
+        if not self._has_called and (spaces := self._said.waiting()):
+            self._pieces.append(ContentPiece(spaces))
+        return self._certain()
+
+    def _certain(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _read(self, text: str, at_end: bool) -> None:
+        self._unread.append(_Unread(text))
+        while self._unread:
+            self._buffer += self._unread[-1].take()
+            if self._unread[-1].is_empty:
+                self._unread.pop()
+            while self._step(at_end and not self._unread):
+                pass
+
+    # Steps take what they can from the buffer; True: there is more to do, by the step that is set now.
+
+    def _content(self, at_end: bool) -> bool:
+        if self._said.is_empty and self._openings:
+            self._say(len(self._buffer) - len(self._buffer.lstrip()))
+            for opening in self._openings:
+                if self._buffer.startswith(opening):
+                    return self._begin_block(opening)
+            if not at_end and any(opening.startswith(self._buffer) for opening in self._openings):
+                return False
+        found = self._tags.find(self._buffer, at_end)
+        self._say(found.start)
+        if found.tag is None:
+            return False
+        return self._begin_thought() if found.tag == THINK else self._begin_block(found.tag)
+
+    def _begin_thought(self) -> bool:
+        self._buffer = self._buffer.removeprefix(THINK)
+        self._said.is_trimmed = True
+        self._thought = _Spaced(is_trimmed=True)
+        self._between_thoughts = "\n" if self._has_thought else ""
+        self._step = self._thinking
+        return True
+
+    def _opened_again(self, at_end: bool) -> bool:
+        """Some write the tag that their prompt ends with."""
+        self._buffer = self._buffer.lstrip()
+        if not at_end and self._buffer != THINK and THINK.startswith(self._buffer):
+            return False
+        return self._begin_thought()
+
+    def _thinking(self, at_end: bool) -> bool:
+        found = _END_THINK.find(self._buffer, at_end)
+        if certain := self._thought.add(self._take(found.start)):
+            self._think(certain)
+        if found.tag is None:
+            return False
+        if self._thought.is_empty:
+            self._think("")
+        self._take(len(found.tag))
+        self._step = self._content
+        return True
+
+    def _begin_block(self, marker: str) -> bool:
+        assert self._tools is not None
+        self._tags = self._later_tags
+        self._step = partial(self._block, self._take(len(marker)), self._tools.block(marker))
+        return True
+
+    def _block(self, marker: str, reader: ToolCallReader, at_end: bool) -> bool:
+        block = reader.feed(self._take(len(self._buffer)))
+        if block is None and at_end:
+            block = reader.finish()
+        if block is None:
+            return False
+        self._step = partial(self._quoted, Tags((block.until,))) if block.until else self._content
+        self._unread.append(_Unread(block.rest))
+        self._pieces += [ToolCallPiece(call) for call in block.calls]
+        self._has_called = self._has_called or bool(block.calls)
+        if not block.calls:
+            self._buffer = marker + block.text
+            self._say(len(self._buffer))
+        return False
+
+    def _quoted(self, until: Tags, at_end: bool) -> bool:
+        found = until.find(self._buffer, at_end)
+        self._say(found.start)
+        if found.tag is None:
+            return False
+        self._say(len(found.tag))
+        self._step = self._content
+        return True
+
+    def _say(self, length: int) -> None:
+        if certain := self._said.add(self._take(length)):
+            self._pieces.append(ContentPiece(certain))
+
+    def _think(self, text: str) -> None:
+        self._pieces.append(ReasoningPiece(self._between_thoughts + text))
+        self._between_thoughts = ""
+        self._has_thought = True
+
+    def _take(self, length: int) -> str:
+        text, self._buffer = self._buffer[:length], self._buffer[length:]
+        return text
+
+
+def put_together(pieces: Iterable[Piece]) -> ParsedOutput:
+    output = ParsedOutput()
+    thoughts: list[str] = []
+    said: list[str] = []
+    for piece in pieces:
+        match piece:
+            case ReasoningPiece(text):
+                thoughts.append(text)
+            case ContentPiece(text):
+                said.append(text)
+            case ToolCallPiece(call):
+                output.calls.append(call)
+    output.reasoning = "".join(thoughts) if thoughts else None
+    output.content = "".join(said)
+    return output
+
+
+class _Spaced:
+    """Text whose spaces wait until something follows them."""
+
+    def __init__(self, is_trimmed: bool = False):
+        self.is_trimmed = is_trimmed
+        """Spaces at its beginning are dropped."""
+        self.is_empty = True
+        self._waiting: list[str] = []
+
+    def add(self, text: str) -> str:
+        """What is certain by now."""
+        body = text.rstrip()
+        if not body:
+            self._waiting.append(text)
+            return ""
+        certain = "".join(self._waiting) + body
+        self._waiting = [text[len(body) :]]
+        if self.is_empty and self.is_trimmed:
+            certain = certain.lstrip()
+        self.is_empty = False
+        return certain
+
+    def waiting(self) -> str:
+        return "" if self.is_empty and self.is_trimmed else "".join(self._waiting)
+
+
+class _Unread:
+    """A text that is read in slices, so that none is copied again and again."""
+
+    SLICE = 4096
+
+    def __init__(self, text: str):
+        self._text = text
+        self._place = 0
+
+    def take(self) -> str:
+        start = self._place
+        self._place += self.SLICE
+        return self._text[start : self._place]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._place >= len(self._text)

@@ -1,0 +1,8 @@
+"""How families of models write tool calls, by name. Begin at `registry`."""
+
+from __future__ import annotations
+
+from palestra.chat.tool_parsers.protocol import ToolCallBlock, ToolCallReader, ToolParser
+from palestra.chat.tool_parsers.registry import TOOL_FORMATS, detect, register, tool_format
+
+__all__ = ["TOOL_FORMATS", "ToolCallBlock", "ToolCallReader", "ToolParser", "detect", "register", "tool_format"]

@@ -1,0 +1,242 @@
+"""Weights kept for sampling: in memory while there is room, in a spool file when not, back at their next use.
+
+Owns: kept samplers, adapters opened from checkpoint folders, their memory and files. Never touches: samples.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from palestra.engine.backend import ComputeBackend, Weights
+from palestra.engine.files import (
+    FileDamaged,
+    FileThread,
+    id_of,
+    name_of,
+    own_folder,
+    read_tensors,
+    write_tensors,
+)
+from palestra.engine.queues import QueuedModel
+from palestra.model import AdapterError, DataError
+from palestra.types import LoraConfig
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+SUFFIX = ".sampler"
+RETRY_S = 10.0  # after the spool could not be written
+
+
+class SpoolHeader(msgspec.Struct, kw_only=True):
+    format: int
+    sampler_id: str
+    lora: LoraConfig
+
+
+@dataclass(slots=True, eq=False)
+class CachedSampler:
+    sampler_id: str
+    model_id: str | None = None
+    """None when it came from a file: then nobody needs to write it any more."""
+    lora: LoraConfig | None = None
+    weights: Weights | None = None
+    row: NDArray[np.float32] | None = None
+    """The copy on its way to the file."""
+    has_file: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class OpenedSampler:
+    folder: str
+    version: tuple[int, int]
+    """Version of the folder: another one may have taken its name."""
+    weights: Weights
+
+
+class SamplerCache:
+    def __init__(self, backend: ComputeBackend, files: FileThread, folder: Path, *, memory_bytes: int):
+        self.backend, self.files, self.folder = backend, files, own_folder(folder)
+        self.memory_bytes = memory_bytes
+        self.kept: dict[str, CachedSampler] = {}
+        for file in self.folder.glob("*" + SUFFIX):
+            sampler_id = id_of(file.name.removesuffix(SUFFIX))
+            self.kept[sampler_id] = CachedSampler(sampler_id, has_file=True)
+        self._by_model: dict[str, dict[str, CachedSampler]] = {}
+        """Those that a snapshot of their model has to care for."""
+        self._opened: dict[str, OpenedSampler] = {}
+        self._used: OrderedDict[CachedSampler | OpenedSampler, None] = OrderedDict()
+        """Those in memory, least recently used first."""
+        self.may_have_grown = False
+        """Since `make_room`: weights were read, or a model changed that samplers shared memory with."""
+        self._writing_bytes = 0
+        self._retry_at = 0.0
+
+    # Coming and going
+
+    def keep(self, sampler_id: str, model: QueuedModel) -> None:
+        """Freezes a model's weights. One that is there already comes from an earlier life of this request."""
+        if sampler_id in self.kept:
+            return
+        try:
+            name_of(sampler_id)
+        except ValueError as e:
+            raise DataError(str(e)) from None
+        kept = CachedSampler(sampler_id, model.model_id, model.lora, self.backend.freeze(model.weights))
+        self.kept[sampler_id] = self._by_model.setdefault(model.model_id, {})[sampler_id] = kept
+        self._used[kept] = None
+
+    def drop(self, sampler_ids: list[str]) -> None:
+        for sampler_id in sampler_ids:
+            kept = self.kept.pop(sampler_id, None)
+            if kept is None:
+                continue
+            if kept.model_id is not None:
+                self._by_model[kept.model_id].pop(sampler_id, None)
+            self._unload(kept)
+            if kept.has_file or kept.row is not None:  # the deletion comes after a writing that is under way
+                file = self._file(sampler_id)
+                self.files.submit(lambda file=file: file.unlink(missing_ok=True), _log_error)
+
+    def secure(self, model: QueuedModel) -> dict[str, Path | None]:
+        """Before a snapshot: a file for every sampler of the model, None for those that are its weights of today."""
+        found: dict[str, Path | None] = {}
+        today = self.backend.weights_key(model.weights)
+        for kept in self._by_model.get(model.model_id, {}).values():
+            if kept.weights is not None and self.backend.weights_key(kept.weights) == today and not kept.has_file:
+                found[kept.sampler_id] = None
+            else:
+                self._write(kept)
+                found[kept.sampler_id] = self._file(kept.sampler_id)
+        return found
+
+    def orphan(self, model_id: str) -> None:
+        """The model goes, and its snapshot with it: what it kept needs files of its own."""
+        self.may_have_grown = True
+        for kept in self._by_model.pop(model_id, {}).values():
+            self._write(kept)
+            kept.model_id = None
+
+    # Use
+
+    def find(self, sampler_id: str) -> Weights | None:
+        """The weights of a kept sampler, read back if need be; None if there is no such sampler."""
+        kept = self.kept.get(sampler_id)
+        if kept is None:
+            return None
+        if kept.weights is None:
+            if kept.row is None:
+                kept.lora, row = self._read(kept)
+            else:
+                row = kept.row
+            assert kept.lora is not None
+            kept.weights = self.backend.place_row(kept.lora, row)
+        self._touch(kept)
+        return kept.weights
+
+    def open(self, folder: str) -> Weights:
+        """A checkpoint folder. It can be read again, so it is never spooled."""
+        try:
+            status = Path(folder).stat()
+        except OSError as e:
+            raise AdapterError(f"checkpoint {folder} is not there any more ({e.strerror})") from None
+        version = (status.st_ino, status.st_mtime_ns)
+        opened = self._opened.get(folder)
+        if opened is not None and opened.version != version:
+            self._unload(opened)
+            opened = None
+        if opened is None:
+            opened = self._opened[folder] = OpenedSampler(folder, version, self.backend.open_folder(folder))
+        self._touch(opened)
+        return opened.weights
+
+    # Memory
+
+    @property
+    def bytes_in_memory(self) -> int:
+        sizes = {self.backend.weights_key(e.weights): self.backend.own_bytes(e.weights) for e in self._used}
+        return sum(sizes.values()) + self._writing_bytes
+
+    def make_room(self) -> None:
+        """Between quanta. Waits for the disk only when it is far behind."""
+        if not self.may_have_grown:
+            return
+        self.may_have_grown = False
+        own = [(e, self.backend.own_bytes(e.weights)) for e in self._used]
+        own = [(e, size) for e, size in own if size]
+        keys = Counter(self.backend.weights_key(e.weights) for e, _ in own)
+        used = sum({self.backend.weights_key(e.weights): size for e, size in own}.values())
+        for entry, size in own:
+            if used <= self.memory_bytes or time.monotonic() < self._retry_at:
+                break
+            key = self.backend.weights_key(entry.weights)
+            if isinstance(entry, CachedSampler):
+                self._write(entry)
+            self._unload(entry)
+            keys[key] -= 1
+            used -= 0 if keys[key] else size
+        while self._writing_bytes > self.memory_bytes and self.files.pending:
+            self.files.wait()
+
+    def _touch(self, entry: CachedSampler | OpenedSampler) -> None:
+        self.may_have_grown = True
+        self._used[entry] = None
+        self._used.move_to_end(entry)
+
+    def _unload(self, entry: CachedSampler | OpenedSampler) -> None:
+        self._used.pop(entry, None)
+        if isinstance(entry, OpenedSampler):
+            self._opened.pop(entry.folder, None)
+            self.backend.free(entry.weights)
+        elif entry.weights is not None:
+            self.backend.free(entry.weights)
+            entry.weights = None
+
+    # Files
+
+    def _file(self, sampler_id: str) -> Path:
+        return self.folder / (name_of(sampler_id) + SUFFIX)
+
+    def _write(self, kept: CachedSampler) -> None:
+        """Once; from a copy."""
+        if kept.has_file or kept.row is not None:
+            return
+        assert kept.lora is not None
+        row = kept.row = self.backend.frozen_row(kept.weights)
+        header = SpoolHeader(format=FORMAT, sampler_id=kept.sampler_id, lora=kept.lora)
+        metadata, file = msgspec.json.encode(header).decode(), self._file(kept.sampler_id)
+        self._writing_bytes += row.nbytes
+
+        def then(_: None, error: Exception | None) -> None:
+            self._writing_bytes -= row.nbytes
+            kept.row, kept.has_file = None, error is None
+            if error is not None and self.kept.get(kept.sampler_id) is kept:
+                log.error("spool_failed sampler=%s error=%r", kept.sampler_id, error)
+                self._retry_at = time.monotonic() + RETRY_S
+                if kept.weights is None and kept.lora is not None:
+                    kept.weights = self.backend.place_row(kept.lora, row)
+                    self._touch(kept)
+
+        self.files.submit(lambda: write_tensors(file, {"weights": row}, metadata), then)
+
+    def _read(self, kept: CachedSampler) -> tuple[LoraConfig, NDArray[np.float32]]:
+        try:
+            tensors, metadata = read_tensors(self._file(kept.sampler_id))
+            return msgspec.json.decode(metadata, type=SpoolHeader).lora, tensors["weights"]
+        except (FileDamaged, msgspec.MsgspecError, KeyError) as e:
+            log.error("sampler_unusable sampler=%s error=%r", kept.sampler_id, e)
+            lost = f"the weights of sampler {kept.sampler_id!r} are lost (a damaged file): save them again"
+            raise FileDamaged(lost) from None
+
+
+def _log_error(_: None, error: Exception | None) -> None:
+    if error is not None:
+        log.error("file_work_failed error=%r", error)

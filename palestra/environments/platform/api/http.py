@@ -1,0 +1,101 @@
+"""The HTTP that the APIs share: bodies, JSON, refusals.
+
+Owns: reading with a bound, errors as answers, what comes ahead of all routes. Never touches: who asks, what for.
+Statuses are those that Fleet's SDK takes as final: 404 and 5xx make it wait and try again for seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
+
+from palestra.environments.platform.api.auth import PlatformAuth, PlatformRefusal
+from palestra.environments.platform.errors import PlatformError
+from palestra.environments.platform.pool_records import InstanceGone, InstanceOver
+from palestra.net.bodies import BodyReader
+from palestra.util.json_types import JsonObject
+
+T = TypeVar("T")
+MAX_BODY_BYTES = 4 << 20  # a tool call with its texts, a verifier's bundle
+MAX_BYTES_IN_ALL = 256 << 20  # of bodies that are on their way
+
+
+class JsonBytes(Response):
+    """JSON that is written already."""
+
+    media_type = "application/json"
+
+
+def json_answer(content: object, status: int = 200) -> JsonBytes:
+    return JsonBytes(msgspec.json.encode(content), status)
+
+
+class PlatformBodies:
+    """Whole and bounded; the bound of all that are being read is shared."""
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self._reader = BodyReader(max_bytes=max_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=PlatformRefusal)
+
+    async def read(self, request: Request) -> bytes:
+        return await self._reader.read(request.scope, request.receive)
+
+
+def read_as(body: bytes, kind: type[T], problem: str = "the body is not JSON that can be read") -> T:
+    """Raises Refusal, with `problem` and what is wrong."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise PlatformRefusal(400, f"{problem}: {e}") from None
+
+
+def object_of(body: bytes) -> JsonObject:
+    """An empty one is an object without fields."""
+    found = read_as(body or b"{}", object)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise PlatformRefusal(400, f"the body is a JSON object, found {type(found).__name__}")
+    return found
+
+
+async def refused(_: HTTPConnection, error: Exception) -> Response:
+    """Also of a WebSocket, before it is open."""
+    match error:
+        case PlatformRefusal():
+            return json_answer({"detail": error.detail}, error.status)
+        case HTTPException():
+            return json_answer({"detail": error.detail}, error.status_code)
+        case InstanceGone():
+            status = 410
+        case InstanceOver():
+            status = 410 if error.record.is_over else 409
+        case _:
+            status = 400
+    return json_answer({"detail": str(error)}, status)
+
+
+REFUSALS: dict[Any, ExceptionHandler] = dict.fromkeys((PlatformRefusal, HTTPException, PlatformError), refused)
+
+
+class EntranceMiddleware:
+    """Ahead of all routes: pages of others are not served, and a slash at the end of a path means nothing."""
+
+    def __init__(self, app: ASGIApp, auth: PlatformAuth) -> None:
+        self._app, self._auth = app, auth
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        if scope["type"] != "lifespan":
+            try:
+                self._auth.check_origin(Headers(scope=scope))
+            except PlatformRefusal as e:
+                app = json_answer({"detail": e.detail}, e.status)
+            if scope["path"].endswith("/"):
+                scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await app(scope, receive, send)

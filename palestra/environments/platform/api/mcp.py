@@ -1,0 +1,64 @@
+"""Calls of an instance's tools that come as messages of MCP.
+
+Owns: what a client is told of a call that is refused, or breaks. Never touches: the protocol (`palestra.net.mcp`),
+sockets, which instance it is: whoever asks says that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from palestra.environments.platform.errors import PlatformError
+from palestra.net.mcp import (
+    INTERNAL,
+    INVALID_REQUEST,
+    STATUS,
+    McpHeaders,
+    RpcError,
+    RpcResponse,
+    ToolRequest,
+    ToolResult,
+    Toolset,
+    begin,
+    error_answer,
+    read_message,
+)
+from palestra.util.json_types import JsonObject
+
+log = logging.getLogger(__name__)
+
+ToolCall = Callable[[str, Any], ToolResult]
+
+
+def mcp_answer(app: Toolset, call: ToolCall, headers: McpHeaders | None, body: bytes) -> RpcResponse:
+    try:
+        message = read_message(body)
+    except RpcError as e:
+        return error_answer(None, e)
+    return message_answer(app, call, headers, message)
+
+
+def message_answer(
+    app: Toolset, call: ToolCall, headers: McpHeaders | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
+) -> RpcResponse:
+    begun = begin(app, headers, message, statuses)
+    if not isinstance(begun, ToolRequest):
+        return begun
+    try:
+        return begun.answered(call(begun.name, begun.arguments))
+    except PlatformError as e:
+        return begun.failed(INVALID_REQUEST, str(e))
+    except Exception:  # whatever it is, it is the tool's: the connection goes on
+        log.exception("the tool %s of %s broke", begun.name[:200], app.key)
+        return begun.failed(INTERNAL, "the tool broke; nothing was changed")
+
+
+def mcp_refusal(body: bytes, message: str) -> bytes:
+    """To whatever was asked: there is no instance to ask."""
+    try:
+        request_id = read_message(body).get("id")
+    except RpcError:
+        request_id = None
+    return error_answer(request_id, RpcError(INTERNAL, message)).body

@@ -1,0 +1,216 @@
+"""What OpenEnv's clients send and are told: actions, frames, observations, schemas.
+
+Owns: shapes and error codes. Never touches: sessions, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from palestra.environments.platform.app import TaskApp
+from palestra.environments.platform.errors import PlatformError
+from palestra.net.mcp import ListedTool, ToolResult
+from palestra.util.json_types import JsonObject
+
+API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` looks at the first number
+MAX_EPISODE_ID = 255
+TOOL_ERRORS = {"unknown_tool": "tool_not_found", "bad_arguments": "invalid_args"}
+
+
+class ErrorCode(StrEnum):
+    INVALID_JSON = "INVALID_JSON"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    VALIDATION = "VALIDATION_ERROR"
+    EXECUTION = "EXECUTION_ERROR"
+    CAPACITY = "CAPACITY_REACHED"
+    FACTORY = "FACTORY_ERROR"
+    SESSION = "SESSION_ERROR"
+
+
+class ClientMistake(PlatformError):
+    """What the client sent is wrong, or comes at the wrong time. Its session goes on."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# What comes in
+
+
+class ListTools(msgspec.Struct, tag_field="type", tag="list_tools", forbid_unknown_fields=True):
+    metadata: JsonObject = {}
+
+
+class CallTool(msgspec.Struct, tag_field="type", tag="call_tool", forbid_unknown_fields=True, kw_only=True):
+    tool_name: str
+    arguments: JsonObject = {}
+    metadata: JsonObject = {}
+
+
+class FinishAction(msgspec.Struct, tag_field="type", tag="finish", forbid_unknown_fields=True):
+    answer: str | int | None = None
+    metadata: JsonObject = {}
+
+
+Action = ListTools | CallTool | FinishAction
+
+
+class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A name that nobody knows is refused: with a misspelt one another task would be played than was meant."""
+
+    seed: int | None = None
+    episode_id: str | None = None
+    task_key: str | None = None
+    split: str | None = None
+    index: int | None = None
+
+
+class StepRequest(msgspec.Struct):
+    action: JsonObject
+    timeout_s: float | None = None
+    """Accepted: a call here takes less than anybody would wait."""
+
+
+class SocketFrame(msgspec.Struct, forbid_unknown_fields=True):
+    type: str = ""
+    data: JsonObject = {}
+
+
+def action_of(given: JsonObject) -> Action:
+    """A call may leave its type out, as in OpenEnv's own models."""
+    return _read({"type": "call_tool", **given} if "tool_name" in given else given, Action, "action")
+
+
+def reset_of(given: JsonObject) -> ResetRequest:
+    found = _read(given, ResetRequest, "reset")
+    if (found.seed or 0) < 0 or (found.index or 0) < 0:
+        raise ClientMistake(ErrorCode.VALIDATION, "reset: seed and index are not below 0")
+    if len(found.episode_id or "") > MAX_EPISODE_ID:
+        raise ClientMistake(ErrorCode.VALIDATION, f"reset: episode_id has at most {MAX_EPISODE_ID} characters")
+    return found
+
+
+def step_of(given: JsonObject) -> Action:
+    found = _read(given, StepRequest, "step")
+    if found.timeout_s is not None and not found.timeout_s > 0:
+        raise ClientMistake(ErrorCode.VALIDATION, "step: timeout_s is above 0")
+    return action_of(found.action)
+
+
+def frame_of(text: str | bytes) -> SocketFrame:
+    try:
+        given = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        raise ClientMistake(ErrorCode.INVALID_JSON, f"Invalid JSON: {e}") from None
+    return _read(given, SocketFrame, "message")
+
+
+def _read(given: object, kind: object, what: str) -> Any:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as e:
+        raise ClientMistake(ErrorCode.VALIDATION, f"{what}: {e}") from None
+
+
+# What goes out
+
+
+def observed(fields: JsonObject, metadata: JsonObject, reward: float | None = None, done: bool = False) -> JsonObject:
+    """Metadata is said twice, as OpenEnv does: typed clients look in one place, generic ones in the other."""
+    answer = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
+    return {**answer, "metadata": metadata} if metadata else answer
+
+
+def called(name: str, result: ToolResult) -> JsonObject:
+    """The result is the tool's own text, byte for byte, also where it tells what went wrong."""
+    error = None
+    if result.is_error:
+        answer = msgspec.json.decode(result.text)
+        error = {"error_type": TOOL_ERRORS.get(answer["error"], "execution_error"), "message": answer["message"]}
+    return observed({"tool_name": name, "result": msgspec.Raw(result.text.encode()), "error": error}, {})
+
+
+def tools_shown(tools: Iterable[ListedTool]) -> list[JsonObject]:
+    return [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
+
+
+def frame(kind: str, data: object) -> str:
+    return msgspec.json.encode({"type": kind, "data": data}).decode()
+
+
+def error_frame(code: ErrorCode, message: str, **more: object) -> str:
+    return frame("error", {"message": message, "code": code, **more})
+
+
+# What an app says of itself
+
+
+def metadata(app: TaskApp) -> JsonObject:
+    return {
+        "name": app.key,
+        "description": app.description,
+        "readme_content": None,
+        "version": app.version,
+        "author": None,
+        "documentation_url": None,
+    }
+
+
+_METADATA = {"type": "object"}
+_RESET_FIELDS = {"prompt": {"type": "string"}, "variables": {"type": "object"}, "metadata": _METADATA}
+_STEP_FIELDS = {
+    "tools": {"type": "array", "items": {"type": "object"}},
+    "tool_name": {"type": "string"},
+    "result": {},
+    "error": {"type": ["object", "null"]},
+    "answer": {"type": ["string", "null"]},
+    "metadata": _METADATA,
+}
+_STATE_FIELDS = {
+    "episode_id": {"type": ["string", "null"]},
+    "step_count": {"type": "integer", "minimum": 0},
+    "task_key": {"type": ["string", "null"]},
+    "done": {"type": "boolean"},
+}
+
+
+@cache
+def schemas() -> JsonObject:
+    return {
+        "action": {"title": "Action", **msgspec.json.schema(Action)},
+        "observation": {"title": "Observation", "type": "object", "properties": _STEP_FIELDS},
+        "reset_observation": {"title": "ResetObservation", "type": "object", "properties": _RESET_FIELDS},
+        "state": {"title": "State", "type": "object", "properties": _STATE_FIELDS},
+    }
+
+
+PATHS = {
+    "/reset": ("post", "The first observation of a task; nothing is kept for the next request."),
+    "/step": ("post", "An action in a fresh world; nothing is kept for the next request."),
+    "/state": ("get", "Of a fresh environment."),
+    "/health": ("get", "Whether it is up."),
+    "/metadata": ("get", "What it is."),
+    "/schema": ("get", "JSON Schemas of actions, observations and state."),
+    "/mcp": ("post", "MCP, and sessions by openenv/session/create and openenv/session/close."),
+    "/list_environments": ("get", "The one environment here."),
+    "/{env_name}/splits": ("get", "train and eval."),
+    "/{env_name}/tasks": ("post", "The first tasks of each template of a split."),
+    "/{env_name}/num_tasks": ("post", "How many a split has."),
+    "/{env_name}/task": ("post", "One task by its index."),
+    "/{env_name}/task_range": ("post", "Tasks from start up to stop."),
+}
+
+
+@cache
+def openapi(app: str) -> JsonObject:
+    paths = {
+        path: {method: {"summary": summary, "responses": {"200": {"description": "as asked"}}}}
+        for path, (method, summary) in PATHS.items()
+    }
+    return {"openapi": "3.1.0", "info": {"title": f"OpenEnv: {app}", "version": API_VERSION}, "paths": paths}

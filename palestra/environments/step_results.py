@@ -1,0 +1,149 @@
+"""What an environment may answer, and nothing else.
+
+Owns: checking shapes and numbers, copying what an environment might change later. Never touches: the environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from palestra.environments.errors import EnvironmentFailure
+from palestra.environments.guarded_calls import words
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject
+
+SHOWN_CHARS = 80  # of a value in a message
+
+
+class StepResult(Struct, kw_only=True):
+    """What a step came to, checked: messages, reward, and whether it is over."""
+
+    observations: list[Message]
+    reward: float | None
+    """None: the environment could not grade it."""
+    done: bool
+    metadata: JsonObject = field(default_factory=dict)
+    """Also holds `postprocessed_action`, where the environment wants the action to read differently."""
+
+
+def conversation_of(answer: object) -> list[Message]:
+    """From `init`: (messages, metadata)."""
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise EnvironmentFailure(f"init should answer (messages, metadata), not {shown(answer)}")
+    conversation = _messages(answer[0], "init")
+    if not conversation:
+        raise EnvironmentFailure("init answered a conversation without messages")
+    return conversation
+
+
+def step_result_of(answer: object) -> StepResult:
+    """From `step`: a BaseTextEnvStepOutput."""
+    if not isinstance(answer, Mapping):
+        raise EnvironmentFailure(f"step should answer a dict with observations, reward and done, not {shown(answer)}")
+    if missing := {"reward", "done"} - answer.keys():
+        raise EnvironmentFailure(f"step answered a dict without {min(missing)!r}: {shown(dict(answer))}")
+    metadata = answer.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise EnvironmentFailure(f"step answered metadata that is no dict: {shown(metadata)}")
+    rewritten = answer.get("postprocessed_action")
+    return StepResult(
+        observations=_messages(answer.get("observations") or [], "step"),
+        reward=reward_of(answer["reward"]),
+        done=_flag(answer["done"]),
+        metadata=dict(metadata) if rewritten is None else {**metadata, "postprocessed_action": rewritten},
+    )
+
+
+def numbers_of(answer: object) -> dict[str, float]:
+    """From `get_metrics`: the finite numbers, booleans as 0 and 1."""
+    if not isinstance(answer, Mapping):
+        return {}
+    numbers = {str(key): _number(value) for key, value in answer.items()}
+    return {key: number for key, number in numbers.items() if number is not None and math.isfinite(number)}
+
+
+def shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's `__repr__`
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+
+
+def _messages(found: object, where: str) -> list[Message]:
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+        raise EnvironmentFailure(f"{where} should answer a list of messages, not {shown(found)}")
+    try:
+        return [_message(message, where) for message in found]
+    except EnvironmentFailure:
+        raise
+    except Exception as error:  # a generator's own, or of something that contains itself
+        raise EnvironmentFailure(f"{where} answered messages that cannot be read: {words(error)}") from error
+
+
+def _message(found: object, where: str) -> Message:
+    if not isinstance(found, Mapping) or not isinstance(found.get("role"), str) or "content" not in found:
+        raise EnvironmentFailure(f"{where} answered a message without role and content: {shown(found)}")
+    content = found["content"]
+    is_parts = isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content)
+    if content is not None and not isinstance(content, str) and not is_parts:
+        raise EnvironmentFailure(
+            f"{where} answered a message whose 'content' is neither text, a list of parts nor None: {shown(content)}"
+        )
+    return {_key(key, where, ""): _plain(value, where, str(key)) for key, value in found.items()}
+
+
+def _plain(value: object, where: str, path: str) -> Any:
+    """A copy of what JSON can say, all the way down; `path` is how its place in the message is named."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # subclasses become the plain kind: enums, and below numpy's float64
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Mapping):
+        return {_key(key, where, path): _plain(inner, where, f"{path}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, where, f"{path}[{place}]") for place, inner in enumerate(value)]
+    raise EnvironmentFailure(f"{where} answered a message whose {path!r} is no plain JSON data: {shown(value)}")
+
+
+def _key(key: object, where: str, path: str) -> str:
+    if not isinstance(key, str):
+        inside = f" in {path!r}" if path else ""
+        raise EnvironmentFailure(f"{where} answered a message with a key{inside} that is no text: {shown(key)}")
+    return str.__str__(key)
+
+
+def reward_of(found: object) -> float | None:
+    """A finite number, or None."""
+    if found is None:
+        return None
+    reward = _number(found)
+    if reward is None or not math.isfinite(reward):
+        raise EnvironmentFailure(f"step answered a reward that is no finite number: {shown(found)}")
+    return reward
+
+
+def _flag(found: object) -> bool:
+    try:
+        is_flag = found in (True, False)
+    except Exception:  # an array has no truth of its own
+        is_flag = False
+    if not is_flag:
+        raise EnvironmentFailure(f"step answered done that is neither True nor False: {shown(found)}")
+    return bool(found)
+
+
+def _number(found: Any) -> float | None:
+    """Also numpy's and torch's scalars, by what they can do; text that looks like a number is none."""
+    if isinstance(found, str | bytes) or not (hasattr(found, "__float__") or hasattr(found, "__index__")):
+        return None
+    try:
+        return float(found)
+    except Exception:  # a stranger's `__float__`
+        return None

@@ -1,0 +1,79 @@
+"""Attempts that come to nothing: queued again after a while, or parked; and weights that are too old.
+
+Owns: what counts towards parking, back-off, the weight policy. Never touches: results.
+"""
+
+from __future__ import annotations
+
+from palestra.episodes import groups
+from palestra.episodes.records import BoardEpisode, BoardGroup, BoardRun
+from palestra.episodes.state import PLAYING, BoardState
+from palestra.types.episodes import EpisodeState, WeightPolicy
+
+STRIKES = ("expired",)
+"""Losses that may be the episode's own doing. One that was given back by choice, or whose weights went stale, is not
+to blame."""
+WAITS = (*STRIKES, "released")
+"""Losses before a pause: a player that gives back at once, and claims again, would spin."""
+
+
+def lose(state: BoardState, episode: BoardEpisode, code: str, words: str, now: float) -> None:
+    """A leased one's attempt."""
+    state.note_loss(episode, f"{code}: {words}", now)
+    episode.lost += 1
+    if code in STRIKES:
+        episode.strikes += 1
+    if episode.strikes >= episode.group.max_attempts or episode.lost >= state.limits.max_losses:
+        state.move(episode, EpisodeState.PARKED)
+        groups.settle(state, episode.group, now)
+        return
+    episode.not_before = now + _backoff_s(state, episode) if code in WAITS else 0.0
+    state.move(episode, EpisodeState.QUEUED)
+    state.queue(episode, now)
+
+
+def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
+    """Open leases whose weights are older than the policy allows, in the order of registration."""
+    for episode in sorted(run.leased.values(), key=lambda episode: (episode.group.serial, episode.index)):
+        # One that is parked may end its group, and with it the leases of the others.
+        if episode.state is EpisodeState.LEASED and is_stale(run, episode, run.version):
+            lose(state, episode, "stale_weights", stale_words(run, episode, run.version), now)
+
+
+def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
+    """An open group's: what is not ended is too late."""
+    words = f"the group's {group.spec.deadline_s:g} s are over"
+    for episode in group.members:
+        if episode.state in PLAYING:
+            state.note_loss(episode, f"deadline: {words}", now)
+            state.move(episode, EpisodeState.PARKED)
+    groups.settle(state, group, now, why="deadline", can_replace=False)
+
+
+def allowed_lag(run: BoardRun) -> int | None:
+    """None: any."""
+    match run.settings.weight_policy:
+        case WeightPolicy.FINISH:
+            return None
+        case WeightPolicy.LAG:
+            return run.settings.max_lag
+        case WeightPolicy.DROP:
+            return 0
+
+
+def is_stale(run: BoardRun, episode: BoardEpisode, version: int) -> bool:
+    """An episode without calls has no weights that could be old."""
+    lag = allowed_lag(run)
+    return lag is not None and episode.oldest_version is not None and version - episode.oldest_version > lag
+
+
+def stale_words(run: BoardRun, episode: BoardEpisode, version: int) -> str:
+    return (
+        f"a call was answered by version {episode.oldest_version}, the newest is {version},"
+        f" and run {run.name} allows {allowed_lag(run)} between them"
+    )
+
+
+def _backoff_s(state: BoardState, episode: BoardEpisode) -> float:
+    doubled = min(max(episode.strikes - 1, 0), 30)  # far beyond any limit, and still a number
+    return min(episode.run.settings.backoff_s * 2.0**doubled, state.limits.max_backoff_s)

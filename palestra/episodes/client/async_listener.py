@@ -1,0 +1,173 @@
+"""Played groups pushed to their trainer over ZeroMQ, each committed at the server when it is acknowledged.
+
+Owns: the socket, what was acknowledged before. Never touches: the trainer's checkpoint, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from palestra.episodes.client.errors import EpisodeClientError, ListenError
+from palestra.types.episodes import PlayedGroup, PushedGroup, RunInfo
+
+if TYPE_CHECKING:
+    import zmq.asyncio
+
+log = logging.getLogger(__name__)
+
+
+class ListenedRun(Protocol):
+    """What a listener needs of its run."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def check_cursor(self, after: int | None) -> None: ...
+
+    async def push_to(self, address: str, instead_of: str | None = None) -> None: ...
+
+    async def commit(self, cursor: int) -> RunInfo: ...
+
+
+class PushInbox:
+    """What came, and what is answered to it: for threads and event loops alike."""
+
+    def __init__(self, run: str, after: int | None):
+        self._run, self._after = run, after or 0
+        self.acked: int | None = None
+        self._open: int | None = None
+        """The number of a group that waits for its acknowledgement."""
+
+    def check_acked(self) -> None:
+        if self._open is not None:
+            raise ListenError(
+                f"group {self._open} was not acknowledged: once it is safe call ack(), then take the next"
+            )
+
+    def take(self, payload: bytes) -> PlayedGroup | str:
+        """A group that is new; else the answer to what came."""
+        try:
+            group = msgspec.json.decode(payload, type=PushedGroup)
+        except msgspec.DecodeError as error:
+            return f"refused: this is no group: {error}"
+        if group.run != self._run:
+            return f"refused: this is the trainer of run {self._run}"
+        if group.group.number <= self._after:
+            return f"ack {group.group.number}"  # the last answer was lost on its way
+        self._open = group.group.number
+        return group.group
+
+    def ack(self, number: int) -> str | None:
+        """The answer; None: nobody waits for it any more."""
+        if self._open != number:
+            return None
+        self._open, self._after, self.acked = None, number, number
+        return f"ack {number}"
+
+
+class ListenSocket:
+    """A socket that is listened on."""
+
+    def __init__(self, address: str):
+        try:
+            import zmq
+            import zmq.asyncio
+        except ImportError:
+            raise ListenError(
+                "listening needs pyzmq: pip install pyzmq, or read the groups with Run.groups()"
+            ) from None
+        self._context = zmq.asyncio.Context()
+        self.socket: zmq.asyncio.Socket = self._context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 1000)  # the last answer may be on its way
+        self.socket.setsockopt(zmq.IPV6, int("[" in address))
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self._end()
+            raise ListenError(f"{address} cannot be listened on: {error}") from None
+        self.address: str = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def close(self) -> None:
+        """Up to a second, while the last answer is on its way."""
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+class AsyncPushed:
+    """A group, to be made safe and then acknowledged: it comes again otherwise."""
+
+    def __init__(self, group: PlayedGroup, listener: AsyncListener):
+        self.group, self._listener = group, listener
+
+    @property
+    def number(self) -> int:
+        return self.group.number
+
+    async def ack(self) -> None:
+        """It is safe here: the server may forget it."""
+        await self._listener.ack(self.number)
+
+
+class AsyncListener:
+    """`AsyncRun.listen` makes it. For one task; cancelled, it leaves no group acknowledged that was not."""
+
+    def __init__(
+        self, run: ListenedRun, address: str, *, after: int | None, wait_s: float | None, advertised: str | None
+    ):
+        self._run, self.address, self._after, self._advertised = run, address, after, advertised
+        self._wait_ms = -1 if wait_s is None else round(wait_s * 1000)
+        self._inbox = PushInbox(run.name, after)
+        self._listen_socket: ListenSocket | None = None
+
+    async def __aenter__(self) -> AsyncListener:
+        await self._run.check_cursor(self._after)
+        self._listen_socket = ListenSocket(self.address)
+        self.address = self._listen_socket.address
+        try:
+            self._advertised = self._advertised or self.address
+            await self._run.push_to(self._advertised)
+        except BaseException:
+            await self._listen_socket.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open_socket.close()
+        try:
+            if self._inbox.acked is not None:
+                await self._run.commit(self._inbox.acked)  # the last answer may be lost with the socket
+            await self._run.push_to("", self._advertised)
+        except EpisodeClientError as error:
+            log.warning("the server was not told that nobody listens any more: %s", error)
+
+    async def __aiter__(self) -> AsyncGenerator[AsyncPushed, None]:
+        while (payload := await self._receive()) is not None:
+            taken = self._inbox.take(payload)
+            if isinstance(taken, str):
+                await self._open_socket.socket.send_string(taken)
+            else:
+                yield AsyncPushed(taken, self)
+
+    async def ack(self, number: int) -> None:
+        if (answer := self._inbox.ack(number)) is not None:
+            await self._open_socket.socket.send_string(answer)
+
+    async def _receive(self) -> bytes | None:
+        """None: nothing came for so long."""
+        self._inbox.check_acked()
+        socket = self._open_socket.socket
+        return await socket.recv() if await socket.poll(self._wait_ms) else None
+
+    @property
+    def _open_socket(self) -> ListenSocket:
+        if self._listen_socket is None:
+            raise ListenError("nobody listens yet: `with` or `async with run.listen(…) as groups`")
+        return self._listen_socket

@@ -1,0 +1,45 @@
+"""Played groups pushed to a trainer that is a thread.
+
+Owns: nothing: `async_listening` has it all. Never touches: the trainer's checkpoint, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from palestra.episodes.client.async_listener import AsyncListener, AsyncPushed
+from palestra.episodes.client.facade import Facade, waits
+from palestra.episodes.client.loop_thread import SHARED
+from palestra.types.episodes import PlayedGroup
+
+
+class Pushed(Facade[AsyncPushed]):
+    """A group, to be made safe and then acknowledged: it comes again otherwise."""
+
+    @property
+    def group(self) -> PlayedGroup:
+        return self.inner.group
+
+    @property
+    def number(self) -> int:
+        return self.inner.number
+
+    ack = waits(AsyncPushed.ack)
+
+
+class Listener(Facade[AsyncListener]):
+    """`Run.listen` makes it. For one thread."""
+
+    @property
+    def address(self) -> str:
+        return self.inner.address
+
+    def __enter__(self) -> Listener:
+        SHARED.wait(self.inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        SHARED.wait(self.inner.__aexit__())
+
+    def __iter__(self) -> Iterator[Pushed]:
+        return map(Pushed, SHARED.each(aiter(self.inner)))

@@ -1,0 +1,118 @@
+"""A gym server over HTTP: one Starlette endpoint for all paths.
+
+Owns: bodies and their limits, cookies as headers, health routes, `/openapi.json`. Never touches: sessions and
+exceptions (`endpoint.py`), what a path means: servers say that themselves, as most of their calls come from within the
+process and never pass here. Whoever starts it opens and closes the server.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import request_response
+from starlette.types import Receive, Scope, Send
+
+from palestra import __version__
+from palestra.gym.endpoint import ServerEndpoint
+from palestra.gym.errors import BadCall
+from palestra.gym.servers.base import GymServer
+from palestra.gym.sessions import MAX_AGE_S
+from palestra.gym.wire import NO_COOKIES, GymRequest, GymResponse
+from palestra.net.bodies import BodyReader
+from palestra.net.cookies import cookie_pair, cookies_of
+from palestra.util.json_types import JsonObject
+
+log = logging.getLogger(__name__)
+
+HEALTH = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
+MAX_BODY_BYTES = 256 << 20  # a long rollout carries all its token ids, three lists of them for each turn
+MAX_BYTES_IN_ALL = 1 << 30  # of bodies that are on their way: whoever reaches the port may send some
+SERVER_HEADER = "x-gym-server"
+"""Whose answer it is: what a supervisor looks at before it believes that a port is healthy."""
+SESSION_COOKIE = f"; path=/; Max-Age={MAX_AGE_S}; httponly; samesite=lax"
+PLAIN_COOKIE = "; path=/; samesite=lax"
+
+
+class GymHttpApp:
+    """ASGI over one server."""
+
+    def __init__(self, server: GymServer, secret: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.server = server
+        self.endpoint = ServerEndpoint(server, secret)
+        self._bodies = BodyReader(max_bytes=max_body_bytes, max_bytes_in_all=MAX_BYTES_IN_ALL, refusal=BadCall)
+        self._app = request_response(self._respond)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        return self._response(await self._answer(request))
+
+    async def _answer(self, request: Request) -> GymResponse:
+        path = request.scope["path"]
+        if request.method in ("GET", "HEAD"):
+            return await self._looked(path)
+        if request.method != "POST" or path in HEALTH:  # these have no body to read
+            return GymResponse(status=405, body={"detail": "Method Not Allowed"})
+        try:
+            body = _parsed(await self._bodies.read(request.scope, request.receive))
+        except BadCall as error:
+            return GymResponse(status=error.status, body={"detail": error.detail})
+        cookies = cookies_of(request.headers["cookie"]) if "cookie" in request.headers else NO_COOKIES
+        return await self.endpoint.answer(GymRequest(path=path, body=body, cookies=cookies, headers=request.headers))
+
+    async def _looked(self, path: str) -> GymResponse:
+        if path in HEALTH:
+            return GymResponse(body={"status": "ok"})
+        if path == "/openapi.json":
+            return GymResponse(body=openapi(self.server))
+        try:
+            found = await self.server.look(path)
+        except Exception as error:  # a server's own code: callers get an answer
+            log.error("%s%s broke", self.server.name, path, exc_info=error)
+            return GymResponse(status=500, body=repr(error))
+        if found is None:
+            is_posted = path in self.server.routes()
+            status, words = (405, "Method Not Allowed") if is_posted else (404, "Not Found")
+            return GymResponse(status=status, body={"detail": words})
+        return found
+
+    def _response(self, answer: GymResponse) -> Response:
+        try:
+            body = answer.raw()
+        except TypeError as error:  # orjson's: a server answered with what is no JSON
+            log.error("%s gave an answer that is no JSON", self.server.name, exc_info=error)
+            answer = GymResponse(status=500, body=repr(error), cookies=answer.cookies)
+            body = answer.raw()
+        headers = {"content-type": answer.content_type, SERVER_HEADER: self.server.name}
+        response = Response(body, answer.status, headers)
+        for name, value in answer.cookies.items():
+            tail = SESSION_COOKIE if name == self.endpoint.signer.name else PLAIN_COOKIE
+            response.raw_headers.append((b"set-cookie", (cookie_pair(name, value) + tail).encode("latin-1", "replace")))
+        return response
+
+
+def _parsed(body: bytes) -> object:
+    if not body:
+        return {}
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadCall(400, f"the body is not JSON: {error}") from None
+
+
+def openapi(server: GymServer) -> JsonObject:
+    paths = {
+        path: {
+            "post": {
+                "operationId": path.strip("/").replace("/", "_"),
+                "requestBody": {"content": {"application/json": {"schema": schema}}},
+                "responses": {"200": {"description": "as the server's kind says"}},
+            }
+        }
+        for path, schema in server.routes().items()
+    }
+    return {"openapi": "3.1.0", "info": {"title": server.name, "version": __version__}, "paths": paths}

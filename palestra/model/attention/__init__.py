@@ -1,0 +1,1 @@
+"""Attention: over packed sequences in training, over pages of the KV cache in sampling. Begin at `packed`."""

@@ -1,0 +1,33 @@
+"""Which code attends, by what it runs on: kernels of our own on a GPU in half precision, torch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from palestra.model import kernels
+from palestra.model.attention.kv_cache import KVCache, PagedAttention
+from palestra.model.attention.packed import Attention, PackedAttention
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.sampling.scheduler import StepPlan
+
+
+def packed_attention(
+    lengths: Sequence[int], spec: ModelSpec, device: torch.device | str, dtype: torch.dtype
+) -> Attention:
+    """Attention within each of several sequences that stand end to end."""
+    if kernels.can_run(device, dtype):
+        from palestra.model.attention.tiled import TiledPackedAttention
+
+        return TiledPackedAttention(lengths, spec, device)
+    return PackedAttention(lengths, spec.windows, device)
+
+
+def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
+    """Attention for one step of the scheduler's plan."""
+    if kernels.can_run(cache.device, cache.dtype):
+        from palestra.model.attention.tiled import TiledPagedAttention
+
+        return TiledPagedAttention.of(cache, plan)
+    return PagedAttention(cache, plan)

@@ -1,0 +1,174 @@
+"""Attention by kernels over tiles of queries: for half precision on a GPU, in training and in sampling.
+
+Owns: cutting sequences into tiles, page tables. Never touches: the kernels themselves, which page belongs to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palestra.model.attention.kv_cache import KVCache, write_slots
+from palestra.model.kernels.attention import (
+    KEY_BLOCK,
+    KEY_SPLIT,
+    KeySource,
+    SharedSplits,
+    Tiles,
+    attend,
+    attend_once,
+    attend_packed,
+    write_pages,
+)
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.sampling.scheduler import Sequence, StepPlan
+from palestra.model.transfers import to_device
+
+TILE_ROWS = 64  # queries times heads of a group in a tile
+DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
+
+
+class TiledPackedAttention:
+    """Causal attention within each of several sequences that stand end to end; see `Attention`."""
+
+    def __init__(self, lengths: Seq[int], spec: ModelSpec, device: torch.device | str):
+        self.spec = spec
+        starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
+        spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
+        self.tiles = cut_tiles(spans, spec.n_heads // spec.n_kv_heads, TILE_ROWS, device)
+        blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, KEY_BLOCK)]
+        self.key_blocks = to_device(blocks, device, np.int32)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_packed(q, k, v, self.tiles, self.key_blocks, self.spec.n_kv_heads, self.spec.windows[layer])
+
+
+class TiledPagedAttention:
+    """Attention on pages where they are; see `Attention`. Keys past a sequence's end are never read, so pages need no
+    clearing when they change hands."""
+
+    def __init__(
+        self, cache: KVCache, slots: Tensor, pages: Tensor, tiles: list[Tiles], shared: SharedSplits | None = None
+    ):
+        """`shared` is for the first tiles, those of single queries."""
+        self.cache, self.spec, self.slots, self.tiles, self.shared = cache, cache.spec, slots, tiles, shared
+        self.keys = KeySource(*cache.slot_strides, pages, cache.page_size)
+
+    @classmethod
+    def of(cls, cache: KVCache, plan: StepPlan) -> TiledPagedAttention:
+        """For one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
+        group, device, n = cache.spec.n_heads // cache.spec.n_kv_heads, cache.device, len(plan.decode)
+        spans = row_spans(plan)
+        tiles = [
+            cut_tiles(some, group, rows, device)
+            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], TILE_ROWS))
+            if some
+        ]
+        slots, pages = (to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan)))
+        arrays = SharedArrays.of(plan, group, cache.page_size)
+        shared = None
+        if len(arrays.tiles):
+            tables = [to_device(array, device) for array in (arrays.tiles, arrays.rows, arrays.by_row)]
+            shared = shared_splits(tables[0], tables[1], tables[2], cache.spec)
+        return cls(cache, slots, pages, tiles, shared)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.by_head(layer)
+        write_pages(k, v, keys, values, self.slots)
+        out, window = q.new_empty(len(q), self.spec.q_size), self.spec.windows[layer]
+        shared = self.shared if window is None else None
+        if shared is not None:
+            attend_once(q, keys, values, self.keys, self.spec.n_kv_heads, shared)
+        for tiles in self.tiles:
+            attend(q, keys, values, tiles, self.keys, self.spec.n_kv_heads, window, out, shared=shared)
+            shared = None
+        return out
+
+
+@dataclass(slots=True)
+class SharedArrays:
+    """What `SharedSplits` holds of a plan's decoding rows, on the host."""
+
+    tiles: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    by_row: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, plan: StepPlan, group: int, page_size: int) -> SharedArrays:
+        """Neighbouring rows whose first whole splits are on the same pages, as many as a tile holds: samples of one
+        prompt stand beside each other."""
+        queries, step = shared_tile_rows(group) // group, KEY_SPLIT // page_size
+        tiles: list[tuple[int, int, int]] = []
+        rows: list[list[int]] = []
+        by_row = np.zeros((len(plan.decode), 2), np.int32)
+        first, source = 0, 0
+        while first < len(plan.decode):
+            end, splits = _sharing(plan.decode, first, queries, step)
+            if splits:
+                members = list(range(first, end))
+                by_row[first:end, 0] = len(tiles) * queries + np.arange(end - first)
+                by_row[first:end, 1] = splits
+                tiles += [(split, len(members), source) for split in range(splits)]
+                rows += [members + [0] * (queries - len(members))] * splits
+            source += sum(len(s.pages) for s in plan.decode[first:end])
+            first = end
+        return cls(np.array(tiles, np.int32).reshape(-1, 3), np.array(rows, np.int32).reshape(-1, queries), by_row)
+
+
+def _sharing(seqs: Seq[Sequence], first: int, most: int, step: int) -> tuple[int, int]:
+    """How far rows from `first` on share whole splits (of `step` pages): the end of the rows, and the splits."""
+    pages, end, splits = seqs[first].pages, first + 1, 0
+    for seq in seqs[first + 1 : first + most]:
+        found = min(len(pages), len(seq.pages)) // step
+        while found and pages[found * step - 1] != seq.pages[found * step - 1]:  # a page knows all that is before it
+            found -= 1
+        if found == 0 or found < splits:
+            break
+        splits, end = splits or found, end + 1
+    return end, splits
+
+
+def shared_tile_rows(group: int) -> int:
+    return max(TILE_ROWS, 1 << (group - 1).bit_length())
+
+
+def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec) -> SharedSplits:
+    """With room for the results."""
+    shape = (rows.numel(), spec.n_heads, spec.head_dim)
+    acc = torch.empty(shape, dtype=torch.float32, device=rows.device)
+    m, weight = (torch.empty(shape[:2], dtype=torch.float32, device=rows.device) for _ in range(2))
+    return SharedSplits(tiles, rows, by_row, m, weight, acc, shared_tile_rows(spec.n_heads // spec.n_kv_heads))
+
+
+def page_numbers(plan: StepPlan) -> NDArray[np.int32]:
+    """The pages of all rows of a plan, end to end."""
+    return np.concatenate([np.array(chunk.seq.pages, np.int32) for chunk in plan.rows])
+
+
+def row_spans(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+    """What `cut_tiles` wants of each chunk: first row, its position, rows, where its pages begin."""
+    spans, row, page = [], 0, 0
+    for chunk in plan.rows:
+        spans.append((row, chunk.start, chunk.end - chunk.start, page))
+        row, page = row + chunk.end - chunk.start, page + len(chunk.seq.pages)
+    return spans
+
+
+def cut_tiles(spans: Seq[tuple[int, int, int, int]], group: int, rows: int, device: torch.device | str) -> Tiles:
+    """Tiles of neighbouring queries. `spans`: first row, its position, rows, key source (see `Tiles`).
+
+    The longest ones come first: what ends last should begin first."""
+    rows = max(rows, 1 << (group - 1).bit_length())
+    size = rows // group
+    table = [
+        (row + first, position + first, min(size, n - first), source)
+        for row, position, n, source in spans
+        for first in range(0, n, size)
+    ]
+    table.sort(key=lambda tile: -tile[1])
+    return Tiles(to_device(table, device, np.int32).view(-1, 4), rows)

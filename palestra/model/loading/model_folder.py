@@ -1,0 +1,66 @@
+"""A model folder, opened: spec, decoder, tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from palestra.model import kernels
+from palestra.model.decoder import Decoder
+from palestra.model.errors import ModelError, TokenizerError
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.weights import DTYPES, read_weights
+from palestra.model.numerics import Numerics, set_numerics
+
+
+@dataclass(eq=False)
+class Model:
+    folder: Path
+    spec: ModelSpec
+    decoder: Decoder = field(repr=False)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+
+def load_model(
+    folder: str | Path, *, dtype: str | None = None, device: str = "cpu", numerics: Numerics = "exact"
+) -> Model:
+    """dtype None: as stored, where that is supported, else float32. device `auto`: a GPU if there is one. `numerics` is
+    for GPUs: see `set_numerics`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder; make a small one with: palestra model random {folder}")
+    spec = ModelSpec.from_folder(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        where = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as e:
+        raise ModelError(f"device {device!r} cannot be used here ({e}); `palestra doctor` lists what works") from None
+    # A CPU computes float16 many times slower than float32.
+    supported = [n for n in DTYPES if n != "float16" or kernels.can_run_on(where)]
+    name = dtype or (spec.dtype if spec.dtype in supported else "float32")
+    if name not in supported:
+        raise ModelError(f"dtype {name!r} is not supported on {where.type}; supported: {', '.join(supported)}")
+    if where.type == "cuda":
+        set_numerics(numerics)
+    return Model(folder, spec, Decoder(spec, read_weights(folder, spec, DTYPES[name], where)))
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerError(
+            f"{file}: no such file; only fast tokenizers (tokenizer.json) are supported: save one with "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
+        )
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as e:  # the library raises a bare Exception for a malformed file
+        raise TokenizerError(f"{file}: not a valid tokenizer file ({e}); copy it again") from None

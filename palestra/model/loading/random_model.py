@@ -1,0 +1,247 @@
+"""Random models in real Hugging Face folders, for tests, benchmarks and demos.
+
+Owns: shapes, config.json, generation_config.json, seeded weights. Never touches: transformers, other model modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from safetensors.torch import save_file
+
+from palestra.model.loading.random_tokenizer import write_tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["embedding", "projection", "norm", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tie: bool
+    max_positions: int = 4096
+
+
+SHAPES = {
+    "micro": Shape(64, 2, 4, 2, 16, 128, 512, tie=False),
+    "tiny": Shape(256, 4, 4, 2, 64, 768, 4096, tie=True),
+    "small": Shape(640, 12, 10, 5, 64, 1920, 8192, tie=True),
+    # The published Qwen3 sizes.
+    "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151936, tie=True, max_positions=40960),
+    "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151936, tie=True, max_positions=40960),
+    "qwen3-8b": Shape(4096, 36, 32, 8, 128, 12288, 151936, tie=False, max_positions=40960),
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": None,
+        "use_sliding_window": False,
+    },
+    "llama": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+    },
+    "mistral": {
+        "architectures": ["MistralForCausalLM"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "sliding_window": 64,  # short enough that a test prompt notices it
+    },
+}
+"""What differs between the families in config.json, with the values their published models use."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+LOGIT_STD = 2.5  # 0.02 initialisation leaves logits within 0.3 of each other; this gives an entropy near ln(vocab) - 3
+
+
+def make_random_model(
+    folder: str | Path,
+    *,
+    family: str = "qwen3",
+    shape: str = "micro",
+    seed: int = 0,
+    dtype: str = "float32",
+    vocab_size: int | None = None,
+    tie: bool | None = None,
+    shards: int = 1,
+    overrides: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model that `transformers` loads. The weights depend on seed, names and shapes, not on shards.
+
+    `overrides` replaces keys of config.json before the weights are made. With `rope_theta` or `rope_scaling` in it,
+    the file has these older keys instead of `rope_parameters`.
+    """
+    config = _config(family, _pick("shape", SHAPES, shape), vocab_size, tie, overrides or {})
+    torch_dtype = _pick("dtype", DTYPES, dtype)
+    if shards < 1:
+        raise ValueError(f"shards must be at least 1, not {shards}")
+    _split(list(_parameters(config)), shards)  # refuses too many shards before anything is written
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = write_tokenizer(folder, config["vocab_size"], config["max_position_embeddings"])
+    tokens = {"bos_token_id": None, "eos_token_id": ids.turn_end, "pad_token_id": ids.end_of_text}
+    _write_json(folder / "config.json", tokens | config | {"dtype": dtype})
+    _write_json(
+        folder / "generation_config.json",
+        {"do_sample": True, "eos_token_id": [ids.turn_end, ids.end_of_text], "pad_token_id": ids.end_of_text},
+    )
+    _write_weights(folder, config, seed, torch_dtype, shards)
+    return folder
+
+
+def _pick(what: str, table: dict[str, T], name: str) -> T:
+    if name not in table:
+        raise ValueError(f"unknown {what} '{name}'; known: {', '.join(table)}")
+    return table[name]
+
+
+def _config(
+    family: str, shape: Shape, vocab_size: int | None, tie: bool | None, overrides: dict[str, Any]
+) -> dict[str, Any]:
+    config = _pick("family", FAMILIES, family) | {
+        "attention_dropout": 0.0,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.max_positions,
+        "model_type": family,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tie if tie is None else tie,
+        "use_cache": True,
+        "vocab_size": shape.vocab if vocab_size is None else vocab_size,
+    }
+    theta = config.pop("rope_theta")
+    if not overrides.keys() & {"rope_theta", "rope_scaling"}:
+        config["rope_parameters"] = {"rope_theta": theta, "rope_type": "default"}
+    config |= overrides
+    if family in ("qwen2", "qwen3"):
+        config.setdefault("max_window_layers", config["num_hidden_layers"])
+        config.setdefault("layer_types", _layer_types(config))
+    return config
+
+
+def _layer_types(config: dict[str, Any]) -> list[str]:
+    first_windowed = config["max_window_layers"] if config["use_sliding_window"] else config["num_hidden_layers"]
+    return [
+        "sliding_attention" if layer >= first_windowed else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ]
+
+
+def _parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+    """Names and shapes as the family's published checkpoints have them."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    family = config["model_type"]
+    qkv_bias = family == "qwen2" or config.get("attention_bias", False)
+    biased = {"q": qkv_bias, "k": qkv_bias, "v": qkv_bias, "o": config.get("attention_bias", False)}
+    biased |= dict.fromkeys(("gate", "up", "down"), config.get("mlp_bias", False))
+    projections = {
+        "self_attn": {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)},
+        "mlp": {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)},
+    }
+    yield Parameter("model.embed_tokens.weight", (config["vocab_size"], hidden), "embedding")
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield Parameter(f"{prefix}.input_layernorm.weight", (hidden,), "norm")
+        yield Parameter(f"{prefix}.post_attention_layernorm.weight", (hidden,), "norm")
+        if family == "qwen3":
+            yield Parameter(f"{prefix}.self_attn.q_norm.weight", (config["head_dim"],), "norm")
+            yield Parameter(f"{prefix}.self_attn.k_norm.weight", (config["head_dim"],), "norm")
+        for block, shapes in projections.items():
+            for name, shape in shapes.items():
+                yield Parameter(f"{prefix}.{block}.{name}_proj.weight", shape, "projection")
+                if biased[name]:
+                    yield Parameter(f"{prefix}.{block}.{name}_proj.bias", shape[:1], "bias")
+    yield Parameter("model.norm.weight", (hidden,), "norm")
+    if not config["tie_word_embeddings"]:
+        yield Parameter("lm_head.weight", (config["vocab_size"], hidden), "embedding")
+
+
+def _draw(parameter: Parameter, seed: int) -> torch.Tensor:
+    # A generator per tensor: neither the order of writing nor another tensor's size moves the others.
+    digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    noise = torch.randn(parameter.shape, generator=generator)
+    match parameter.kind:
+        case "norm":
+            return noise.mul_(0.1).add_(1.0)  # not 1, so that a forgotten norm weight shows
+        case "bias":
+            return noise.mul_(0.1)
+        case "embedding":
+            return noise.mul_(LOGIT_STD * parameter.shape[1] ** -0.5)
+        case "projection":
+            # Unit variance through each layer: their sum outweighs the embedding in the residual stream, without
+            # which a model with tied embeddings would only ever repeat its last token.
+            return noise.mul_(parameter.shape[1] ** -0.5)
+
+
+def _write_weights(folder: Path, config: dict[str, Any], seed: int, dtype: torch.dtype, shards: int) -> None:
+    for stale in folder.glob("model*.safetensors*"):
+        stale.unlink()
+    parts = _split(list(_parameters(config)), shards)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, part in enumerate(parts, 1):
+        # One shard in memory at a time.
+        tensors = {parameter.name: _draw(parameter, seed).to(dtype) for parameter in part}
+        name = "model.safetensors" if shards == 1 else f"model-{number:05d}-of-{shards:05d}.safetensors"
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if shards > 1:
+        _write_json(
+            folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
+        )
+
+
+def _split(parameters: list[Parameter], shards: int) -> list[list[Parameter]]:
+    """Consecutive runs of about the same number of tensors; no run is empty."""
+    if shards > len(parameters):
+        raise ValueError(f"{shards} shards for {len(parameters)} tensors")
+    bounds = [len(parameters) * number // shards for number in range(shards + 1)]
+    return [parameters[start:end] for start, end in pairwise(bounds)]
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,261 @@
+"""Adapters on disk: PEFT folders in and out, and merged export as a plain Hugging Face model.
+
+A folder appears whole or not at all. Owns: the formats. Never touches: checkpoint names, who may read them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from palestra.model.errors import AdapterError
+from palestra.model.loading.weights import WeightFiles
+from palestra.model.lora.adapters import Adapter, AdapterPool, Layout
+from palestra.types import LoraConfig
+from palestra.util.files import whole_folder
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, OPTIMIZER = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
+_PREFIX = "base_model.model."
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+_UNSUPPORTED = {
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "bias": "none",
+    "modules_to_save": None,
+    "fan_in_fan_out": False,
+    "lora_bias": False,
+    "peft_type": "LORA",
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+}
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # the others also change the base weights
+
+
+def save_adapter(adapter: Adapter, folder: str | Path, *, base_model: str = "", optimizer: bool = False) -> None:
+    """Writes a PEFT folder; with `optimizer` also what is needed to go on training."""
+    if optimizer and adapter.frozen:
+        raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
+    layout = adapter.stack.layout
+    tensors = {f"{_PREFIX}{name}": t.cpu().contiguous() for name, t in adapter_matrices(adapter).items()}
+    modules = sorted({p.module.rsplit(".", 1)[-1] for site in layout.sites.values() for p in site.parts})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": adapter.config.rank,
+        "lora_alpha": _plain(adapter.config.alpha),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "inference_mode": True,
+    }
+    with whole_folder(_new(folder)) as temporary:
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        if optimizer:
+            moments = {k: adapter.row(k).cpu() for k in ("exp_avg", "exp_avg_sq")}
+            state = {"format": FORMAT_VERSION, "steps": adapter.steps}
+            save_file(moments, temporary / OPTIMIZER, metadata={"palestra": json.dumps(state)})
+
+
+def load_adapter(pool: AdapterPool, folder: str | Path, *, optimizer: bool = False) -> Adapter:
+    """A new adapter with the folder's shape and weights; the folder may come from PEFT itself."""
+    adapter = pool.create(read_config(folder))
+    try:
+        load_into(pool, adapter, folder, optimizer=optimizer)
+    except BaseException:
+        pool.free(adapter)
+        raise
+    return adapter
+
+
+def load_snapshot(pool: AdapterPool, folder: str | Path) -> Adapter:
+    """A folder's weights for sampling alone."""
+    config = read_config(folder)
+    pool.check(config)
+    return pool.freeze(config, _read_row(Layout.of(pool.spec, config), Path(folder)))
+
+
+def load_into(pool: AdapterPool, adapter: Adapter, folder: str | Path, *, optimizer: bool = False) -> None:
+    """Replaces an adapter's weights. Everything is read and checked before anything changes."""
+    folder = Path(folder)
+    config = read_config(folder)
+    if _shape(config) != _shape(adapter.config):
+        raise AdapterError(f"{folder}: holds {_shape(config)}, the adapter is {_shape(adapter.config)}")
+    row = _read_row(adapter.stack.layout, folder)
+    moments = _read_moments(adapter, folder) if optimizer else None
+    pool.before_change(adapter)
+    adapter.row("weights").copy_(row)
+    pool.clear_training_state(adapter)
+    if moments is not None:
+        steps, tensors = moments
+        for kind, tensor in tensors.items():
+            adapter.row(kind).copy_(tensor)  # type: ignore[arg-type]
+        adapter.steps = steps
+    pool.after_change(adapter)
+
+
+def read_config(folder: str | Path) -> LoraConfig:
+    file = Path(folder) / CONFIG
+    if not file.is_file():
+        raise AdapterError(f"{file}: no such file; a PEFT adapter folder has {CONFIG} and {WEIGHTS}")
+    try:
+        raw = json.loads(file.read_text())
+        rank, alpha, modules = int(raw["r"]), float(raw["lora_alpha"]), _modules(raw, file)
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+        raise AdapterError(f"{file}: not a LoRA config ({e!r})") from None
+    for field, plain in _UNSUPPORTED.items():
+        if raw.get(field, plain) not in (plain, None):
+            raise AdapterError(f"{file}: field {field!r} is {raw[field]!r}; supported: {plain!r}")
+    if raw.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        raise AdapterError(
+            f"{file}: field 'init_lora_weights' is {raw['init_lora_weights']!r}, which changes the base model too; "
+            "supported: True, False, 'gaussian', 'orthogonal'"
+        )
+    if raw.get("use_rslora"):
+        alpha *= rank**0.5  # rank-stabilised: alpha / sqrt(r)
+    return LoraConfig(
+        rank=rank,
+        alpha=alpha,
+        train_attn=bool(modules & _ATTENTION),
+        train_mlp=bool(modules & _MLP),
+        train_unembed="lm_head" in modules,
+    )
+
+
+def adapter_matrices(adapter: Adapter) -> dict[str, Tensor]:
+    """Every A and B under its Hugging Face module name, as views of the float32 weights."""
+    rank, row, found = adapter.config.rank, adapter.row("weights"), {}
+    for site in adapter.stack.layout.sites.values():
+        for i, part in enumerate(site.parts):
+            start = site.a_offset + i * rank * site.in_size
+            found[f"{part.module}.lora_A.weight"] = row[start : start + rank * site.in_size].view(rank, site.in_size)
+            b = row[part.b_offset : part.b_offset + part.out_size * rank]
+            found[f"{part.module}.lora_B.weight"] = b.view(rank, part.out_size).T
+    return found
+
+
+def export_merged(adapter: Adapter, base: str | Path, folder: str | Path) -> None:
+    """The base model with the adapter folded in, as a plain Hugging Face folder in the base's dtype."""
+    base, matrices = Path(base), adapter_matrices(adapter)
+    config = json.loads((base / "config.json").read_text())
+    with whole_folder(_new(folder)) as temporary, WeightFiles(base) as files:
+        untied = bool(config.get("tie_word_embeddings")) and "lm_head.lora_A.weight" in matrices
+        names = [n for n in files if not (untied and n == "lm_head.weight")]  # some tied folders hold a copy
+        if untied:  # from here on the two differ
+            names.append("lm_head.weight")
+            config["tie_word_embeddings"] = False
+        merged = {name: _merge(files, name, matrices, adapter.stack.layout.scale, untied) for name in names}
+        for extra in base.iterdir():
+            if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
+                shutil.copy(extra, temporary / extra.name)
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(merged, temporary / "model.safetensors", metadata={"format": "pt"})
+
+
+def _merge(files: WeightFiles, name: str, matrices: dict[str, Tensor], scale: float, untied: bool) -> Tensor:
+    stored = "model.embed_tokens.weight" if untied and name == "lm_head.weight" else name
+    weight, module = files.tensor(stored), name.removesuffix(".weight")
+    a, b = (matrices.get(f"{module}.lora_{x}.weight") for x in "AB")
+    if a is None or b is None:
+        return weight
+    return (weight.float() + scale * (b.cpu() @ a.cpu())).to(weight.dtype)
+
+
+def _new(folder: str | Path) -> Path:
+    folder = Path(folder)
+    if folder.exists():
+        raise AdapterError(f"{folder}: exists already; choose another name or remove it first")
+    return folder
+
+
+def _modules(raw: dict[str, Any], file: Path) -> set[str]:
+    modules = raw["target_modules"]
+    if isinstance(modules, str):
+        modules = _ATTENTION | _MLP if modules == "all-linear" else {modules}
+    known = _ATTENTION | _MLP | {"lm_head"}
+    plain = {m.rsplit(".", 1)[-1] for m in modules}
+    if not plain or plain - known:
+        odd = ", ".join(sorted(plain - known)) or "nothing"
+        raise AdapterError(f"{file}: target_modules names {odd}; supported: {', '.join(sorted(known))}")
+    return plain
+
+
+def _read_row(layout: Layout, folder: Path) -> Tensor:
+    """The flat row; modules the file does not have stay zero, which means: no change, and none to be learned."""
+    stored = _load(folder / WEIGHTS)
+    row = torch.zeros(layout.size)
+    rank = layout.rank
+    for site in layout.sites.values():
+        for i, part in enumerate(site.parts):
+            a_start = site.a_offset + i * rank * site.in_size
+            if sum(f"{_PREFIX}{part.module}.lora_{x}.weight" in stored for x in "AB") == 1:
+                raise AdapterError(f"{folder / WEIGHTS}: {part.module} has only one of lora_A and lora_B")
+            for name, start, shape in (
+                ("lora_A", a_start, (rank, site.in_size)),
+                ("lora_B", part.b_offset, (part.out_size, rank)),
+            ):
+                key = f"{_PREFIX}{part.module}.{name}.weight"
+                tensor = stored.pop(key, None)
+                if tensor is None:
+                    continue
+                if tuple(tensor.shape) != shape:
+                    raise AdapterError(
+                        f"{folder / WEIGHTS}: {key} has shape {list(tensor.shape)}, this model needs {list(shape)}"
+                    )
+                stored_as = tensor.T if name == "lora_B" else tensor
+                row[start : start + tensor.numel()] = stored_as.flatten().float()
+    left = [k for k in stored if ".lora_" in k]  # PEFT also stores copies of embeddings: the base has those
+    if left:
+        raise AdapterError(f"{folder / WEIGHTS}: {left[0]} (and {len(left) - 1} more) has no place in this model")
+    return row
+
+
+def _read_moments(adapter: Adapter, folder: Path) -> tuple[int, dict[str, Tensor]]:
+    file = folder / OPTIMIZER
+    if not file.is_file():
+        raise AdapterError(f"{file}: no such file; this adapter was saved without its optimizer state")
+    tensors = _load(file)
+    for kind in ("exp_avg", "exp_avg_sq"):
+        if kind not in tensors or tensors[kind].numel() != adapter.stack.layout.size:
+            raise AdapterError(f"{file}: {kind} is missing or of the wrong size")
+    state = json.loads(_metadata(file).get("palestra", "{}"))
+    if state.get("format") != FORMAT_VERSION or not isinstance(state.get("steps"), int):
+        raise AdapterError(
+            f"{file}: metadata names format {state.get('format')}; supported: {FORMAT_VERSION}, with steps"
+        )
+    return state["steps"], tensors
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise AdapterError(f"{file}: no such file")
+    try:
+        return load_file(file)
+    except SafetensorError as e:
+        raise AdapterError(f"{file}: not a whole safetensors file ({e})") from None
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    with file.open("rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    return header.get("__metadata__", {})
+
+
+def _shape(config: LoraConfig) -> str:
+    flags = [n for n in ("train_attn", "train_mlp", "train_unembed") if getattr(config, n)]
+    return f"rank {config.rank}, alpha {_plain(config.alpha)}, {' '.join(flags)}"
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if value == int(value) else value

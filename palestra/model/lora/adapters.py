@@ -1,0 +1,416 @@
+"""LoRA adapters: where their numbers live, how they come and go.
+
+An adapter is one flat row. Rows of the same layout (rank, alpha, what is trained) are stacked, so that a batch of
+adapters is one batched product, a step is one pass over rows, and a copy is one memory copy. Stacks grow with the
+adapters in use. Owns: creation, snapshots, freeing. Never touches: batches, losses, files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palestra.model.errors import AdapterError
+from palestra.model.loading.spec import ModelSpec
+from palestra.types import LoraConfig
+
+Rows = Literal["weights", "compute", "grads", "exp_avg", "exp_avg_sq"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One projection inside a site: its B matrix and the columns of the site's output it adds to."""
+
+    module: str
+    """As Hugging Face names it: "self_attn.q_proj", "lm_head", …"""
+    b_offset: int
+    out_start: int
+    out_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Projections that share an input, and so one stacked A: q, k, v together; gate and up together."""
+
+    a_offset: int
+    in_size: int
+    parts: tuple[Projection, ...]
+
+
+SiteName = tuple[int, str]
+"""(layer, "qkv" | "o" | "gate_up" | "down"), or UNEMBED."""
+UNEMBED: SiteName = (-1, "unembed")
+SITE_KINDS = ("qkv", "o", "gate_up", "down")
+SITE_ENTRIES = 4  # one A, and B matrices of up to three projections
+
+
+def site_entry(name: SiteName) -> int:
+    """Column of a site in tables that have one row for each layout: the same for every layout of a model."""
+    layer, kind = name
+    return 0 if name == UNEMBED else (1 + layer * len(SITE_KINDS) + SITE_KINDS.index(kind)) * SITE_ENTRIES
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each matrix of an adapter stands in its flat row."""
+
+    rank: int
+    scale: float
+    sites: dict[SiteName, Site]
+    size: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, config: LoraConfig) -> Layout:
+        sites: dict[SiteName, Site] = {}
+        offset = 0
+        for name, in_size, outputs in _sites(spec, config):
+            a_offset, offset = offset, offset + len(outputs) * config.rank * in_size
+            parts, out_start = [], 0
+            for module, out_size in outputs:
+                parts.append(Projection(module, offset, out_start, out_size))
+                offset += out_size * config.rank
+                out_start += out_size
+            sites[name] = Site(a_offset, in_size, tuple(parts))
+        return cls(config.rank, config.alpha / config.rank, sites, offset)
+
+    @cached_property
+    def offset_row(self) -> NDArray[np.int64]:
+        """Where each site's A and its B matrices begin, from `site_entry` on; -1 where there is none."""
+        last = max(site_entry(name) for name in self.sites)
+        row = np.full(last + SITE_ENTRIES, -1, np.int64)
+        for name, site in self.sites.items():
+            entry = site_entry(name)
+            row[entry : entry + 1 + len(site.parts)] = [site.a_offset, *(p.b_offset for p in site.parts)]
+        return row
+
+
+def _sites(spec: ModelSpec, config: LoraConfig) -> list[tuple[SiteName, int, list[tuple[str, int]]]]:
+    h, q, kv, i = spec.hidden_size, spec.q_size, spec.kv_size, spec.intermediate_size
+    found: list[tuple[SiteName, int, list[tuple[str, int]]]] = []
+    for n in range(spec.n_layers):
+        if config.train_attn:
+            attn = f"model.layers.{n}.self_attn"
+            found.append(((n, "qkv"), h, [(f"{attn}.q_proj", q), (f"{attn}.k_proj", kv), (f"{attn}.v_proj", kv)]))
+            found.append(((n, "o"), q, [(f"{attn}.o_proj", h)]))
+        if config.train_mlp:
+            mlp = f"model.layers.{n}.mlp"
+            found.append(((n, "gate_up"), h, [(f"{mlp}.gate_proj", i), (f"{mlp}.up_proj", i)]))
+            found.append(((n, "down"), i, [(f"{mlp}.down_proj", h)]))
+    if config.train_unembed:
+        found.append((UNEMBED, h, [("lm_head", spec.vocab_size)]))
+    return found
+
+
+class Stack:
+    """The rows of all adapters of one layout. Gradients and moments exist once somebody trains."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
+        self.layout, self.dtype, self.device = layout, dtype, device
+        self.capacity = 0
+        self.pins = 0
+        """Passes between their forward and backward: slots must stay where they are."""
+        self.moves = 0
+        """How often rows got another place in memory."""
+        self._rows: dict[Rows, Tensor] = {}
+        self._refs: list[int] = []
+        self._views: dict[tuple[Rows, SiteName, int], Tensor] = {}
+        self._picked: dict[tuple[SiteName, int], Tensor] = {}
+        self._picked_for: tuple[int, ...] = ()
+
+    def take_slot(self) -> int:
+        try:
+            slot = self._refs.index(0)
+        except ValueError:
+            slot = self.capacity
+            self._grow(self.capacity + max(1, self.capacity // 2))
+        self._refs[slot] = 1
+        return slot
+
+    def share(self, slot: int) -> None:
+        self._refs[slot] += 1
+
+    def release(self, slot: int) -> None:
+        self._refs[slot] -= 1
+
+    @property
+    def is_sparse(self) -> bool:
+        return sum(r > 0 for r in self._refs) * 2 <= self.capacity
+
+    @torch.inference_mode(False)  # a request may end, and free its snapshot, inside a sampler's step
+    def compact(self) -> dict[int, int]:
+        """Gives back the memory of unused slots; tells where each used one went."""
+        used = [slot for slot, refs in enumerate(self._refs) if refs]
+        index = torch.tensor(used, dtype=torch.int64, device=self.device)
+        self._rows = {kind: rows.index_select(0, index) for kind, rows in self._rows.items()} if used else {}
+        self._refs = [self._refs[slot] for slot in used]
+        self.capacity = len(used)
+        self.moves += 1
+        self._views.clear()
+        self._picked.clear()
+        return {old: new for new, old in enumerate(used)}
+
+    @torch.inference_mode(False)
+    def rows(self, kind: Rows) -> Tensor:
+        """[capacity, size]; gradient and moment rows start as zeros."""
+        if kind == "compute" and self.dtype == torch.float32:
+            kind = "weights"
+        if kind not in self._rows:
+            dtype = self.dtype if kind == "compute" else torch.float32
+            self._rows[kind] = torch.zeros(self.capacity, self.layout.size, dtype=dtype, device=self.device)
+        return self._rows[kind]
+
+    def has(self, kind: Rows) -> bool:
+        return kind in self._rows
+
+    def a(self, kind: Rows, name: SiteName) -> Tensor:
+        """[capacity, parts * rank, in]: the stacked A matrices of a site."""
+        site = self.layout.sites[name]
+        return self._view(kind, name, -1, site.a_offset, len(site.parts) * self.layout.rank, site.in_size)
+
+    def b(self, kind: Rows, name: SiteName, part: int) -> Tensor:
+        """[capacity, rank, out]: B transposed, which its gradient and the products with it like better on a CPU."""
+        p = self.layout.sites[name].parts[part]
+        return self._view(kind, name, part, p.b_offset, self.layout.rank, p.out_size)
+
+    def changed(self, slot: int) -> None:
+        """The float32 weights of a slot were written: bring the compute copy along."""
+        if self.dtype != torch.float32:
+            self.rows("compute")[slot].copy_(self.rows("weights")[slot])
+        self._picked.clear()
+
+    def picked(self, name: SiteName, part: int, slots: tuple[int, ...], index: Tensor) -> Tensor:
+        """Compute matrices of scattered slots (part -1: A), gathered once while the weights and the batch stay."""
+        if self._picked_for != slots:
+            self._picked.clear()
+            self._picked_for = slots
+        key = (name, part)
+        if key not in self._picked:
+            whole = self.a("compute", name) if part < 0 else self.b("compute", name, part)
+            self._picked[key] = whole.index_select(0, index)
+        return self._picked[key]
+
+    def _view(self, kind: Rows, name: SiteName, part: int, offset: int, n: int, m: int) -> Tensor:
+        key = (kind, name, part)
+        if key not in self._views:
+            self._views[key] = self.rows(kind)[:, offset : offset + n * m].view(self.capacity, n, m)
+        return self._views[key]
+
+    @torch.inference_mode(False)
+    def _grow(self, capacity: int) -> None:
+        self._refs += [0] * (capacity - self.capacity)
+        self._views.clear()
+        self._picked.clear()
+        for kind, old in self._rows.items():
+            self._rows[kind] = torch.zeros(capacity, self.layout.size, dtype=old.dtype, device=self.device)
+            self._rows[kind][: len(old)] = old
+        self.capacity = capacity
+        self.moves += 1
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """A handle. `weights_id` names the very numbers: equal ids, equal weights."""
+
+    uid: int
+    config: LoraConfig
+    stack: Stack
+    slot: int
+    weights_id: int
+    frozen: bool = False
+    """Snapshots sample; they are never trained."""
+    steps: int = 0
+    """Optimizer steps taken: Adam's bias correction counts them."""
+    has_gradient: bool = False
+    unfinished: int = 0
+    """Forward passes whose backward has not ended: until then what is accumulated is not a gradient."""
+    epoch: int = 0
+    """Counts discarded gradients: a pass begun before one has nothing to add to."""
+    freed: bool = False
+    original: Adapter | None = None
+    """The adapter whose slot a snapshot still reads."""
+    aliases: list[Adapter] = field(default_factory=list)
+    """Snapshots that still read this adapter's own slot."""
+
+    def row(self, kind: Rows) -> Tensor:
+        if self.freed:
+            raise AdapterError(f"adapter {self.uid} was freed; create it again")
+        return self.stack.rows(kind)[self.slot]
+
+
+class AdapterPool:
+    """All adapters of one base model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        max_rank: int = 256,
+    ):
+        self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
+        self._stacks: dict[tuple[object, ...], Stack] = {}
+        self._adapters: dict[int, Adapter] = {}
+        self._uids = itertools.count()
+        self._weights_ids = itertools.count(1)  # 0 is the base model
+
+    def create(self, config: LoraConfig | None = None) -> Adapter:
+        """A fresh adapter with PEFT's default start: A uniform, B zero, so it changes nothing yet."""
+        config = config or LoraConfig()
+        self.check(config)
+        adapter = self._place(config, frozen=False, weights_id=next(self._weights_ids))
+        self.clear_training_state(adapter)  # the slot may have had another owner
+        _initialise(adapter)
+        adapter.stack.changed(adapter.slot)
+        return adapter
+
+    def snapshot(self, adapter: Adapter) -> Adapter:
+        """Today's weights, frozen. Costs nothing until the original changes: then they are copied once."""
+        self.require(adapter)
+        adapter.stack.share(adapter.slot)
+        twin = self._register(adapter.config, adapter.stack, adapter.slot, adapter.weights_id, frozen=True)
+        twin.original = adapter.original if adapter.frozen else adapter
+        if twin.original is not None:
+            twin.original.aliases.append(twin)
+        return twin
+
+    def freeze(self, config: LoraConfig, row: Tensor) -> Adapter:
+        """A snapshot from stored weights."""
+        self.check(config)
+        size = Layout.of(self.spec, config).size
+        if row.shape != (size,):
+            raise AdapterError(f"stored weights have shape {list(row.shape)}, this model needs [{size}]")
+        adapter = self._place(config, frozen=True, weights_id=next(self._weights_ids))
+        adapter.row("weights").copy_(row)
+        adapter.stack.changed(adapter.slot)
+        return adapter
+
+    def detach(self, adapter: Adapter, *, moments: bool = False) -> Adapter:
+        """A copy in main memory and outside the pool: other threads may read it while the pool moves its rows."""
+        self.require(adapter)
+        stack = Stack(adapter.stack.layout, torch.float32, torch.device("cpu"))
+        copy = Adapter(adapter.uid, adapter.config, stack, stack.take_slot(), adapter.weights_id, adapter.frozen)
+        copy.steps = adapter.steps
+        kinds: tuple[Rows, ...] = ("weights", "exp_avg", "exp_avg_sq") if moments else ("weights",)
+        for kind in kinds:
+            if adapter.stack.has(kind):
+                copy.row(kind).copy_(adapter.row(kind))
+        return copy
+
+    def before_change(self, adapter: Adapter) -> None:
+        """Call before writing an adapter's weights: snapshots that read them get their own copy."""
+        self.require(adapter)
+        if adapter.frozen:
+            raise AdapterError("this adapter is a snapshot for sampling and cannot change; train the original")
+        if adapter.aliases:
+            copy = self._place(adapter.config, frozen=True, weights_id=adapter.weights_id)
+            copy.row("weights").copy_(adapter.row("weights"))
+            copy.stack.changed(copy.slot)
+            for alias in adapter.aliases:
+                copy.stack.share(copy.slot)
+                adapter.stack.release(adapter.slot)  # the adapter itself still holds it
+                alias.stack, alias.slot, alias.original = copy.stack, copy.slot, None
+            adapter.aliases.clear()
+            self.free(copy)
+
+    def after_change(self, adapter: Adapter) -> None:
+        adapter.weights_id = next(self._weights_ids)
+        adapter.stack.changed(adapter.slot)
+
+    def free(self, adapter: Adapter) -> None:
+        self.require(adapter)
+        adapter.freed = True
+        if adapter.original is not None:
+            adapter.original.aliases.remove(adapter)
+        for alias in adapter.aliases:
+            alias.original = None
+        del self._adapters[adapter.uid]
+        adapter.stack.release(adapter.slot)
+        self._tidy(adapter.stack)
+
+    def clear_training_state(self, adapter: Adapter) -> None:
+        """Fresh optimizer, no gradient."""
+        for kind in ("exp_avg", "exp_avg_sq"):
+            if adapter.stack.has(kind):
+                adapter.row(kind).zero_()
+        adapter.steps = 0
+        self.discard_gradient(adapter)
+
+    def discard_gradient(self, adapter: Adapter) -> None:
+        if adapter.stack.has("grads"):
+            adapter.row("grads").zero_()
+        adapter.has_gradient, adapter.unfinished, adapter.epoch = False, 0, adapter.epoch + 1
+
+    def pin(self, adapter: Adapter) -> tuple[Stack, int]:
+        """Keeps a slot in place and out of other hands, even if its adapter is freed; `unpin` ends it."""
+        adapter.stack.share(adapter.slot)
+        adapter.stack.pins += 1
+        return adapter.stack, adapter.slot
+
+    def unpin(self, stack: Stack, slot: int) -> None:
+        stack.pins -= 1
+        stack.release(slot)
+        self._tidy(stack)
+
+    def require(self, adapter: Adapter) -> None:
+        if adapter.freed:
+            raise AdapterError(f"adapter {adapter.uid} was freed; create it again")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for s in self._stacks.values() for t in s._rows.values())
+
+    def _place(self, config: LoraConfig, *, frozen: bool, weights_id: int) -> Adapter:
+        # Trained and frozen rows live apart: frozen ones carry no gradients and moments.
+        key = (config.rank, config.alpha, config.train_attn, config.train_mlp, config.train_unembed, frozen)
+        if key not in self._stacks:
+            self._stacks[key] = Stack(Layout.of(self.spec, config), self.dtype, self.device)
+        stack = self._stacks[key]
+        return self._register(config, stack, stack.take_slot(), weights_id, frozen)
+
+    def _register(self, config: LoraConfig, stack: Stack, slot: int, weights_id: int, frozen: bool) -> Adapter:
+        adapter = Adapter(next(self._uids), config, stack, slot, weights_id, frozen)
+        self._adapters[adapter.uid] = adapter
+        return adapter
+
+    def _tidy(self, stack: Stack) -> None:
+        """Closes the gaps when half of a stack is unused, unless a backward pass still counts on its slots."""
+        if stack.pins or not stack.is_sparse:
+            return
+        moved = stack.compact()
+        for adapter in self._adapters.values():
+            if adapter.stack is stack:
+                adapter.slot = moved[adapter.slot]
+
+    def check(self, config: LoraConfig) -> None:
+        if not 1 <= config.rank <= self.max_rank:
+            raise AdapterError(f"LoRA rank {config.rank} is outside 1..{self.max_rank} (the configured maximum)")
+        if not (config.train_attn or config.train_mlp or config.train_unembed):
+            raise AdapterError("nothing to train: set at least one of train_attn, train_mlp, train_unembed")
+        if not (config.alpha > 0 and math.isfinite(config.alpha)):
+            raise AdapterError(f"LoRA alpha is {config.alpha}; it must be a number above 0")
+        if config.seed is not None and not -(1 << 63) <= config.seed < 1 << 64:
+            raise AdapterError(f"LoRA seed {config.seed} does not fit into 64 bits")
+
+
+def _initialise(adapter: Adapter) -> None:
+    """PEFT's default: A uniform in +-1/sqrt(in), B zero. Drawn on the CPU: the same numbers on every device."""
+    generator = torch.Generator()
+    if adapter.config.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(adapter.config.seed)
+    row, rank = torch.zeros(adapter.stack.layout.size), adapter.stack.layout.rank
+    for site in adapter.stack.layout.sites.values():
+        n = len(site.parts) * rank * site.in_size
+        bound = site.in_size**-0.5
+        row[site.a_offset : site.a_offset + n].uniform_(-bound, bound, generator=generator)
+    adapter.row("weights").copy_(row)

@@ -1,0 +1,138 @@
+"""Linear layers with LoRA for batches that mix adapters.
+
+A plan says which rows of a packed batch belong to which adapter. What adapters add is computed in buckets of similar
+runs (`lora_buckets`), or by kernels over tiles of rows on a GPU (`lora_tiles`). Rows of the base model cost nothing.
+Owns: forward and backward of a LoRA linear. Never touches: where adapters come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear
+
+from palestra.model import kernels
+from palestra.model.lora.adapters import UNEMBED, Adapter, SiteName
+from palestra.model.lora.buckets import BucketedLora, RowRun
+
+
+class LoraProducts(Protocol):
+    """What the adapters of one batch add to the products of its rows."""
+
+    def inner(self, x: Tensor, name: SiteName) -> list[Tensor]:
+        """x A^T of the adapters at this site; the backward pass needs it."""
+        ...
+
+    def add(self, y: Tensor, inner: Sequence[Tensor], name: SiteName) -> None:
+        """y += scale * inner B, in place."""
+        ...
+
+    def apply(self, y: Tensor, x: Tensor, name: SiteName) -> None:
+        """Both, where no backward pass follows."""
+        ...
+
+    def backward(self, dy: Tensor, x: Tensor, inner: Sequence[Tensor], dx: Tensor | None, name: SiteName) -> None:
+        """Adds to the gradient rows of every adapter, and to dx."""
+        ...
+
+
+@dataclass(slots=True)
+class LoraPlan:
+    products: LoraProducts | None = None
+    """None: every row is the base model's."""
+    anchor: Tensor | None = None
+    """Requires grad, so that autograd records the first layer too; None when nothing below the head is trained."""
+
+    @classmethod
+    def of(
+        cls, runs: Iterable[tuple[Adapter | None, int]], *, train: bool = False, device: torch.device | str = "cpu"
+    ) -> LoraPlan:
+        """`runs`: (adapter or None for the base model, rows) in row order."""
+        merged = merge_runs(runs)
+        if not merged:
+            return cls()
+        below_head = any(name != UNEMBED for run in merged for name in run.adapter.stack.layout.sites)
+        return cls(_products(merged, device), torch.zeros((), requires_grad=True) if train and below_head else None)
+
+
+def _products(runs: list[RowRun], device: torch.device | str) -> LoraProducts:
+    if kernels.can_run(device, runs[0].adapter.stack.dtype):
+        from palestra.model.lora.tiles import TiledLora
+
+        return TiledLora(runs, device)
+    return BucketedLora(runs, device)
+
+
+def merge_runs(runs: Iterable[tuple[Adapter | None, int]]) -> list[RowRun]:
+    """The rows that have adapters; neighbours with the same weights are one run."""
+    merged: list[RowRun] = []
+    start = 0
+    for adapter, rows in runs:
+        if adapter is not None and rows:
+            last = merged[-1] if merged else None
+            if last and _same_weights(last.adapter, adapter) and last.start + last.rows == start:
+                merged[-1] = RowRun(adapter, last.start, last.rows + rows)
+            else:
+                merged.append(RowRun(adapter, start, rows))
+        start += rows
+    return merged
+
+
+def _same_weights(a: Adapter, b: Adapter) -> bool:
+    return a.stack is b.stack and a.slot == b.slot  # a snapshot may read its original's slot
+
+
+def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan) -> Tensor:
+    """x W^T + b, plus each row's own adapter. Gradients of adapters go straight into their gradient rows."""
+    if plan.anchor is not None and torch.is_grad_enabled():
+        return _LoraLinear.apply(x, plan.anchor, weight, bias, name, plan)
+    y = linear(x, weight, bias)
+    if plan.products is not None:
+        plan.products.apply(y, x, name)
+    return y
+
+
+def lora_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan
+) -> tuple[Tensor, list[Tensor]]:
+    """The output, and what the adapters' backward pass needs of it."""
+    y, inner = linear(x, weight, bias), lora_inner(x, name, plan)
+    if plan.products is not None:
+        plan.products.add(y, inner, name)
+    return y, inner
+
+
+def lora_inner(x: Tensor, name: SiteName, plan: LoraPlan) -> list[Tensor]:
+    return [] if plan.products is None else plan.products.inner(x, name)
+
+
+def lora_backward(
+    dy: Tensor, x: Tensor, inner: Sequence[Tensor], weight: Tensor, name: SiteName, plan: LoraPlan, *, need_dx: bool
+) -> Tensor | None:
+    """Adds to the gradient rows of every adapter in the plan; returns dx if asked."""
+    dx = dy @ weight if need_dx else None
+    if plan.products is not None:
+        plan.products.backward(dy, x, inner, dx, name)
+    return dx
+
+
+class _LoraLinear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, name: SiteName, plan: LoraPlan
+    ) -> Tensor:
+        y, inner = lora_forward(x, weight, bias, name, plan)
+        ctx.save_for_backward(x, weight, *inner)
+        ctx.name, ctx.plan = name, plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight, *inner = ctx.saved_tensors
+        dx = lora_backward(grads[0].contiguous(), x, inner, weight, ctx.name, ctx.plan, need_dx=ctx.needs_input_grad[0])
+        return dx, None, None, None, None, None

@@ -1,0 +1,1 @@
+"""Generation: requests in, tokens out. Begin at `sampler`, then `scheduler`."""

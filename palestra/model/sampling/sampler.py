@@ -1,0 +1,541 @@
+"""Generation: requests in, tokens out, one step of the whole batch at a time.
+
+    rid = sampler.submit(request, adapter)
+    while sampler.has_work:
+        for finished in sampler.step().finished: …
+
+Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the
+host follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host
+reads those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
+Owns: the life of a request. Never touches: training, HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from palestra.model import kernels
+from palestra.model.attention.backends import paged_attention
+from palestra.model.attention.kv_cache import KVCache
+from palestra.model.decoder import Decoder
+from palestra.model.errors import DataError
+from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
+from palestra.model.lora.linear import LoraPlan, merge_runs
+from palestra.model.sampling.grammars import CompiledGrammar, Grammars
+from palestra.model.sampling.pages import PagePool
+from palestra.model.sampling.prompt_logprobs import PromptScores
+from palestra.model.sampling.request_checks import check_request
+from palestra.model.sampling.scheduler import (
+    PENDING,
+    Ready,
+    RequestTooLarge,
+    Scheduler,
+    Sequence,
+    SequenceChunk,
+    SequenceState,
+    StepPlan,
+)
+from palestra.model.sampling.stop_strings import ends_with_stop
+from palestra.model.sampling.token_draws import DrawRow, Draws, TokenMask, draw
+from palestra.model.training.head import chunk_rows, logits_of
+from palestra.model.transfers import to_device
+from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+
+if TYPE_CHECKING:
+    from palestra.model.sampling.decode_graphs import DecodeGraphs
+
+CPU_CACHE_BYTES = 512 << 20
+CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
+GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
+
+
+@dataclass(slots=True, frozen=True)
+class TokenEvent:
+    """A token as it was drawn, for streams."""
+
+    request_id: int
+    sample: int
+    token: int
+    logprob: float
+    """The raw one, where the request asked for those."""
+    top: TopLogprobs | None
+    is_first: bool
+    """Whether it is the first token of its sequence."""
+
+
+@dataclass(slots=True, frozen=True)
+class Finished:
+    request_id: int
+    result: SampleResult
+
+
+@dataclass(slots=True, frozen=True)
+class Failed:
+    """A request that ended with an error, its own mask's or that of the step it was in: the others go on."""
+
+    request_id: int
+    error: Exception
+
+
+@dataclass(slots=True)
+class StepOutput:
+    tokens: list[TokenEvent] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Sample:
+    """One sequence of a request."""
+
+    request: _Request
+    index: int
+    seq: Sequence
+    draw: DrawRow
+    mask: TokenMask | None = None
+    logprobs: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Weights:
+    """A snapshot that the requests for the same weights share."""
+
+    adapter: Adapter
+    requests: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    id: int
+    spec: SampleRequest
+    weights: _Weights | None
+    """A snapshot: training goes on meanwhile, this request does not notice."""
+    stop_ids: tuple[int, ...]
+    scores: PromptScores | None
+    samples: list[_Sample] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Tokens that were drawn, but not read."""
+
+    draws: list[tuple[list[_Sample], Draws]]
+    places: dict[int, int]
+    """Index into `tokens` by the sequence's uid."""
+    tokens: Tensor
+
+
+class Sampler:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: AdapterPool,
+        *,
+        tokenizer: Tokenizer | None = None,
+        page_size: int = 16,
+        cache_tokens: int | None = None,
+        cache_share: float = CACHE_SHARE,
+        max_rows: int = 256,
+        prefill_tokens: int = 2048,
+        runs_ahead: bool | None = None,
+    ):
+        """`runs_ahead`: a step begins before the tokens of the last one are read; by default on a GPU."""
+        self.decoder, self.pool, self.tokenizer = decoder, pool, tokenizer
+        self.runs_ahead = decoder.device.type == "cuda" if runs_ahead is None else runs_ahead
+        spec = decoder.spec
+        if cache_tokens is None:
+            per_token = 2 * spec.n_layers * spec.kv_size * decoder.dtype.itemsize
+            cache_tokens = max(_cache_bytes(decoder.device, cache_share) // per_token, page_size)
+        self.pages = PagePool(-(-cache_tokens // page_size), page_size)
+        self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
+        self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
+        self.graphs = _decode_graphs(decoder, self.cache, max_rows)
+        self._ids, self._uids = itertools.count(), itertools.count()
+        self._requests: dict[int, _Request] = {}
+        self._samples: dict[int, _Sample] = {}
+        self._weights: dict[int, _Weights] = {}
+        self.grammars = None if tokenizer is None else Grammars(tokenizer, spec.vocab_size)
+        self._compiling: dict[int, Future[CompiledGrammar]] = {}
+        """By request: what it waits for, before anything is computed."""
+        self._flight: _Flight | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._compiling) or self._flight is not None
+
+    @property
+    def running(self) -> int:
+        """Sequences that have pages, and tokens to come."""
+        return self.scheduler.running
+
+    @property
+    def waiting(self) -> int:
+        return self.scheduler.waiting
+
+    @property
+    def kv_used(self) -> float:
+        """Share of the cache's pages that running sequences hold; the rest is free or can be had."""
+        return 1.0 - self.pages.available / self.pages.n_pages
+
+    def submit(self, request: SampleRequest, adapter: Adapter | None = None, *, mask: TokenMask | None = None) -> int:
+        check_request(request, self.decoder.spec, has_tokenizer=self.tokenizer is not None)
+        weights = None if adapter is None else self._borrow(adapter)
+        try:
+            return self._enqueue(request, weights, mask)
+        except RequestTooLarge as e:
+            self._give_back(weights)
+            raise DataError(str(e)) from None
+
+    def abort(self, request_id: int) -> SampleResult | None:
+        """Stops a request; what it has so far comes back. None if it is not here (any more)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        is_scheduled = self._compiling.pop(request_id, None) is None
+        for sample in request.samples:
+            if sample.stop_reason is None:
+                if is_scheduled:
+                    self.scheduler.abort(sample.seq)
+                sample.stop_reason = StopReason.ABORT
+        return self._close(request)
+
+    @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
+        """Compiles kernels and records graphs, so that no request waits for it; `on_progress(done, of)`."""
+        keys = [] if self.graphs is None else self.graphs.usual_keys
+        for done, key in enumerate(keys):
+            on_progress(done, len(keys))
+            if self.graphs is not None:
+                self.graphs.record(key)
+
+    @torch.inference_mode()
+    def step(self) -> StepOutput:
+        """Runs the model once; with nothing to do, does nothing. Tokens come with the step after their own where the
+        sampler runs ahead."""
+        output = StepOutput()
+        if self._compiling:
+            self._begin_compiled(output)
+        plan, flight = self.scheduler.plan(), self._flight
+        try:
+            hidden = self._forward(plan) if plan.rows else None
+            self._settle(output)
+            if hidden is not None:
+                self._flight = self._draw(plan, hidden, output)
+            if not self.runs_ahead:
+                self._settle(output)
+        except Exception as e:  # the step is lost for those in it; whoever waits outside goes on
+            was_read = flight is not None and self._flight is not flight
+            uids = [*(chunk.seq.uid for chunk in plan.rows), *(flight.places if flight and was_read else ())]
+            for sample in [self._samples[uid] for uid in uids if uid in self._samples]:
+                if self.abort(sample.request.id) is not None:
+                    output.failed.append(Failed(sample.request.id, e))
+        return output
+
+    def generate(
+        self, requests: Seq[SampleRequest], adapters: Seq[Adapter | None] | Adapter | None = None
+    ) -> list[SampleResult]:
+        """Submits all, runs until all are done. For use alone: a loop with `submit` and `step` serves many callers."""
+        if self.has_work:
+            raise DataError("generate() runs alone, but requests are in flight: use submit() and step()")
+        per_request = adapters if isinstance(adapters, Seq) else [adapters] * len(requests)
+        ids: list[int] = []
+        done: dict[int, SampleResult] = {}
+        try:
+            for request, adapter in zip(requests, per_request, strict=True):
+                ids.append(self.submit(request, adapter))
+            while self.has_work:
+                output = self.step()
+                if output.failed:
+                    raise output.failed[0].error
+                done.update((f.request_id, f.result) for f in output.finished)
+        finally:
+            for number in ids:
+                self.abort(number)  # nothing to do for those that are done
+        return [done[i] for i in ids]
+
+    # A request's way in
+
+    def _borrow(self, adapter: Adapter) -> _Weights:
+        self.pool.require(adapter)
+        weights = self._weights.get(adapter.weights_id)
+        if weights is None:
+            weights = self._weights[adapter.weights_id] = _Weights(self.pool.snapshot(adapter))
+        weights.requests += 1
+        return weights
+
+    def _give_back(self, weights: _Weights | None) -> None:
+        if weights is not None:
+            weights.requests -= 1
+            if not weights.requests:
+                self.pool.free(self._weights.pop(weights.adapter.weights_id).adapter)
+
+    def _enqueue(self, request: SampleRequest, weights: _Weights | None, mask: TokenMask | None) -> int:
+        p, prompt = request.params, request.prompt
+        stop_ids = self.decoder.spec.eos_token_ids if p.stop_token_ids is None else p.stop_token_ids
+        stop_ids = tuple(t for t in stop_ids if 0 <= t < self.decoder.spec.vocab_size)
+        longest = self.decoder.spec.max_positions
+        max_len = longest if p.max_tokens is None else min(longest, len(prompt) + p.max_tokens)
+        if p.max_tokens is None:  # an open end may use what the cache has; the rest is LENGTH
+            max_len = max(len(prompt) + 1, min(max_len, self.pages.n_pages * self.pages.page_size))
+        seed = secrets.randbits(64) if p.seed is None else p.seed
+        scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size)
+        entry = _Request(next(self._ids), request, weights, stop_ids, scores)
+        version = 0 if weights is None else weights.adapter.weights_id
+        for index in range(request.num_samples):
+            seq = Sequence(
+                next(self._uids),
+                (version, request.cache_salt),
+                list(prompt),
+                len(prompt),
+                max_len,
+                adapter_slot=-1 if weights is None else version,
+                compute_from=None if scores is None else scores.first_row,
+            )
+            row = DrawRow(p, seed, index, request.prompt, [], stop_ids, request.raw_logprobs)
+            entry.samples.append(_Sample(entry, index, seq, row, mask))
+        leader = entry.samples[0].seq
+        leader.siblings = [s.seq for s in entry.samples[1:]]
+        if request.grammar is not None and self.grammars is not None:
+            self._compiling[entry.id] = self.grammars.compile(request.grammar)
+        else:
+            self.scheduler.add(leader)
+        self._requests[entry.id] = entry
+        self._samples.update((s.seq.uid, s) for s in entry.samples)
+        return entry.id
+
+    def _begin_compiled(self, output: StepOutput) -> None:
+        """Those whose grammars are ready. A step that would have nothing to do waits for one."""
+        if not self.scheduler.has_work and self._flight is None:
+            wait(self._compiling.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
+        for number in [n for n, compiled in self._compiling.items() if compiled.done()]:
+            request = self._requests[number]
+            try:
+                grammar = self._compiling[number].result()
+                for sample in request.samples:
+                    sample.mask = grammar.begin(request.stop_ids)
+                self.scheduler.add(request.samples[0].seq)
+                del self._compiling[number]
+            except Exception as e:
+                self.abort(number)
+                output.failed.append(Failed(number, DataError(str(e)) if isinstance(e, RequestTooLarge) else e))
+
+    # One step
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        device = self.decoder.device
+        self.cache.copy(plan.copies)
+        tokens = self._input_tokens(plan)
+        hidden = None
+        if self.graphs is not None:
+            hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan.rows)))
+        if hidden is None:
+            positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in plan.rows])
+            hidden = self.decoder(
+                tokens,
+                to_device(positions, device),
+                paged_attention(self.cache, plan),
+                LoraPlan.of(self._adapters(plan.rows), device=device),
+            )
+        self._read_prompts(plan, hidden)
+        return hidden
+
+    def _input_tokens(self, plan: StepPlan) -> Tensor:
+        """Those that are not read yet come from where they were drawn."""
+        tokens = [s.tokens[s.computed] for s in plan.decode]
+        for chunk in plan.prefill:
+            tokens += chunk.seq.tokens[chunk.start : chunk.end]
+        known = to_device(tokens, self.decoder.device, np.int64)
+        if self._flight is None:
+            return known
+        places = np.full(len(tokens), -1, np.int64)
+        for row, (seq, token) in enumerate(zip(plan.decode, tokens, strict=False)):
+            if token == PENDING:
+                places[row] = self._flight.places[seq.uid]
+        found = to_device(places, self.decoder.device)
+        return torch.where(found < 0, known, self._flight.tokens[found.clamp_min(0)])
+
+    def _adapters(self, chunks: Seq[SequenceChunk]) -> list[tuple[Adapter | None, int]]:
+        """The adapter of each chunk's sequence, and the chunk's rows."""
+        weights = [self._samples[c.seq.uid].request.weights for c in chunks]
+        return [(w and w.adapter, c.end - c.start) for w, c in zip(weights, chunks, strict=True)]
+
+    def _read_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
+        first = len(plan.decode)
+        for chunk in plan.prefill:
+            seq, rows = chunk.seq, hidden[first : first + chunk.end - chunk.start]
+            scores = self._samples[seq.uid].request.scores
+            if scores is not None and seq.compute_from is not None:
+                scores.read(chunk.start, rows, partial(self._logits, seq), chunk_rows(self.decoder))
+            first += len(rows)
+
+    def _logits(self, seq: Sequence, hidden: Tensor) -> Tensor:
+        return logits_of(self.decoder, hidden, self._head_plan([SequenceChunk(seq, 0, len(hidden))]))
+
+    def _head_plan(self, chunks: Seq[SequenceChunk]) -> LoraPlan:
+        """For the unembedding, which few adapters have."""
+        adapters = [
+            (a if a is not None and UNEMBED in a.stack.layout.sites else None, n) for a, n in self._adapters(chunks)
+        ]
+        return LoraPlan.of(adapters, device=self.decoder.device)
+
+    def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
+        """Masks are the caller's code: one that raises ends its own request, the rest goes on. One that allows nothing
+        more ends its sequence."""
+        samples = [self._samples[s.uid] for r in ready for s in r.seqs]
+        masked = [sample for sample in samples if sample.mask is not None]
+        if not masked:
+            return ready
+        for sample in masked:
+            try:
+                if sample.stop_reason is None and not self._ask_mask(sample):
+                    sample.stop_reason = StopReason.STOP
+                    self._finish(sample, output)
+            except Exception as e:
+                if self.abort(sample.request.id) is not None:
+                    output.failed.append(Failed(sample.request.id, e))
+        over = {sample.seq.uid for sample in samples if sample.stop_reason is not None}
+        alive = [Ready(r.row, [s for s in r.seqs if s.uid not in over]) for r in ready] if over else ready
+        return [r for r in alive if r.seqs]
+
+    def _ask_mask(self, sample: _Sample) -> bool:
+        """Whether anything can follow."""
+        assert sample.mask is not None
+        vocab_size, generated = self.decoder.spec.vocab_size, sample.draw.generated
+        allowed = sample.draw.allowed = sample.mask.allowed(generated)
+        if allowed is None:
+            return True
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
+            raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
+        if not generated and not allowed.any():
+            grammar, problem = sample.request.spec.grammar, "nothing can be drawn: {} allows no token at all"
+            raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
+        return bool(allowed.any())
+
+    def _draw(self, plan: StepPlan, hidden: Tensor, output: StepOutput) -> _Flight | None:
+        """Logits once per ready row; each of its sequences draws from them, some at a time: a draw holds its rows a
+        few times over."""
+        ready = self._ask_masks(self.scheduler.commit(plan), output)
+        if not ready:
+            return None
+        rows, device, last = plan.rows, hidden.device, -1
+        ends = [last := last + c.end - c.start for c in rows]
+        index = [ends[r.row] for r in ready]
+        if index != list(range(len(hidden))):
+            hidden = hidden[to_device(index, device)]
+        logits = logits_of(self.decoder, hidden, self._head_plan([SequenceChunk(rows[r.row].seq, 0, 1) for r in ready]))
+        samples = [self._samples[s.uid] for r in ready for s in r.seqs]
+        source = [i for i, r in enumerate(ready) for _ in r.seqs]
+        size, draws = chunk_rows(self.decoder), []
+        for start in range(0, len(samples), size):
+            part, taken = samples[start : start + size], source[start : start + size]
+            if len(taken) == taken[-1] - taken[0] + 1:  # it goes up by 0 or 1: one sequence a row
+                own = logits[taken[0] : taken[-1] + 1]
+            else:
+                own = logits[to_device(taken, device)]
+            top = max(s.request.spec.topk_logprobs for s in part)
+            draws.append((part, draw(own, [s.draw for s in part], top=top)))
+        for sample in samples:
+            if len(sample.seq.tokens) + 1 < sample.seq.max_len:
+                self.scheduler.append(sample.seq)
+            else:  # whatever the token is, it is the last
+                self.scheduler.finish(sample.seq)
+        tokens = draws[0][1].tokens if len(draws) == 1 else torch.cat([d.tokens for _, d in draws])
+        return _Flight(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
+
+    def _settle(self, output: StepOutput) -> None:
+        """Reads what was drawn last."""
+        flight, self._flight = self._flight, None
+        for samples, draws in flight.draws if flight else ():
+            drawn = draws.read()
+            for i, sample in enumerate(samples):
+                if sample.stop_reason is None:  # it may have been aborted
+                    if k := sample.request.spec.topk_logprobs:
+                        sample.top.append(TopLogprobs(tuple(drawn.top_ids[i][:k]), tuple(drawn.top_logprobs[i][:k])))
+                    self._advance(sample, drawn.tokens[i], drawn.logprobs[i], drawn.raw[i], output)
+
+    def _advance(self, sample: _Sample, token: int, logprob: float, raw: float, output: StepOutput) -> None:
+        request, generated = sample.request, sample.draw.generated
+        assert isinstance(generated, list)
+        generated.append(token)
+        sample.logprobs.append(logprob)
+        if request.spec.raw_logprobs:
+            sample.raw.append(raw)
+        top = sample.top[-1] if sample.top else None
+        output.tokens.append(TokenEvent(request.id, sample.index, token, raw, top, len(generated) == 1))
+        if self._has_stopped(request, generated):
+            sample.stop_reason = StopReason.STOP
+        elif sample.seq.state is SequenceState.FINISHED:
+            sample.stop_reason = StopReason.LENGTH
+        if sample.stop_reason is None:
+            self.scheduler.settle(sample.seq, token)
+        else:
+            self._finish(sample, output)
+
+    def _finish(self, sample: _Sample, output: StepOutput) -> None:
+        request = sample.request
+        self.scheduler.finish(sample.seq)
+        if all(s.stop_reason is not None for s in request.samples):
+            output.finished.append(Finished(request.id, self._close(request)))
+
+    def _has_stopped(self, request: _Request, generated: list[int]) -> bool:
+        stops = request.spec.params.stop_strings
+        if generated[-1] in request.stop_ids:
+            return True
+        if not stops or self.tokenizer is None or len(generated) <= request.spec.params.min_tokens:
+            return False
+        return ends_with_stop(self.tokenizer, generated[request.spec.params.min_tokens :], stops)
+
+    # A request's way out
+
+    def _close(self, request: _Request) -> SampleResult:
+        del self._requests[request.id]
+        for sample in request.samples:
+            del self._samples[sample.seq.uid]
+        self._give_back(request.weights)
+        result = SampleResult(
+            sequences=[
+                SampledSequence(
+                    tokens=list(s.draw.generated),
+                    logprobs=s.logprobs,
+                    stop_reason=s.stop_reason or StopReason.ABORT,
+                    raw_logprobs=s.raw,
+                    topk_logprobs=s.top,
+                )
+                for s in request.samples
+            ],
+            cached_prompt_tokens=request.samples[0].seq.cached_tokens,
+        )
+        if request.scores is not None:
+            request.scores.write_to(result)
+        return result
+
+
+def _cache_bytes(device: torch.device, share: float) -> int:
+    if device.type != "cuda":
+        return CPU_CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((free + unused) * share)
+
+
+def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
+    if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype):
+        return None
+    from palestra.model.sampling.decode_graphs import DecodeGraphs
+
+    return DecodeGraphs(decoder, cache, max_rows)

@@ -1,0 +1,379 @@
+"""Which tokens the model computes next: continuous batching, chunked prefill, preemption.
+
+Owns: the waiting and running sequences, their pages, what one step computes. Never touches: tensors, sampling, time.
+
+The caller's loop: `plan`, carry out the copies, run the model, `commit`, then `append` to or `finish` every ready
+sequence before the next `plan`. Prefill and decode are one thing: `tokens[computed:]` are still to be computed, and
+the logits of the last position give the next token.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from operator import attrgetter
+
+from palestra.model.sampling.pages import PageNode, PagePool
+
+PENDING = -1
+"""Stands in a sequence for the token that was drawn last, as long as only the device knows it."""
+
+
+class RequestTooLarge(ValueError):
+    """The sequence would not fit even with the whole page pool to itself."""
+
+
+class SequenceState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample being generated."""
+
+    uid: int
+    version: Hashable
+    """Adapter and weight version: keys and values are never shared across it."""
+    tokens: list[int]
+    """Prompt, then what was generated."""
+    prompt_len: int
+    max_len: int
+    """Prompt plus the most tokens that may be generated."""
+    adapter_slot: int = -1
+    """Adapter slot; rows of one slot are adjacent in a plan. -1 for none."""
+    compute_from: int | None = None
+    """The caller needs the prompt computed from this position on, so only what is before may come from the cache.
+    None: it needs nothing, or has got it."""
+    siblings: "list[Sequence]" = field(default_factory=list)
+    """Other samples of the same prompt, which wait until this one has computed it."""
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    """Tokens whose keys and values are in `pages`."""
+    cached_tokens: int = 0
+    """Prompt tokens found in the cache at first start."""
+    state: SequenceState = SequenceState.WAITING
+    arrival: int = -1
+    has_started: bool = False
+    leader: "Sequence | None" = field(default=None, repr=False)
+    """Whose `siblings` this one is in."""
+    found: PageNode | None = field(default=None, repr=False)
+    """While it waits: where the last look into the cache ended."""
+
+    @property
+    def cache_limit(self) -> int:
+        """Tokens that may come from the cache: at least one position is left to compute, for its logits."""
+        limit = len(self.tokens) - 1
+        return limit if self.compute_from is None else min(limit, self.compute_from)
+
+
+@dataclass(slots=True, frozen=True)
+class SequenceChunk:
+    """Positions `start` to `end` (exclusive) of a sequence."""
+
+    seq: Sequence
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step of the model. Rows are numbered through `decode` first, then `prefill`."""
+
+    decode: list[Sequence] = field(default_factory=list)
+    """Each computes the one position `seq.computed`."""
+    prefill: list[SequenceChunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source page, target page), before the step writes: in this order, or all reads before all writes."""
+    prefill_tokens: int = 0
+    rows: list[SequenceChunk] = field(default_factory=list)
+    """Both together, as they were planned."""
+
+
+@dataclass(slots=True, frozen=True)
+class Ready:
+    """The last logits of plan row `row` are the next-token distribution of each of `seqs`."""
+
+    row: int
+    seqs: list[Sequence]
+
+
+_by_arrival = attrgetter("arrival")
+_by_adapter_slot = attrgetter("adapter_slot", "arrival")
+
+
+def _place(queue: list[Sequence], seq: Sequence) -> int:
+    return bisect_left(queue, seq.arrival, key=_by_arrival)
+
+
+class Scheduler:
+    """Serves by arrival: the oldest running sequence is in every plan, so everything finishes in the end."""
+
+    def __init__(self, pages: PagePool, *, max_rows: int, prefill_tokens: int) -> None:
+        if max_rows < 1 or prefill_tokens < 1:
+            raise ValueError(f"max_rows and prefill_tokens must be >= 1, got {max_rows} and {prefill_tokens}")
+        self.pages = pages
+        self.max_rows = max_rows
+        self.prefill_tokens = prefill_tokens
+        self.preemptions = 0
+        self._arrivals = 0
+        # Both sorted by arrival: a preempted sequence goes back before everything that came after it.
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._siblings = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + self._siblings
+
+    def add(self, leader: Sequence) -> None:
+        group = [leader, *leader.siblings]
+        for seq in group:
+            self._require_fit(seq)
+            if (seq.version, seq.compute_from, seq.tokens) != (leader.version, leader.compute_from, leader.tokens):
+                raise ValueError(
+                    f"sequence {seq.uid} needs the version, prompt and compute_from of its leader {leader.uid}"
+                )
+        for seq in group:
+            seq.arrival = self._arrivals
+            seq.leader = None if seq is leader else leader
+            self._arrivals += 1
+        self._waiting.append(leader)
+        self._siblings += len(leader.siblings)
+
+    def plan(self) -> StepPlan:
+        plan = StepPlan()
+        for seq in self._running:  # it may shrink meanwhile, but only behind `seq`
+            self._enter(seq, plan)
+        self._admit(plan)
+        plan.decode.sort(key=_by_adapter_slot)
+        plan.prefill.sort(key=lambda chunk: _by_adapter_slot(chunk.seq))
+        plan.rows = [SequenceChunk(seq, seq.computed, seq.computed + 1) for seq in plan.decode] + plan.prefill
+        return plan
+
+    def commit(self, plan: StepPlan) -> list[Ready]:
+        """Account for a step the model has run; what was aborted meanwhile is skipped."""
+        ready: list[Ready] = []
+        for row, chunk in enumerate(plan.rows):
+            seq = chunk.seq
+            if seq.state is not SequenceState.RUNNING:
+                continue
+            seq.computed = chunk.end
+            full = chunk.end // self.pages.page_size
+            if full > chunk.start // self.pages.page_size:
+                self.pages.publish(seq.version, seq.tokens, seq.pages, full)
+            if chunk.end == len(seq.tokens):
+                ready.append(Ready(row, self.fork(seq)))
+        return ready
+
+    def fork(self, leader: Sequence) -> list[Sequence]:
+        """Let the siblings run on from the prompt that `leader` has computed; they share all its pages."""
+        siblings, leader.siblings = leader.siblings, []
+        self._siblings -= len(siblings)
+        leader.compute_from = None
+        for seq in siblings:
+            for page in leader.pages:
+                self.pages.share(page)
+            self._take_over(seq, leader, list(leader.pages))
+            seq.compute_from = None
+            insort(self._running, seq, key=_by_arrival)
+        return [leader, *siblings]
+
+    def append(self, seq: Sequence, token: int = PENDING) -> None:
+        """The token drawn for it. A pending one may be computed with; `settle` it before the step is committed."""
+        if len(seq.tokens) >= seq.max_len:
+            raise ValueError(f"sequence {seq.uid} already has its max_len of {seq.max_len} tokens")
+        seq.tokens.append(token)
+
+    def settle(self, seq: Sequence, token: int) -> None:
+        """The pending token is known."""
+        seq.tokens[-1] = token
+
+    def finish(self, seq: Sequence) -> None:
+        """It has all its tokens. Its full pages stay findable; the same holds for an abort."""
+        self.abort(seq)
+
+    def abort(self, seq: Sequence) -> None:
+        """Legal in any state. The first sibling of a leader goes on where the leader was."""
+        if seq.leader is not None:
+            seq.leader.siblings.remove(seq)
+            self._siblings -= 1
+        elif seq.siblings:
+            self._hand_over(seq)
+        elif seq.state is not SequenceState.FINISHED:
+            queue = self._queue_of(seq)
+            del queue[_place(queue, seq)]
+            self._drop_pages(seq)
+        seq.leader = None
+        seq.state = SequenceState.FINISHED
+
+    def _require_fit(self, seq: Sequence) -> None:
+        if not 1 <= seq.prompt_len == len(seq.tokens) <= seq.max_len:
+            raise ValueError(
+                f"sequence {seq.uid} needs 1 <= prompt_len == len(tokens) <= max_len, "
+                f"got {seq.prompt_len}, {len(seq.tokens)} and {seq.max_len}"
+            )
+        if self.pages.pages_for(seq.max_len) > self.pages.n_pages:
+            raise RequestTooLarge(
+                f"sequence {seq.uid} may grow to {seq.max_len} tokens ({seq.prompt_len} of them prompt), but the "
+                f"key/value cache holds {self.pages.n_pages * self.pages.page_size}: ask for fewer tokens"
+            )
+
+    def _enter(self, seq: Sequence, plan: StepPlan) -> None:
+        """Put as much of it into the plan as there are rows, tokens and pages for."""
+        pending = len(seq.tokens) - seq.computed
+        if not pending:
+            raise RuntimeError(f"sequence {seq.uid} was ready: append to it or finish it before the next plan")
+        is_decoding = pending == 1 and seq.computed >= seq.prompt_len
+        if is_decoding:
+            length = int(len(plan.decode) < self.max_rows)
+        else:
+            length = min(pending, self.prefill_tokens - plan.prefill_tokens)
+        end = seq.computed + length
+        if not length or (self._missing(seq, end) and not self._take_pages(seq, end, plan)):
+            return
+        if is_decoding:
+            plan.decode.append(seq)
+        else:
+            plan.prefill.append(SequenceChunk(seq, seq.computed, end))
+            plan.prefill_tokens += length
+
+    def _take_pages(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
+        """Preempt sequences younger than `seq`, youngest first, until its pages up to `end` can be had; take them.
+
+        Planning goes oldest first, so a victim is never in the plan yet. The youngest keeps its pages and sits the
+        step out: an older one takes them if it needs them.
+        """
+        while self._missing(seq, end) > self.pages.available:
+            if self._running[-1] is seq:
+                return False
+            self._preempt(self._running[-1])
+        self._own_pages(seq, end, plan)
+        return True
+
+    def _missing(self, seq: Sequence, end: int) -> int:
+        new = self.pages.pages_for(end) - len(seq.pages)
+        return max(new, 0) + self._must_copy(seq)
+
+    def _must_copy(self, seq: Sequence) -> bool:
+        """Whether the half-filled last page is also a sibling's. Only that one is ever written when it exists."""
+        index = seq.computed // self.pages.page_size
+        return index < len(seq.pages) and self.pages.is_shared(seq.pages[index])
+
+    def _own_pages(self, seq: Sequence, end: int, plan: StepPlan) -> None:
+        if self._must_copy(seq):
+            index = seq.computed // self.pages.page_size
+            old, seq.pages[index] = seq.pages[index], self.pages.allocate()
+            plan.copies.append((old, seq.pages[index]))
+            self.pages.release(old)
+        while len(seq.pages) < self.pages.pages_for(end):
+            seq.pages.append(self.pages.allocate())
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.preemptions += 1
+        del self._running[_place(self._running, seq)]
+        self._drop_pages(seq)
+        seq.state = SequenceState.WAITING
+        insort(self._waiting, seq, key=_by_arrival)
+
+    def _admit(self, plan: StepPlan) -> None:
+        """Start waiting sequences in order of arrival, passing over those whose next page is on its way.
+
+        The books are summed up once and kept from there: a newcomer that fits never takes a page from another.
+        """
+        rows = sum(1 + len(seq.siblings) for seq in self._running)
+        if not self._waiting or rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
+            return
+        owed = sum(self._owed(seq) for seq in self._running)
+        busy = [seq for seq in self._running if self._will_fill_a_page(seq)]
+        for seq in self._waiting[: self.max_rows]:  # a bound on the lookups of one plan
+            if self.pages.available - owed < 1:
+                return
+            if seq.tokens[-1] == PENDING or self._waits_for_a_page(seq, busy):
+                continue
+            seq.pages = self.pages.hold(seq.found)
+            if self._running and self._owed(seq) > self.pages.available - owed:
+                self._drop_pages(seq)
+                return
+            self._start(seq)
+            self._enter(seq, plan)
+            rows += 1 + len(seq.siblings)
+            if rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
+                return
+            owed += self._owed(seq)
+            if self._will_fill_a_page(seq):
+                busy.append(seq)
+
+    def _owed(self, seq: Sequence) -> int:
+        """Pages it takes until it has computed its tokens and grown by a page: a newcomer that took those would soon
+        be preempted again."""
+        soon = min(self.pages.pages_for(len(seq.tokens)) + 1, self.pages.pages_for(seq.max_len))
+        return soon - len(seq.pages) + len(seq.siblings)
+
+    def _will_fill_a_page(self, seq: Sequence) -> bool:
+        return seq.computed // self.pages.page_size < len(seq.tokens) // self.pages.page_size
+
+    def _waits_for_a_page(self, seq: Sequence, busy: list[Sequence]) -> bool:
+        """Whether its next uncached page is being computed for another one: then the next plan finds it cached."""
+        limit = seq.cache_limit
+        seq.found = self.pages.find(seq.version, seq.tokens, limit, seq.found)
+        start = seq.found.depth * self.pages.page_size if seq.found else 0
+        end = start + self.pages.page_size
+        return (
+            end <= limit
+            and any(
+                other.computed < end <= len(other.tokens)
+                and other.version == seq.version
+                and other.tokens[start:end] == seq.tokens[start:end]  # tells most pairs apart
+                and other.tokens[:start] == seq.tokens[:start]
+                for other in busy
+            )
+        )
+
+    def _start(self, seq: Sequence) -> None:
+        del self._waiting[_place(self._waiting, seq)]
+        insort(self._running, seq, key=_by_arrival)
+        seq.found = None
+        seq.computed = len(seq.pages) * self.pages.page_size
+        seq.state = SequenceState.RUNNING
+        if not seq.has_started:
+            seq.cached_tokens = seq.computed
+            seq.has_started = True
+
+    def _queue_of(self, seq: Sequence) -> list[Sequence]:
+        return self._running if seq.state is SequenceState.RUNNING else self._waiting
+
+    def _drop_pages(self, seq: Sequence) -> None:
+        self.pages.release_all(seq.pages)
+        seq.pages = []
+        seq.computed = 0
+
+    def _take_over(self, seq: Sequence, leader: Sequence, pages: list[int]) -> None:
+        seq.pages = pages
+        seq.computed = leader.computed
+        seq.cached_tokens = leader.cached_tokens
+        seq.has_started = leader.has_started
+        seq.state = leader.state
+        seq.leader = None
+
+    def _hand_over(self, leader: Sequence) -> None:
+        heir, *rest = leader.siblings
+        heir.siblings, leader.siblings = rest, []
+        for seq in rest:
+            seq.leader = heir
+        self._siblings -= 1
+        queue = self._queue_of(leader)
+        queue[_place(queue, leader)] = heir
+        self._take_over(heir, leader, leader.pages)
+        leader.pages = []
+        if heir.compute_from is not None:  # what the leader computed of the prompt went to the leader
+            self._drop_pages(heir)

@@ -1,0 +1,182 @@
+"""From hidden states to log-probabilities and back, without ever holding [tokens x vocabulary].
+
+Logits of a chunk of rows are made, reduced and dropped. When a position's gradient needs only its own
+log-probability (every loss but the sequence-level ones), the chunk's backward is done while its logits are there;
+otherwise they are made a second time. Rows that cannot have a gradient skip the backward altogether.
+Owns: the unembedding. Never touches: the trunk, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palestra.model.decoder import Decoder
+from palestra.model.lora.adapters import UNEMBED, Adapter
+from palestra.model.lora.linear import LoraPlan, lora_backward, lora_forward, lora_inner, lora_linear
+from palestra.model.training.log_softmax import TargetRows, target_rows
+from palestra.model.training.losses import Loss
+from palestra.model.transfers import to_device
+
+Runs = Sequence[tuple[Adapter | None, int]]
+CHUNK_CELLS = {"cpu": 1 << 21, "cuda": 1 << 27}  # logits held at once: 8 MB stays in a CPU's cache
+MIN_CHUNK_ROWS = 64  # below this the product is bound by reading the weights
+
+
+@dataclass(slots=True)
+class LossRun:
+    """Adjacent rows under one loss."""
+
+    start: int
+    rows: list[int]
+    """Rows of each datum."""
+    loss: Loss
+    config: dict[str, float]
+    inputs: dict[str, Tensor]
+    active: NDArray[np.bool_]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.active)
+
+
+@dataclass(slots=True)
+class HeadPass:
+    logprobs: Tensor
+    """[rows, K]."""
+    losses: Tensor
+    """[rows, K]."""
+    hidden_grad: Tensor | None
+
+
+def chunk_rows(decoder: Decoder) -> int:
+    return max(MIN_CHUNK_ROWS, CHUNK_CELLS.get(decoder.device.type, 1 << 24) // decoder.spec.vocab_size)
+
+
+def logits_of(decoder: Decoder, hidden: Tensor, plan: LoraPlan) -> Tensor:
+    """Logits of a few rows, in the model's type."""
+    return lora_linear(hidden, decoder.weights.unembedding, None, UNEMBED, plan)
+
+
+def run_head(
+    decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs, losses: list[LossRun], *, train: bool
+) -> HeadPass:
+    head = _Head(decoder, hidden, targets, adapters)
+    with torch.no_grad():
+        if not train:
+            head.forward(head.everything)
+            values, _ = _evaluate(losses, head.logprobs, grad=False)
+            return HeadPass(head.logprobs, values, None)
+        active = np.concatenate([run.active for run in losses])
+        if any(run.loss.whole_sequence for run in losses):
+            head.forward(head.everything)
+            values, grads = _evaluate(losses, head.logprobs, grad=True)
+            head.backward(np.flatnonzero(active), grads)
+        else:
+            head.forward_backward(active, losses)
+            values, _ = _evaluate(losses, head.logprobs, grad=False)
+        return HeadPass(head.logprobs, values, head.hidden_grad)
+
+
+class _Head:
+    def __init__(self, decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs):
+        self.decoder, self.hidden, self.targets = decoder, hidden, targets
+        self.everything = np.arange(len(hidden))
+        self.logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
+        self.hidden_grad = torch.zeros_like(hidden)
+        self._adapters = [a for a, _ in adapters]
+        self._owner = np.repeat(np.arange(len(adapters)), [n for _, n in adapters])
+
+    def forward(self, rows: NDArray) -> None:
+        for index, plan in self._chunks(rows):
+            self.logprobs[index] = self._rows(index, plan)[0].logprobs(self.targets[index])
+
+    def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:
+        """Chunks as in `forward`, so that log-probabilities are the same to the bit whatever is active."""
+        for (index, plan), part in zip(self._chunks(self.everything), self._split(self.everything), strict=True):
+            chunk, inner = self._rows(index, plan)
+            self.logprobs[index] = chunk.logprobs(self.targets[index])
+            rows = part[active[part]]
+            if len(rows) == 0:
+                continue
+            if len(rows) < len(part):
+                chunk = chunk.pick(to_device(rows - part[0], self.hidden.device))
+                ((index, plan),) = self._chunks(rows)
+                inner = lora_inner(self.hidden[index], UNEMBED, plan)
+            grads = _chunk_gradients(losses, rows, self.logprobs[index])
+            self._backward_chunk(index, plan, chunk, inner, grads)
+
+    def backward(self, rows: NDArray, grads: Tensor) -> None:
+        for index, plan in self._chunks(rows):
+            self._backward_chunk(index, plan, *self._rows(index, plan), grads[index])
+
+    def _rows(self, index: Tensor | slice, plan: LoraPlan) -> tuple[TargetRows, list[Tensor]]:
+        logits, inner = lora_forward(self.hidden[index], self.decoder.weights.unembedding, None, UNEMBED, plan)
+        return target_rows(logits, self.targets.shape[1]), inner
+
+    def _backward_chunk(
+        self, index: Tensor | slice, plan: LoraPlan, chunk: TargetRows, inner: list[Tensor], grads: Tensor
+    ) -> None:
+        d_logits = chunk.logits_gradient(self.targets[index], grads)
+        weight, hidden = self.decoder.weights.unembedding, self.hidden[index]
+        d_hidden = lora_backward(d_logits, hidden, inner, weight, UNEMBED, plan, need_dx=True)
+        assert d_hidden is not None
+        self.hidden_grad[index] = d_hidden
+
+    def _split(self, rows: NDArray) -> list[NDArray]:
+        size = chunk_rows(self.decoder)
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def _chunks(self, rows: NDArray) -> list[tuple[Tensor | slice, LoraPlan]]:
+        """Each chunk: how to pick its rows, and which adapters they use."""
+        chunks = []
+        for part in self._split(rows):
+            first, last = int(part[0]), int(part[-1])
+            whole = last - first + 1 == len(part)
+            index = slice(first, last + 1) if whole else to_device(part, self.hidden.device)
+            owners, counts = np.unique(self._owner[part], return_counts=True)
+            runs = [(self._adapters[o], int(n)) for o, n in zip(owners, counts, strict=True)]
+            chunks.append((index, LoraPlan.of(runs, device=self.hidden.device)))
+        return chunks
+
+
+def _evaluate(losses: list[LossRun], logprobs: Tensor, *, grad: bool) -> tuple[Tensor, Tensor]:
+    """Loss of every position, and its derivative by the log-probability."""
+    values, grads = [], []
+    for run in losses:
+        value, d = _loss(run, logprobs[run.start : run.stop], run.inputs, run.rows, grad=grad)
+        values.append(value)
+        grads.append(d)
+    return torch.cat(values), torch.cat(grads) if grad else logprobs
+
+
+def _chunk_gradients(losses: list[LossRun], rows: NDArray, logprobs: Tensor) -> Tensor:
+    """Derivatives for some sorted rows of position-wise losses."""
+    grads = []
+    for run in losses:
+        low, high = np.searchsorted(rows, [run.start, run.stop])
+        if low == high:
+            continue
+        local = rows[low:high] - run.start
+        whole = len(local) == len(run.active)
+        index = None if whole else to_device(local, logprobs.device)
+        inputs = run.inputs if index is None else {k: v.index_select(0, index) for k, v in run.inputs.items()}
+        grads.append(_loss(run, logprobs[low:high], inputs, [len(local)], grad=True)[1])
+    return torch.cat(grads)
+
+
+def _loss(
+    run: LossRun, logprobs: Tensor, inputs: dict[str, Tensor], rows: list[int], *, grad: bool
+) -> tuple[Tensor, Tensor]:
+    if not grad:
+        return run.loss.value(logprobs, inputs, run.config, rows), logprobs
+    with torch.enable_grad():
+        leaf = logprobs.detach().requires_grad_()
+        value = run.loss.value(leaf, inputs, run.config, rows)
+        (derivative,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), derivative

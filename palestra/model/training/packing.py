@@ -1,0 +1,205 @@
+"""From data to micro-batches: checked, ordered, packed without padding.
+
+The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever
+it is made. Owns: validation of data, the plan. Never touches: the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palestra.model.errors import DataError
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapters import Adapter
+from palestra.model.training.losses import Loss, loss_named
+from palestra.types import Datum, ImageChunk, TensorData
+
+MAX_CELLS = 1 << 28  # of a sparse tensor once it is dense: 1 GiB of float32
+IGNORED = -100
+"""The target id by which torch and others say that a position is not learned."""
+COUNTING = ("weights", "advantages", "sequence_ratio_mask")
+"""Loss inputs by which a position counts; where all of a loss's own are 0, its target may be IGNORED."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainItem:
+    """One datum for one adapter (None: the base model, forward only) under one loss."""
+
+    adapter: Adapter | None
+    datum: Datum
+    loss: str = "cross_entropy"
+    config: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    adapter: Adapter | None
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    """[N, K]; K is 1 except for distillation."""
+    inputs: dict[str, NDArray[np.float32]]
+    """Each [N, K]."""
+    loss: Loss
+    config: dict[str, float]
+    wide: bool
+    """Targets came as [N, K]: log-probabilities go back in that shape."""
+
+    @property
+    def active(self) -> NDArray[np.bool_]:
+        """Positions that can have a gradient."""
+        return (self.inputs[self.loss.gate] != 0).any(axis=1)
+
+
+def prepare(item: TrainItem, spec: ModelSpec) -> Prepared:
+    loss = loss_named(item.loss)
+    tokens = _tokens(item.datum, spec)
+    given = dict(item.datum.loss_inputs)
+    if "target_tokens" not in given:
+        raise DataError("loss input 'target_tokens' is missing")
+    targets = decode(given.pop("target_tokens"), "target_tokens", integer=True)
+    _check_shape("target_tokens", targets, len(tokens), any_width=loss.gate == "weights")
+    inputs = {name: decode(data, name) for name, data in given.items()}
+    _check_names(inputs, loss)
+    if loss.gate == "weights" and "weights" not in inputs:
+        inputs["weights"] = np.ones(targets.shape, np.float32)
+    for name, array in inputs.items():
+        if array.shape != targets.shape:
+            raise DataError(
+                f"loss input {name!r} has shape {list(array.shape)}, target_tokens has {list(targets.shape)}"
+            )
+        if not np.isfinite(array).all():
+            raise DataError(f"loss input {name!r} holds NaN or infinity")
+    targets = _without_ignored(targets, inputs)
+    _check_range("target_tokens", targets, spec.vocab_size)
+    rows = len(tokens)
+    return Prepared(
+        item.adapter,
+        tokens,
+        targets.reshape(rows, -1),
+        {name: array.reshape(rows, -1) for name, array in inputs.items()},
+        loss,
+        loss.settle(item.config),
+        wide=targets.ndim == 2,
+    )
+
+
+def decode(tensor: TensorData, name: str, *, integer: bool = False) -> NDArray:
+    """A wire tensor as a dense array; sparse rows are filled with zeros."""
+    dtype = {"float32": np.dtype("<f4"), "int64": np.dtype("<i8")}[tensor.dtype]
+    if integer and tensor.dtype != "int64":
+        raise DataError(f"{name}: dtype must be int64, found {tensor.dtype}")
+    try:
+        values = np.frombuffer(tensor.data, dtype)
+        if tensor.crow_indices is not None:
+            values = _from_csr(tensor, values, name)
+        array = values.reshape(tensor.shape) if tensor.shape else values
+    except ValueError as e:
+        raise DataError(f"{name}: {len(tensor.data)} bytes do not fill shape {list(tensor.shape)} ({e})") from None
+    return array if integer else array.astype(np.float32, copy=False)
+
+
+def _from_csr(tensor: TensorData, values: NDArray, name: str) -> NDArray:
+    if len(tensor.shape) != 2 or tensor.crow_indices is None or tensor.col_indices is None:
+        raise DataError(f"{name}: sparse tensors need two dimensions, crow_indices and col_indices")
+    crow, col = (np.frombuffer(b, np.dtype("<i8")) for b in (tensor.crow_indices, tensor.col_indices))
+    rows, columns = tensor.shape
+    if rows < 0 or columns < 0 or rows * columns > MAX_CELLS:
+        raise DataError(f"{name}: a {rows} x {columns} tensor is out of bounds (at most {MAX_CELLS} cells)")
+    counts = np.diff(crow)
+    sound = len(crow) == rows + 1 and crow[0] == 0 and crow[-1] == len(values) == len(col) and (counts >= 0).all()
+    if not sound or (len(col) and not 0 <= col.min() <= col.max() < columns):
+        raise DataError(f"{name}: sparse indices do not describe a {rows} x {columns} tensor")
+    dense = np.zeros((rows, columns), values.dtype)
+    dense[np.repeat(np.arange(rows), counts), col] = values
+    return dense
+
+
+def encode(array: NDArray) -> TensorData:
+    """The wire form of a dense array."""
+    dtype = "int64" if np.issubdtype(array.dtype, np.integer) else "float32"
+    wire = np.ascontiguousarray(array, "<i8" if dtype == "int64" else "<f4")
+    return TensorData(data=wire.tobytes(), dtype=dtype, shape=array.shape)
+
+
+def _tokens(datum: Datum, spec: ModelSpec) -> NDArray[np.int64]:
+    parts: list[tuple[int, ...]] = []
+    for chunk in datum.chunks:
+        if isinstance(chunk, ImageChunk):
+            raise DataError(f"image chunk ({chunk.format}): {spec.architecture} reads text only; send token chunks")
+        parts.append(chunk.tokens)
+    tokens = np.array([t for part in parts for t in part], np.int64)
+    if len(tokens) == 0:
+        raise DataError("the datum has no tokens")
+    if len(tokens) > spec.max_positions:
+        raise DataError(f"the datum has {len(tokens)} tokens, the model's context is {spec.max_positions}")
+    _check_range("model_input", tokens, spec.vocab_size)
+    return tokens
+
+
+def _without_ignored(targets: NDArray, inputs: Mapping[str, NDArray]) -> NDArray:
+    """With id 0 in place of IGNORED: what does not count may be any token, and nothing may index by -100."""
+    ignored = targets == IGNORED
+    if not ignored.any():
+        return targets
+    for name in COUNTING:
+        counting = np.argwhere(ignored & (inputs[name] != 0)) if name in inputs else []
+        if len(counting):
+            place = "".join(f"[{index}]" for index in counting[0])
+            raise DataError(
+                f"target_tokens{place} is {IGNORED}, which says that it does not count, but {name}{place} is "
+                f"{inputs[name][tuple(counting[0])]:g}; send 0 there, or the id of a token"
+            )
+    return np.where(ignored, 0, targets)
+
+
+def _check_range(name: str, tokens: NDArray, vocab_size: int) -> None:
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        odd = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise DataError(f"{name}: token id {odd} is outside the vocabulary of {vocab_size}")
+
+
+def _check_shape(name: str, array: NDArray, rows: int, *, any_width: bool) -> None:
+    fits = array.shape == (rows,) or (any_width and array.ndim == 2 and array.shape[0] == rows and array.shape[1] > 0)
+    if not fits:
+        expected = f"[{rows}] or [{rows}, K]" if any_width else f"[{rows}]"
+        raise DataError(f"{name} has shape {list(array.shape)}; the datum has {rows} tokens, so it must be {expected}")
+
+
+def _check_names(inputs: Mapping[str, NDArray], loss: Loss) -> None:
+    for name in loss.required:
+        if name not in inputs:
+            raise DataError(f"loss {loss.name.value!r} needs the loss input {name!r}")
+    for name in inputs:
+        if name not in (*loss.required, *loss.optional):
+            known = ", ".join(("target_tokens", *loss.required, *loss.optional))
+            raise DataError(f"loss {loss.name.value!r} does not know the loss input {name!r} (known: {known})")
+
+
+def plan_micro_batches(data: Sequence[Prepared], token_budget: int) -> list[list[int]]:
+    """Numbers of the data in each micro-batch: by width, then adapter, then length, up to the token budget."""
+    first_seen: dict[int, int] = {}
+    for d in data:
+        first_seen.setdefault(_row_of(d.adapter), len(first_seen))
+
+    def order(i: int) -> tuple[int, ...]:
+        d = data[i]
+        return (d.targets.shape[1], first_seen[_row_of(d.adapter)], len(d.tokens), i)
+
+    batches: list[list[int]] = []
+    room, width = 0, 0
+    for i in sorted(range(len(data)), key=order):
+        size = len(data[i].tokens)
+        if size > room or data[i].targets.shape[1] != width:
+            batches.append([])
+            room, width = token_budget, data[i].targets.shape[1]
+        batches[-1].append(i)
+        room -= size
+    return batches
+
+
+def _row_of(adapter: Adapter | None) -> int:
+    return -1 if adapter is None else adapter.uid

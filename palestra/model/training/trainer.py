@@ -1,0 +1,184 @@
+"""Forward and backward over packed micro-batches of many adapters.
+
+Owns: the pass through decoder and loss, accumulating gradients. Never touches: requests, tenants' names, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from palestra.model.attention.backends import packed_attention
+from palestra.model.decoder import Decoder
+from palestra.model.errors import AdapterError
+from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
+from palestra.model.lora.linear import LoraPlan
+from palestra.model.training.head import LossRun, run_head
+from palestra.model.training.losses import datum_metrics
+from palestra.model.training.optimizer import StepResult, optim_step
+from palestra.model.training.packing import Prepared, TrainItem, plan_micro_batches, prepare
+from palestra.model.transfers import to_device
+from palestra.types import AdamParams
+
+
+@dataclass(frozen=True, slots=True)
+class DatumResult:
+    loss: float
+    logprobs: NDArray[np.float32]
+    """Log-probabilities of the targets, in their shape, unweighted."""
+    metrics: dict[str, float]
+    """`name:reduction`, with `loss:sum` among them."""
+
+
+@dataclass(slots=True)
+class ForwardPass:
+    """A micro-batch after its forward pass; `Trainer.backward` ends it."""
+
+    results: list[DatumResult]
+    epochs: dict[Adapter, int]
+    """The adapters trained, and how often each had its gradient discarded before."""
+    pinned: list[tuple[Stack, int]]
+    hidden: Tensor | None
+    hidden_grad: Tensor | None
+
+
+class Trainer:
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: AdapterPool,
+        *,
+        token_budget: int | None = None,
+        checkpointing: bool = False,
+    ):
+        self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
+        self.token_budget = token_budget or (1024 if decoder.device.type == "cpu" else 8192)
+
+    def prepare(self, items: Sequence[TrainItem], *, train: bool) -> list[Prepared]:
+        """Checks everything before anything runs: a bad datum fails alone and early."""
+        for item in items:
+            if item.adapter is not None:
+                self.pool.require(item.adapter)
+            if train and (item.adapter is None or item.adapter.frozen):
+                what = "the base model" if item.adapter is None else "a snapshot"
+                raise AdapterError(f"{what} has no gradients: create an adapter to train")
+        return [prepare(item, self.decoder.spec) for item in items]
+
+    def plan(self, data: Sequence[Prepared]) -> list[list[int]]:
+        return plan_micro_batches(data, self.token_budget)
+
+    def forward(self, items: Sequence[TrainItem]) -> list[DatumResult]:
+        return self._run(items, train=False)
+
+    def forward_backward(self, items: Sequence[TrainItem]) -> list[DatumResult]:
+        """Gradients add to what each adapter holds, until its optimizer step."""
+        return self._run(items, train=True)
+
+    def optim_step(self, steps: dict[Adapter, AdamParams]) -> dict[Adapter, StepResult]:
+        return optim_step(self.pool, steps)
+
+    def _run(self, items: Sequence[TrainItem], *, train: bool) -> list[DatumResult]:
+        data = self.prepare(items, train=train)
+        results: dict[int, DatumResult] = {}
+        for numbers in self.plan(data):
+            done = self.forward_micro(data, numbers, train=train)
+            self.backward(done)
+            results.update(zip(numbers, done.results, strict=True))
+        return [results[i] for i in range(len(items))]
+
+    def forward_micro(self, data: Sequence[Prepared], numbers: list[int], *, train: bool) -> ForwardPass:
+        """One micro-batch forward. With `train` the unembedding's gradient is already added on the way, because
+        its logits exist only here; `backward` must follow."""
+        batch = [data[i] for i in numbers]
+        adapters = [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None]
+        lengths = [len(d.tokens) for d in batch]
+        device = self.decoder.device
+        tokens = to_device(np.concatenate([d.tokens for d in batch]), device)
+        positions = to_device(np.concatenate([np.arange(n) for n in lengths]), device)
+        runs = [(d.adapter, n) for d, n in zip(batch, lengths, strict=True)]
+        plan = LoraPlan.of(runs, train=train, device=device)
+        attend = packed_attention(lengths, self.decoder.spec, device, self.decoder.dtype)
+        targets = to_device(np.concatenate([d.targets for d in batch]), device)
+        losses = _loss_runs(batch, device)
+        done = ForwardPass([], {}, [], None, None)
+        if train:
+            self._begin(done, adapters)
+        try:
+            with torch.set_grad_enabled(train):
+                hidden = self.decoder(tokens, positions, attend, plan, checkpointing=self.checkpointing)
+            head = run_head(self.decoder, hidden.detach(), targets, runs, losses, train=train)
+        except BaseException:
+            self._unpin(done)  # what it added stays marked as unfinished
+            raise
+        done.results = _results(batch, head.logprobs, head.losses)
+        if train:
+            done.hidden, done.hidden_grad = hidden, head.hidden_grad
+        return done
+
+    def backward(self, done: ForwardPass) -> None:
+        """Ends a pass. An adapter whose gradient was discarded since its forward keeps what it has gathered after."""
+        if done.hidden is None:
+            return
+        outdated = [a for a, epoch in done.epochs.items() if a.epoch != epoch and not a.freed]
+        kept = [a.row("grads").clone() for a in outdated]
+        try:
+            if done.hidden.requires_grad:  # not so when only the unembedding is trained
+                done.hidden.backward(done.hidden_grad)
+        finally:
+            for adapter, row in zip(outdated, kept, strict=True):
+                adapter.row("grads").copy_(row)
+            self._unpin(done)
+        for adapter, epoch in done.epochs.items():
+            if adapter.epoch == epoch:
+                adapter.unfinished -= 1
+                adapter.has_gradient = True
+
+    def _begin(self, done: ForwardPass, adapters: list[Adapter]) -> None:
+        for adapter in adapters:
+            adapter.unfinished += 1
+            done.epochs[adapter] = adapter.epoch
+            done.pinned.append(self.pool.pin(adapter))
+
+    def _unpin(self, done: ForwardPass) -> None:
+        for stack, slot in done.pinned:
+            self.pool.unpin(stack, slot)
+        done.pinned, done.hidden, done.hidden_grad = [], None, None
+
+
+def _loss_runs(batch: list[Prepared], device: torch.device) -> list[LossRun]:
+    """Neighbours under the same loss and settings are computed as one."""
+    groups: list[list[Prepared]] = []
+    for d in batch:
+        if groups and _alike(groups[-1][-1], d):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    runs, start = [], 0
+    for group in groups:
+        rows = [len(d.tokens) for d in group]
+        inputs = {name: to_device(np.concatenate([d.inputs[name] for d in group]), device) for name in group[0].inputs}
+        active = np.concatenate([d.active for d in group])
+        runs.append(LossRun(start, rows, group[0].loss, group[0].config, inputs, active))
+        start += sum(rows)
+    return runs
+
+
+def _alike(a: Prepared, b: Prepared) -> bool:
+    return a.loss is b.loss and a.config == b.config and a.inputs.keys() == b.inputs.keys()
+
+
+def _results(batch: list[Prepared], logprobs: Tensor, losses: Tensor) -> list[DatumResult]:
+    lp, loss = logprobs.cpu().numpy(), losses.double().cpu().numpy()
+    results, start = [], 0
+    for d in batch:
+        rows = slice(start, start + len(d.tokens))
+        start = rows.stop
+        value = float(loss[rows].sum())
+        metrics = {"loss:sum": value, **datum_metrics(d.loss, lp[rows], d.inputs, d.config)}
+        results.append(DatumResult(value, lp[rows].copy() if d.wide else lp[rows, 0].copy(), metrics))
+    return results

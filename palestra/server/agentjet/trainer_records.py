@@ -1,0 +1,94 @@
+"""What is known of each owner's engine, on disk before anybody hears of it.
+
+Owns: its record, the key of its training process. Never touches: processes, the board.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from palestra.server.agentjet.trainer_process import ProcessMark
+from palestra.store import Store
+from palestra.store.keys import create_key, revoke_key
+from palestra.store.records import Rights
+from palestra.store.settings import put_setting, settings_under
+from palestra.types.json import JsonObject
+from palestra.types.tinkerscript import EngineStatus
+
+SETTING = "engine:"
+
+
+class TrainerRecord(Struct, frozen=True, kw_only=True):
+    config: JsonObject | None = None
+    """For `palestra train`, as it was made of AgentJet's."""
+    run: str = ""
+    """The engine's, now or the last time."""
+    asked_name: str | None = None
+    """As the config calls it."""
+    is_running: bool = False
+    """Or was, when the server ended."""
+    process: ProcessMark | None = None
+    key_id: int | None = None
+    """Id of the key that the training process has."""
+    announced: EngineStatus | None = None
+    """What a trainer said of itself."""
+    detail: str = ""
+    """Why it is offline."""
+    set_aside: list[str] = []
+    """Runs of engines that ended: they say nothing about the status until a trainer is heard of them again."""
+    done: list[str] = []
+    """Runs that came to their last step."""
+
+    def without(self, run: str) -> TrainerRecord:
+        """It is set aside."""
+        return self if not run or run in self.set_aside else replace(self, set_aside=[*self.set_aside, run])
+
+    def ended(self, detail: str, *, is_done: bool = False) -> TrainerRecord:
+        done = [*self.done, self.run] if is_done else self.done
+        return replace(self.without(self.run), is_running=False, process=None, key_id=None, detail=detail, done=done)
+
+
+class TrainerRecords:
+    def __init__(self, store: Store):
+        self._store = store
+        self._records: dict[str, TrainerRecord] = {}
+
+    async def load(self) -> dict[str, TrainerRecord]:
+        """By owner."""
+        saved = await self._store.read(lambda c: settings_under(c, SETTING))
+        for name, text in saved.items():
+            self._records[name.removeprefix(SETTING)] = msgspec.json.decode(text, type=TrainerRecord)
+        return dict(self._records)
+
+    def of(self, owner: str) -> TrainerRecord:
+        return self._records.get(owner) or TrainerRecord()
+
+    async def save(self, owner: str, record: TrainerRecord) -> None:
+        await self._store.write(lambda c: self._write(c, owner, record))
+        self._records[owner] = record
+
+    async def save_with_key(self, owner: str, record: TrainerRecord) -> str:
+        """And a new key for its process, with the rights of a trainer."""
+        now = time.time()
+        name = f"engine {record.run} {time.time_ns()}"  # two owners may call their runs alike
+
+        def write(c: Connection) -> tuple[TrainerRecord, str]:
+            new = create_key(c, name=name, owner=owner, rights=Rights.TRAINER, now=now)
+            keyed = replace(record, key_id=new.key.key_id)
+            self._write(c, owner, keyed)
+            return keyed, new.text
+
+        self._records[owner], key = await self._store.write(write)
+        return key
+
+    def _write(self, c: Connection, owner: str, record: TrainerRecord) -> None:
+        """A key that the new record does not have any more is revoked with it."""
+        put_setting(c, SETTING + owner, msgspec.json.encode(record).decode())
+        old = self.of(owner).key_id
+        if old is not None and old != record.key_id:
+            revoke_key(c, old, now=time.time())

@@ -1,0 +1,69 @@
+"""Engines that have more model calls waiting than players should add to: nothing new is claimed for them meanwhile.
+
+Owns: which engines are full, noticing when one no longer is. Never touches: what is claimed, how an engine samples.
+
+Calls wait where all rows of the engine's batch are taken, or its cache has no room for another. Leased episodes go on,
+so what waits is sampled in the end, and claims come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+log = structlog.get_logger()
+
+FRESH_S = 0.1  # thousands of claims in a second need no look each
+LOOK_S = 0.25  # while an engine is full; engines tell of themselves once a second, or less often
+UNKNOWN = ""  # a run that nothing was sampled for yet
+
+
+class Backpressure:
+    def __init__(self, most: int | None):
+        """So many calls may wait; None: any number."""
+        self._most = most
+        self.waiting: Callable[[], Mapping[str, int]] = dict
+        """How many do, by the base model's name."""
+        self._full: dict[str, str] = {}
+        self._looked_at = float("-inf")
+        self._blocked: set[str] = set()
+        """Engines that were full when somebody looked, and have not been seen with room since."""
+        self._holds = asyncio.Event()
+
+    def full(self) -> Mapping[str, str]:
+        """In words, by the base model's name."""
+        now = time.monotonic()
+        if self._most is not None and now - self._looked_at >= FRESH_S:
+            self._looked_at, self._full = now, self._look(self._most)
+            if self._full:
+                self._blocked |= self._full.keys()
+                self._holds.set()
+        return self._full
+
+    async def watch(self, on_capacity: Callable[[], None]) -> None:
+        """For ever: `on_room` when an engine that was full is not any more."""
+        while True:
+            await self._holds.wait()
+            self._holds.clear()
+            while self._blocked:
+                await asyncio.sleep(LOOK_S)
+                try:
+                    if freed := self._blocked - self.full().keys():
+                        self._blocked -= freed
+                        on_capacity()
+                except Exception:
+                    log.exception("claims could not be looked at again; they will be")
+
+    def _look(self, most: int) -> dict[str, str]:
+        waiting = self.waiting()
+        full = {
+            name: f"{count} model calls wait for {name}, and {most} may (episodes.max_calls_waiting); claim again soon"
+            for name, count in waiting.items()
+            if count > most
+        }
+        if full and len(full) == len(waiting):
+            full[UNKNOWN] = next(iter(full.values()))
+        return full

@@ -1,0 +1,96 @@
+"""Changes on their way to disk: one write at a time; all that happens meanwhile is the next write.
+
+Owns: the order, who waits for which write, giving up what stands on a failed one. Never touches: what changes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from palestra.server.core.errors import Refusal
+
+
+class NotSaved(Refusal):
+    """Nothing of it was done; the same call may come again."""
+
+    def __init__(self, why: BaseException | None = None) -> None:
+        because = "" if why is None else f" ({why})"
+        super().__init__(503, f"this could not be saved, so it was not done{because}; send it again", retry_after_s=1.0)
+
+
+class PendingWrite:
+    """One that is to come, or under way."""
+
+    def __init__(self) -> None:
+        self._error: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """`error`: why nothing of it was saved."""
+        self._error.set_result(error)
+
+    async def over(self) -> None:
+        """However it went. Whoever is cancelled here changes nothing about that."""
+        await asyncio.wait({self._error})
+
+    async def saved(self) -> None:
+        """Raises `NotSaved`."""
+        await self.over()
+        if (error := self._error.result()) is not None:
+            raise NotSaved(error)
+
+
+class BoardWriter:
+    def __init__(self, write: Callable[[], Awaitable[None]], on_failure: Callable[[BaseException], None]):
+        """`write` begins by taking all changes there are. `on_failure` is called before anybody hears of it: what was
+        changed since is lost with it."""
+        self._write, self._on_failure = write, on_failure
+        self._next: PendingWrite | None = None
+        """None: there is nothing to write."""
+        self._under_way: PendingWrite | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def last(self) -> PendingWrite | None:
+        """When it is over, everything up to now is durable. None: it is."""
+        return self._next or self._under_way
+
+    def touch(self) -> None:
+        """Something was changed, or may have been."""
+        if self._next is None:
+            self._next = PendingWrite()
+            if self._writing is None:
+                self._writing = asyncio.create_task(self._write_all(), name="episodes to disk")
+
+    async def saved(self) -> None:
+        """When everything up to now is durable."""
+        if (last := self.last) is not None:
+            await last.saved()
+
+    async def settle_down(self) -> None:
+        while (last := self.last) is not None:
+            await last.over()
+
+    async def _write_all(self) -> None:
+        try:
+            while (write := self._next) is not None:
+                self._next, self._under_way = None, write
+                try:
+                    await self._write()
+                except Exception as error:
+                    self._fail(error)
+                else:
+                    self._under_way = None
+                    write.end()
+        finally:
+            self._writing = None
+
+    def _fail(self, error: Exception) -> None:
+        """What came behind it stands on it."""
+        lost = [one for one in (self._under_way, self._next) if one is not None]
+        self._under_way = self._next = None
+        try:
+            self._on_failure(error)
+        finally:
+            for one in lost:
+                one.end(error)

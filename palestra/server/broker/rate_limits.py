@@ -1,0 +1,41 @@
+"""How often each client may ask: a second's worth at once, then at the pace that is allowed.
+
+Owns: who has asked how often of late. Never touches: what is asked, time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+MAX_KNOWN = 10_000  # clients; those that asked longest ago are forgotten, and begin anew
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+class RateLimiter:
+    def __init__(self, per_s: float | None):
+        """None: as often as they like."""
+        self._per_s = per_s
+        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+
+    def wait_s(self, who: Hashable, now: float) -> float:
+        """0, and this one counts; or after how long it may ask again."""
+        if self._per_s is None:
+            return 0.0
+        most = max(1.0, self._per_s)
+        bucket = self._buckets.pop(who, None) or _Bucket(most, now)
+        self._buckets[who] = bucket
+        if len(self._buckets) > MAX_KNOWN:
+            self._buckets.popitem(last=False)
+        bucket.left = min(most, bucket.left + max(now - bucket.at, 0.0) * self._per_s)
+        bucket.at = now
+        if bucket.left < 1.0:
+            return (1.0 - bucket.left) / self._per_s
+        bucket.left -= 1.0
+        return 0.0

@@ -1,0 +1,68 @@
+"""Whether the disks that the server needs take writes, and why not.
+
+Owns: looking. Never touches: what a request is told when its write failed (`errors.not_kept`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+MIN_FREE_BYTES = 64 << 20  # what one file of the journal may take
+PROBE_BYTES = 4096
+FRESH_S = 1.0  # anybody may ask, and each look is a write
+
+
+class DiskHealth:
+    def __init__(self, folders: Mapping[str, Path]):
+        """By what each is called."""
+        self._folders = folders
+        self._looked_at = -FRESH_S
+        self._looking: asyncio.Task[list[str]] | None = None
+        self._found: list[str] = []
+
+    async def troubles(self) -> list[str]:
+        """One line for each that is full or cannot be written; empty: all is well."""
+        if time.monotonic() - self._looked_at >= FRESH_S:
+            if self._looking is None:
+                self._looking = asyncio.create_task(asyncio.to_thread(self._look))
+            looking = self._looking
+            try:
+                self._found = await asyncio.shield(looking)
+                self._looked_at = time.monotonic()
+            finally:
+                if looking.done():
+                    self._looking = None
+        return self._found
+
+    def _look(self) -> list[str]:
+        there = {name: _existing(folder) for name, folder in self._folders.items()}
+        disks: dict[int, list[str]] = {}
+        for name, folder in there.items():
+            disks.setdefault(folder.stat().st_dev, []).append(name)
+        found = {", ".join(names): _trouble(there[names[0]]) for names in disks.values()}
+        return [f"{names}: {trouble}" for names, trouble in found.items() if trouble is not None]
+
+
+def _existing(folder: Path) -> Path:
+    """It is made when it is needed."""
+    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+
+
+def _trouble(folder: Path) -> str | None:
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < MIN_FREE_BYTES:
+            return f"the disk is full ({free >> 10} KiB free of the {MIN_FREE_BYTES >> 10} KiB that are needed)"
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as e:
+        return f"the disk cannot be written ({e.strerror})"
+    return None

@@ -1,0 +1,99 @@
+"""Work that recurs: heartbeats reach the database, results and old runs go, sessions expire.
+
+Owns: when. Never touches: what is kept for how long; the config says it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import structlog
+from sqlalchemy import Connection
+
+from palestra.server.core.core import Core
+from palestra.server.core.sessions import TinkerSession
+from palestra.server.core.teardown import end_session
+from palestra.store import models as model_rows
+from palestra.store import sessions as session_rows
+from palestra.store.purge import purge
+from palestra.store.traces import Purge, purge_traces
+
+log = structlog.get_logger()
+
+FLUSH_S = 15.0  # heartbeats and last request times reach the database this often
+SWEEP_S = 60.0
+
+
+class Maintenance:
+    def __init__(self, core: Core):
+        self._core = core
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        works = (self._flush_often, self._sweep_often, self._expire_often)
+        tasks = [asyncio.create_task(work(), name=work.__name__) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def flush(self) -> None:
+        """Whatever the database says to it is logged: there is a next time."""
+        heartbeats = self._core.sessions.take_dirty()
+        requests = {m.model_id: m.last_request_at for m in self._core.training.models.values()}
+
+        def write(c: Connection) -> None:
+            session_rows.touch_sessions(c, heartbeats)
+            model_rows.touch_models(c, requests)
+
+        await _guarded(self._core.store.write(write))
+
+    async def _flush_often(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def _sweep_often(self) -> None:
+        core, config = self._core, self._core.config
+        while True:
+            await asyncio.sleep(min(SWEEP_S, max(1.0, config.keep_results_s)))
+            now = time.time()
+            core.training.expire(now)
+            core.sampling.expire(now)
+            await _guarded(self._sweep_checkpoints())
+            for runner in core.sampling.runners.values():
+                await _guarded(asyncio.to_thread(runner.sweep))
+            before = now - config.keep_runs_s
+            await _guarded(core.store.write(lambda c, before=before: purge(c, before)))
+            old = Purge(before=now - config.keep_traces_s, max_turns=config.limits.max_turns)
+            await _guarded(core.store.write(lambda c, old=old: purge_traces(c, old)))
+
+    async def _sweep_checkpoints(self) -> None:
+        await self._core.checkpoints.sweep(self._core.training.folders_to_load())
+
+    async def _expire_often(self) -> None:
+        config = self._core.config
+        while config.cleans_sessions:
+            await asyncio.sleep(config.session_check_s)
+            for session in self._core.sessions.stale(config.session_timeout_s):
+                log.info("a session expired", session=session.session_id)
+                await _guarded(self._expire(session))
+
+    async def _expire(self, session: TinkerSession) -> None:
+        await end_session(
+            self._core,
+            session,
+            "the session expired: no heartbeat arrived for too long",
+            lambda: self._core.store.write(lambda c: session_rows.expire_session(c, session.session_id)),
+        )
+
+
+async def _guarded(work: Awaitable[object]) -> None:
+    try:
+        await work
+    except Exception:  # whatever it is: the next round may do better
+        log.exception("recurring work failed; it comes again")

@@ -1,0 +1,31 @@
+"""Room for what waits, which one owner cannot take from the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class FairQuota:
+    """Whoever comes may fill it. When it is full, those who have less than an equal part of it still get in: nobody is
+    shut out by another, and of n owners at most limit * (1 + 1/2 + … + 1/n) waits, which grows slowly."""
+
+    def __init__(self, limit: int):
+        self._limit, self._total = limit, 0
+        self._used: Counter[str] = Counter()
+
+    def admits(self, owner: str) -> bool:
+        if self._total < self._limit:
+            return True
+        return self._used[owner] * len(self._used.keys() | {owner}) < self._limit
+
+    def acquire(self, owner: str, size: int = 1) -> None:
+        self._change(owner, size)
+
+    def release(self, owner: str, size: int = 1) -> None:
+        self._change(owner, -size)
+
+    def _change(self, owner: str, by: int) -> None:
+        self._total += by
+        self._used[owner] += by
+        if not self._used[owner]:
+            del self._used[owner]

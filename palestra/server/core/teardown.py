@@ -1,0 +1,55 @@
+"""How sessions and models end: what they hold is let go, then the database is told.
+
+Owns: that order. Never touches: why they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import Connection
+
+from palestra.server.core.core import Core
+from palestra.server.core.models import TrackedModel
+from palestra.server.core.sessions import TinkerSession
+from palestra.store import checkpoints as checkpoint_rows
+from palestra.store import models as model_rows
+from palestra.store import samplers as sampler_rows
+from palestra.store.records import LOADED, ModelStatus
+
+
+async def end_session(core: Core, session: TinkerSession, reason: str, record: Callable[[], Awaitable[object]]) -> None:
+    """Models and samplers are let go, then the session is over in short writes; if one fails, it is tried again."""
+    core.sessions.active.pop(session.session_id, None)
+    for model in [m for m in core.training.models.values() if m.session_id == session.session_id]:
+        core.training.drop(model, reason)
+    samplers = [s for s in core.sampling.samplers.values() if s.session_id == session.session_id]
+    core.sampling.drop(samplers, reason)
+
+    def write(c: Connection) -> None:
+        rows = model_rows.models_of_session(c, session.session_id)
+        _unload_rows(c, [row.model_id for row in rows if row.status in LOADED], reason)
+        sampler_rows.drop_samplers(
+            c, [row.sampler_id for row in sampler_rows.samplers_of_session(c, session.session_id)]
+        )
+
+    try:
+        await core.store.write(write)
+        await record()
+    except BaseException:
+        core.sessions.active[session.session_id] = session
+        raise
+
+
+async def unload(core: Core, model: TrackedModel, reason: str) -> None:
+    core.training.drop(model, reason)
+    await core.store.write(lambda c: _unload_rows(c, [model.model_id], reason))
+
+
+def _unload_rows(c: Connection, model_ids: list[str], reason: str) -> None:
+    """Saves that were under way will never end."""
+    for model_id in model_ids:
+        model_rows.set_model_status(c, model_id, ModelStatus.UNLOADED)
+    for save in checkpoint_rows.saves_under_way(c):
+        if save.model_id in model_ids:
+            checkpoint_rows.fail_checkpoint(c, save.request_id, error=reason)

@@ -1,0 +1,116 @@
+"""The server's end of the line to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
+
+Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a
+restart and is ignored; only `Hello` and `Beat` are heard always. Owns: the socket, epochs. Never touches: what is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from palestra.types.engine import (
+    FromWorker,
+    Hello,
+    ToWorker,
+    Welcome,
+    WorkerHeartbeat,
+    decode_from_worker,
+    encode_message,
+)
+
+MAX_IPC_PATH = 100  # the system's limit is 107 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFrame:
+    message: FromWorker
+    frame: bytes
+    """The record as it came: kept and journaled without encoding it again."""
+
+
+class WorkerLink:
+    def __init__(self, address: str):
+        self.address = address
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.bind(address)
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.FD, self._look)
+        self._peer: bytes | None = None
+        self._epoch = b""
+
+    @property
+    def is_up(self) -> bool:
+        return self._peer is not None
+
+    def welcome(self, hello: Hello) -> None:
+        """From now on this worker, under a new epoch."""
+        self._peer, self._epoch = hello.worker_id.encode(), secrets.token_hex(8).encode()
+        self._send_frames(encode_message(Welcome(epoch=self._epoch.decode())))
+
+    def hang_up(self) -> None:
+        self._peer = None
+
+    def send(self, message: ToWorker) -> None:
+        """To nobody, when no worker is there: whoever comes is told everything anew."""
+        if self._peer is not None:
+            self._send_frames(encode_message(message))
+
+    def send_encoded(self, payload: bytes) -> None:
+        if self._peer is not None:
+            self._send_frames(payload)
+
+    async def receive(self) -> WorkerFrame:
+        while True:
+            try:
+                peer, epoch, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            message = decode_from_worker(frame)
+            if isinstance(message, Hello | WorkerHeartbeat) or (peer == self._peer and epoch == self._epoch):
+                return WorkerFrame(message, frame)
+
+    def close(self) -> None:
+        self._peer = None
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close()
+
+    def _send_frames(self, payload: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the worker is gone: its exit is noticed elsewhere
+            self._socket.send_multipart([self._peer or b"", self._epoch, payload], copy=len(payload) < 65536)
+        self._look()
+
+    def _look(self) -> None:
+        """The socket's descriptor speaks once for all that waits, and sending takes that word away: look each time."""
+        if self._socket.EVENTS & zmq.POLLIN:
+            self._arrived.set()
+
+
+def address_in(state: Path, name: str) -> str:
+    """An ipc address that a restarted server finds again: in the state folder, or, where that path is too long for a
+    socket, in a folder of this user's under the temporary one."""
+    file = state / f"{name}.ipc"
+    if len(str(file).encode()) > MAX_IPC_PATH:
+        folder = Path(tempfile.gettempdir()) / f"palestra-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user; set TMPDIR to a folder of your own")
+        file = folder / f"{hashlib.sha256(str(file).encode()).hexdigest()[:24]}.ipc"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return f"ipc://{file}"

@@ -1,0 +1,75 @@
+"""From a request's fields to what its prompt depends on.
+
+Owns: which of its messages are an answer's beginning, which ids it brings along. Never touches: tokens' meaning.
+"""
+
+from __future__ import annotations
+
+from palestra.chat.prompt_records import HistoryMode, PromptRequest, TokenPrefix
+from palestra.server.core.callers import Caller
+from palestra.server.model_api.chat.messages import check_depth, given_tokens, read_messages, read_tools
+from palestra.server.model_api.chat.schemas import ChatRequest, TokenizeRequest
+from palestra.server.model_api.errors import invalid
+from palestra.server.model_api.model_resolver import SamplingTarget
+from palestra.types.json import JsonObject
+
+PREFIX = "required_prefix_token_ids"
+CONTINUE = "continue_final_message"
+KWARGS = "chat_template_kwargs"
+SAID_ELSEWHERE = ("messages", "tools", "add_generation_prompt", CONTINUE)
+"""Fields of a request that templates know by the same name."""
+
+
+def prompt_request(caller: Caller, target: SamplingTarget, call: ChatRequest | TokenizeRequest) -> PromptRequest:
+    messages = read_messages(call.messages or [])
+    roles = [message["role"] for message in messages]
+    continues = bool(call.continue_final_message)
+    if continues and call.add_generation_prompt:
+        raise invalid(CONTINUE, f"{CONTINUE} and add_generation_prompt are both true; send one of them")
+    if continues and roles[-1] != "assistant":
+        raise invalid(CONTINUE, f"{CONTINUE}: the last message is the {roles[-1]}'s; it must be the assistant's")
+    return PromptRequest(
+        scope=_scope(caller, target),
+        messages=messages,
+        tools=read_tools(call.tools),
+        template_kwargs=_template_kwargs(call),
+        add_generation_prompt=call.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        history=None if call.history is None else HistoryMode(call.history),
+        prefix=_prefix(call, roles),
+    )
+
+
+def _scope(caller: Caller, target: SamplingTarget) -> tuple[str, ...]:
+    """An alias may come to mean another base model, whose tokens mean something else. The weights that an episode is
+    played on change under it, and their names too."""
+    name = target.name if caller.attempt is None else ""
+    return caller.owner, caller.who, name, target.worker.name
+
+
+def _template_kwargs(call: ChatRequest | TokenizeRequest) -> JsonObject:
+    given = call.chat_template_kwargs or {}
+    for name in SAID_ELSEWHERE:
+        if name in given:
+            raise invalid(KWARGS, f"{KWARGS}: {name} is a field of the request itself; send it there")
+    check_depth(given, KWARGS)
+    return given
+
+
+def _prefix(call: ChatRequest | TokenizeRequest, roles: list[str]) -> TokenPrefix | None:
+    """Named by the request, or brought along by the last message that has its own ids."""
+    brought = given_tokens(call.messages or [])
+    ids = call.required_prefix_token_ids
+    if ids is None:
+        return (
+            None
+            if brought is None or call.history == HistoryMode.TEMPLATE
+            else TokenPrefix(brought.ids, brought.place + 1)
+        )
+    if not ids:
+        raise invalid(PREFIX, f"{PREFIX}: it is empty; leave it out, or send the ids up to the last answer")
+    if "assistant" not in roles:
+        raise invalid(PREFIX, f"{PREFIX}: they are the ids up to the assistant's last message, and there is none")
+    if call.history == HistoryMode.TEMPLATE:
+        raise invalid("history", f"history: template renders all of the prompt; leave out {PREFIX}, or send exact")
+    return TokenPrefix(ids, len(roles) - roles[::-1].index("assistant"))

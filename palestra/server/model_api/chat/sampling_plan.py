@@ -1,0 +1,106 @@
+"""A call that is ready to be sampled, and what is noted of it afterwards.
+
+Owns: the engine's request, the facts of a turn. Never touches: where prompts come from, what answers look like.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from palestra.chat import ChatTokenizer
+from palestra.chat.conversation_cache import HistoryMatch
+from palestra.server.core.callers import Caller
+from palestra.server.model_api.chat.params import sampling_params, shown_params
+from palestra.server.model_api.chat.sampling_bounds import bounded, bounded_tokens
+from palestra.server.model_api.chat.schemas import SamplingFields
+from palestra.server.model_api.engine_sampler import SampleOutcome
+from palestra.server.model_api.errors import invalid, too_long
+from palestra.server.model_api.model_resolver import SamplingTarget
+from palestra.store.traces import TurnFacts
+from palestra.types import Grammar, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Who calls, and how."""
+
+    caller: Caller
+    call: SamplingFields
+    route: str
+    response_id: str
+    started: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What differs between the routes."""
+
+    max_tokens: int | None
+    top: int | None
+    """How many alternatives are told for each token; None: no logprobs."""
+    prompt_top: int | None
+    """The same for the prompt's tokens."""
+    grammar: Grammar | None = None
+    prompt_field: str = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    origin: CallOrigin
+    target: SamplingTarget
+    tokenizer: ChatTokenizer
+    request: SampleRequest
+    prepared: float = field(default_factory=time.monotonic)
+
+    def facts(self, outcome: SampleOutcome, weights: str, match: HistoryMatch) -> TurnFacts:
+        done, origin = time.monotonic(), self.origin
+        return TurnFacts(
+            response_id=origin.response_id,
+            route=origin.route,
+            base_model=self.target.worker.name,
+            weights=weights,
+            version=self.target.version,
+            temperature=self.request.params.temperature,
+            match=match.value,
+            started_at=time.time() - (done - origin.started),
+            prepare_s=self.prepared - origin.started,
+            sample_s=done - self.prepared,
+            compute_s=outcome.compute_s,
+            cached_tokens=outcome.result.cached_prompt_tokens,
+            params=shown_params(self.request.params),
+            user=origin.call.user,
+            metadata=origin.call.metadata,
+        )
+
+
+def plan(
+    origin: CallOrigin, target: SamplingTarget, tokenizer: ChatTokenizer, prompt: Sequence[int], options: OutputOptions
+) -> SamplingPlan:
+    call = bounded(origin.call, target.bounds)
+    check_vocabulary(prompt, target, options.prompt_field)
+    if len(prompt) >= target.card.max_positions:
+        raise too_long(len(prompt), target.card.max_positions, options.prompt_field)
+    max_tokens = bounded_tokens(options.max_tokens, target.bounds)
+    params = sampling_params(call, target, tokenizer.stop_ids, len(prompt), max_tokens)
+    request = SampleRequest(
+        prompt=tuple(prompt),
+        params=params,
+        num_samples=call.choices,
+        grammar=options.grammar,
+        topk_logprobs=options.top or 0,
+        # The trace needs the logprobs of what was drawn from; where the client's differ, it gets its own.
+        raw_logprobs=options.top is not None
+        and call.logprobs_mode != "temperature"
+        and call.drawn_at not in (0.0, 1.0),
+        prompt_logprobs=options.prompt_top is not None,
+        topk_prompt_logprobs=options.prompt_top or 0,
+    )
+    return SamplingPlan(origin, target, tokenizer, request)
+
+
+def check_vocabulary(tokens: Sequence[int], target: SamplingTarget, where: str) -> None:
+    vocabulary = target.card.vocab_size
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        raise invalid(where, f"{where}: a token id is outside the vocabulary of {vocabulary}")

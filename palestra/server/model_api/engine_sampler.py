@@ -1,0 +1,125 @@
+"""A sample of the engine under way: waited for, or listened to; taken back when nobody wants it any more.
+
+Owns: submitting, waiting, cancelling. Never touches: text, traces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from palestra.server.broker.model_calls import EpisodeCalls
+from palestra.server.core.callers import Caller
+from palestra.server.core.core import Core
+from palestra.server.core.errors import ApiError, Refusal
+from palestra.server.core.futures import SampleFuture
+from palestra.server.core.samplers import SampleCall, SamplingSessions
+from palestra.server.model_api.model_resolver import SamplingTarget, weights_name
+from palestra.types import Grammar, SampleRequest, SampleResult
+from palestra.types.engine import Blame, EngineFailure, Sampled, StreamedTokens, decode_from_worker
+from palestra.types.sampling import StopReason
+
+T = TypeVar("T")
+
+WAIT_S = 60.0  # then it looks again; nothing depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutcome:
+    result: SampleResult
+    compute_s: float
+
+
+class RunningSample:
+    def __init__(self, core: Core, future: SampleFuture, weights: str, grammar: Grammar | None):
+        self._core, self._future = core, future
+        self.weights = weights
+        """Which it is sampled from, exactly."""
+        self._grammar = grammar
+        self._received: list[StreamedTokens | None] = []
+        """By `begun`, and not told by `parts` yet."""
+
+    async def begun(self) -> None:
+        """When a stream has a first part. What the engine refuses is raised here: nothing has been said by then."""
+        self._received.append(await self._next())
+        if self._received == [None]:
+            self._refuse_when_stopping()
+            await self.outcome()
+
+    async def parts(self) -> AsyncIterator[StreamedTokens]:
+        """Parts of a stream as it is drawn, up to its end."""
+        while (part := await self._next()) is not None:
+            yield part
+        self._refuse_when_stopping()
+
+    async def _next(self) -> StreamedTokens | None:
+        assert self._future.parts is not None
+        return self._received.pop() if self._received else await self._future.parts.get()
+
+    async def outcome(self) -> SampleOutcome:
+        while not await self._future.wait(WAIT_S):
+            self._refuse_when_stopping()
+        assert self._future.frame is not None
+        message = decode_from_worker(self._future.frame)
+        assert isinstance(message, Sampled)
+        if isinstance(message.outcome, EngineFailure):
+            raise _failed(message.outcome, self._grammar)
+        if any(s.stop_reason is StopReason.ABORT for s in message.outcome.sequences):
+            raise ApiError(503, "the sampling was interrupted; send it again", retry_after_s=1.0)
+        return SampleOutcome(message.outcome, message.compute_s)
+
+    def _refuse_when_stopping(self) -> None:
+        if self._core.is_stopping and not self._future.is_done:
+            raise ApiError(503, "the server is being stopped", retry_after_s=2.0)
+
+
+class EngineSampler:
+    def __init__(self, core: Core, samplers: SamplingSessions, calls: EpisodeCalls):
+        self._core, self._samplers, self._calls = core, samplers, calls
+
+    @asynccontextmanager
+    async def run(
+        self, caller: Caller, target: SamplingTarget, request: SampleRequest, *, stream: bool = False
+    ) -> AsyncIterator[RunningSample]:
+        """Left before its end, the sample is taken back from the engine."""
+        call = SampleCall(
+            request, target.sampling_session_id, None, target.base_model, target.model_path, stream=stream
+        )
+        sampling = self._core.sampling
+        try:
+            future = await self._samplers.sample(caller, call)
+            try:
+                with self._calls.aborting(caller, lambda: sampling.cancel(future)):
+                    weights = weights_name(sampling.samplers[future.sampler_id])
+                    yield RunningSample(self._core, future, weights, request.grammar)
+            finally:
+                sampling.cancel(future)  # nothing to do for one that is done
+                sampling.forget(future)
+        except Refusal:
+            if target.alias is not None and target.sampling_session_id not in (None, *sampling.samplers):
+                # A run ended and took the session along. Its alias is at a checkpoint by now, or says that it is gone.
+                raise ApiError(503, f"{target.name} moved to other weights; send it again", retry_after_s=1.0) from None
+            raise
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results; when one fails, the others are given up."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failed(failure: EngineFailure, grammar: Grammar | None) -> ApiError:
+    """A request's own fault is permanent; the engine's may pass."""
+    if failure.blame is Blame.USER:
+        asked_by = "" if grammar is None else grammar.asked_by
+        is_about_it = asked_by and failure.message.startswith(f"{asked_by}: ")
+        return ApiError(400, failure.message, param=asked_by if is_about_it else None)
+    return ApiError(500, failure.message)

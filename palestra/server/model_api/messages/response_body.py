@@ -1,0 +1,104 @@
+"""An answer as a Message: blocks in the order they were said.
+
+Owns: blocks, stop reasons, usage. Never touches: events, HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import blake2b
+from itertools import groupby
+
+from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, TokenUsage, ToolCall
+from palestra.server.model_api.chat.token_logprobs import LOWEST
+from palestra.server.model_api.messages.schemas import MessagesRequest
+from palestra.types.json import JsonObject
+
+Piece = ReasoningPiece | ContentPiece | ToolCall
+
+
+def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
+    (choice,) = answer.choices
+    ids = {"prompt_token_ids": list(answer.prompt)} if call.return_token_ids else {}
+    return {
+        **begun(answer.response_id, answer.model),
+        "content": blocks(choice.pieces, call),
+        **ended(choice),
+        "usage": usage(answer.usage),
+        **ids,
+        **extras(answer, call),
+    }
+
+
+def begun(message_id: str, model: str) -> JsonObject:
+    return {"id": message_id, "type": "message", "role": "assistant", "model": model}
+
+
+def ended(choice: ChatChoice) -> JsonObject:
+    reason = {
+        ChatFinishReason.LENGTH: "max_tokens",
+        ChatFinishReason.TOOL_CALLS: "tool_use",
+        ChatFinishReason.STOP: "end_turn",
+    }[choice.finish]
+    if choice.finish is ChatFinishReason.STOP and choice.stop is not None:
+        reason = "stop_sequence"
+    stop = choice.stop if isinstance(choice.stop, str) else None
+    return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
+
+
+def usage(used: TokenUsage) -> JsonObject:
+    """`input_tokens` are those that had to be read: Anthropic counts what the cache had apart."""
+    return {
+        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "cache_read_input_tokens": used.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
+    }
+
+
+def extras(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
+    """Ours: what is known when all was said."""
+    if not call.return_token_ids:
+        return {"trace_id": answer.trace_id}
+    tokens = answer.choices[0].tokens
+    ids, logprobs = [one.token for one in tokens], [max(one.logprob, LOWEST) for one in tokens]
+    return {"trace_id": answer.trace_id, "token_ids": ids, "logprobs": logprobs}
+
+
+# Blocks
+
+
+def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
+    """Neighbours of one kind are one block."""
+    found: list[JsonObject] = []
+    for kind, group in groupby((piece for piece in pieces if not is_silent(piece)), key=type):
+        if kind is ToolCall:
+            found += [
+                tool_use(one) | {"input": json.loads(one.arguments)} for one in group if isinstance(one, ToolCall)
+            ]
+            continue
+        text = "".join(one.text for one in group if not isinstance(one, ToolCall))
+        found.append(_thinking(text, call) if kind is ReasoningPiece else {"type": "text", "text": text})
+    return found
+
+
+def is_silent(piece: Piece) -> bool:
+    """A think block that was opened and closed again, say."""
+    return not isinstance(piece, ToolCall) and not piece.text
+
+
+def tool_use(call: ToolCall) -> JsonObject:
+    """Before its input is there."""
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def signature(thought: str) -> str:
+    """Clients want one. It proves nothing, so none is asked for when the thinking comes back."""
+    return f"palestra-{blake2b(thought.encode(), digest_size=16).hexdigest()}"
+
+
+def _thinking(text: str, call: MessagesRequest) -> JsonObject:
+    return {"type": "thinking", "thinking": text if call.shows_thinking else "", "signature": signature(text)}

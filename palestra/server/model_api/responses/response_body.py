@@ -1,0 +1,102 @@
+"""An answer as the Responses API writes it: items, and around them the request told back.
+
+Owns: the JSON. Never touches: how an answer came about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from palestra.chat import ChatTokenizer
+from palestra.chat import responses_output as written
+from palestra.chat.responses_output import (
+    ECHOED,
+    TOOL_FIELDS,
+    call_item,
+    ending,
+    message_item,
+    new_id,
+    output_items,
+    reasoning_item,
+    text_part,
+    usage_body,
+)
+from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken, TokenUsage
+from palestra.server.model_api.chat.token_logprobs import LOWEST, TokenNames
+from palestra.server.model_api.responses.schemas import ResponsesRequest
+from palestra.types.json import JsonObject
+
+Item = JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeader:
+    """What a response has from its beginning to its end."""
+
+    call: ResponsesRequest
+    response_id: str = field(default_factory=lambda: new_id("resp"))
+    created_at: float = field(default_factory=time.time)
+
+    def body(self, status: str, output: Sequence[Item] = (), **more: Any) -> JsonObject:
+        return written.response_body(
+            {name: getattr(self.call, name, None) for name in (*ECHOED, *TOOL_FIELDS)},
+            response_id=self.response_id,
+            created_at=self.created_at,
+            model=self.call.model,
+            status=status,
+            output=output,
+            **more,
+        )
+
+    def ended(self, answer: ChatAnswer, output: Sequence[Item]) -> JsonObject:
+        ended = ending("max_output_tokens" if answer.choices[0].finish is ChatFinishReason.LENGTH else None)
+        return self.body(**ended, output=output, usage=_usage(answer.usage), trace_id=answer.trace_id)
+
+
+def _usage(usage: TokenUsage) -> JsonObject:
+    return usage_body(
+        usage.prompt_tokens, usage.completion_tokens, cached=usage.cached_tokens, reasoned=usage.reasoning_tokens
+    )
+
+
+def response_body(header: ResponseHeader, answer: ChatAnswer) -> JsonObject:
+    return header.ended(answer, _output(header.call, answer))
+
+
+def _output(call: ResponsesRequest, answer: ChatAnswer) -> list[Item]:
+    (choice,) = answer.choices
+    logprobs = entries(call, answer.tokenizer, choice.tokens)
+    items = output_items(
+        reasoning_item(new_id("rs"), [choice.reasoning.lstrip("\n")]) if choice.reasoning else None,
+        message_item(new_id("msg"), [text_part(choice.content or "", logprobs)], ending_of(choice)),
+        [call_item(one.id, one.name, one.arguments) for one in choice.calls],
+        has_text=bool(choice.content),
+    )
+    return with_tokens(call, answer, items)
+
+
+def with_tokens(call: ResponsesRequest, answer: ChatAnswer, items: list[Item]) -> list[Item]:
+    """NeMo Gym's fields, on the last item of the call, if they were asked for."""
+    if call.return_token_ids:
+        sequence = answer.choices[0].sequence
+        items[-1] |= {
+            "prompt_token_ids": list(answer.prompt),
+            "generation_token_ids": list(sequence.tokens),
+            "generation_log_probs": [max(logprob, LOWEST) for logprob in sequence.logprobs],
+        }
+    return items
+
+
+def ending_of(choice: ChatChoice) -> str:
+    """How its text ended: calls after it were whole."""
+    return "incomplete" if choice.finish is ChatFinishReason.LENGTH and not choice.calls else "completed"
+
+
+def entries(call: ResponsesRequest, tokenizer: ChatTokenizer, tokens: Sequence[SampledToken]) -> list[JsonObject]:
+    """Logprobs, if they were asked for: of all that was drawn, as chat completions tell it, thinking and calls too."""
+    if not call.wants_logprobs:
+        return []
+    return TokenNames(tokenizer, bool(call.return_tokens_as_token_ids)).entries(tokens)

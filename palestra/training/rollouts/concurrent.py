@@ -1,0 +1,55 @@
+"""Many rollouts at once, gathered into their groups.
+
+Owns: the tasks they are played in, and ending them. Never touches: how one is played, how many may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from palestra.types.rollouts import Group, GroupRequest, Rollout
+
+PlayOne = Callable[[GroupRequest, int], Coroutine[Any, Any, Rollout]]
+
+
+class ConcurrentRollouts:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def play(self, requests: Sequence[GroupRequest], play_one: PlayOne) -> AsyncGenerator[Group, None]:
+        """Groups as they get whole. Whoever stops listening ends what is still being played."""
+        tasks = [self._start(self._play_group(request, play_one), request.id) for request in requests]
+        try:
+            for group in asyncio.as_completed(tasks):
+                yield await group
+        finally:
+            await _end(tasks)
+
+    async def close(self) -> None:
+        await _end(list(self._tasks))
+
+    async def _play_group(self, request: GroupRequest, play_one: PlayOne) -> Group:
+        indices = range(len(request.seeds))
+        tasks = [self._start(play_one(request, index), f"{request.id}-{index}") for index in indices]
+        try:
+            rollouts = await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+        return Group(id=request.id, task=request.task, step=request.step, rollouts=list(rollouts))
+
+    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Waits until each has cleaned up. One that is already told to end is not told again: that would break off its
+    cleaning up."""
+    for task in tasks:
+        if not task.done() and not task.cancelling():
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

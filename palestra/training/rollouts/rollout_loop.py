@@ -1,0 +1,190 @@
+"""The loop of one rollout: the environment begins, then the policy speaks and the environment answers, to the end.
+
+Owns: the turns, the time they take, what each failure is called, what it is worth. Never touches: how the policy is
+sampled (a `Speaker` does), who trains on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
+
+from msgspec import Struct, field
+
+from palestra.config.train import RolloutConfig
+from palestra.environments.errors import EnvironmentFailure
+from palestra.environments.session import EnvSession, StepResult
+from palestra.training.rollouts.sources import ERROR_LENGTH
+from palestra.training.rollouts.stopwatch import RolloutOutOfTime, RolloutStopwatch
+from palestra.types import StopReason
+from palestra.types.rollouts import Message, RolloutStop, Task
+
+T = TypeVar("T")
+
+CHANGED_HISTORY = "modified_chat_history"
+"""In the metadata of a step: the whole conversation as it is from now on."""
+
+
+class RolloutSettings(Struct, frozen=True, kw_only=True):
+    """What differs between training and evaluation."""
+
+    max_tokens: int
+    max_context: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    timeout_s: float = 600.0
+    concurrency: int = 256
+
+    @classmethod
+    def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:
+        return cls(
+            max_tokens=config.max_tokens,
+            max_context=config.max_context,
+            temperature=config.temperature if temperature is None else temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            timeout_s=config.timeout_s,
+            concurrency=config.concurrency,
+        )
+
+
+class Environments(Protocol):
+    """The one thing a player asks of the run's environments."""
+
+    def open(self, task: Task) -> EnvSession: ...
+
+
+class TurnTaking(Protocol):
+    """Where a player may have to wait for others, before it samples and before it steps."""
+
+    async def wait(self) -> None: ...
+
+
+class RolloutEnded(Exception):
+    """The rollout cannot go on."""
+
+    def __init__(self, stop: RolloutStop, error: object = None, *, is_ungraded: bool = False) -> None:
+        self.stop = stop
+        self.error = None if error is None else " ".join(str(error).split())[:ERROR_LENGTH]
+        self.is_ungraded = is_ungraded
+        """It says nothing about the policy, whatever was scored so far."""
+
+
+class PolicyTurn(Struct, frozen=True):
+    """One turn of the policy, as the environment hears it."""
+
+    text: str
+    stop: StopReason
+
+
+class TurnSampler(Protocol):
+    """Speaks for the policy: by tokens in this process, or by chat calls at a server. Each call may raise Ended."""
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        """The conversation that the environment begins with."""
+        ...
+
+    async def sample_turn(self, turn: int, watch: RolloutStopwatch) -> PolicyTurn: ...
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        """What the environment said; nothing may follow it."""
+        ...
+
+    def go_on(self, observations: Sequence[Message], history: list[Message] | None) -> None:
+        """Another turn follows, to what was heard last; or to `history`, where the environment changed the
+        conversation."""
+        ...
+
+
+class PlayedRollout(Struct):
+    stop: RolloutStop = RolloutStop.DONE
+    error: str | None = None
+    rewards: list[float] = field(default_factory=list)
+    """For each turn that the environment answered."""
+    env_s: list[float] = field(default_factory=list)
+    is_ungraded: bool = False
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.stop.is_failure or self.is_ungraded or not self.rewards else sum(self.rewards)
+
+
+async def play(
+    session: EnvSession, task: Task, turn_sampler: TurnSampler, timeout_s: float, turns: TurnTaking | None = None
+) -> PlayedRollout:
+    """Never raises because of what the environment does, nor for a sample that fails. All in the caller's task: an
+    environment may have to be closed in the task that opened it."""
+    played, watch = PlayedRollout(), RolloutStopwatch(timeout_s)
+    try:
+        await _begin(session, task, turn_sampler, watch)
+        while True:
+            if turns:
+                await turns.wait()
+            said = await turn_sampler.sample_turn(len(played.rewards), watch)
+            if turns:
+                await turns.wait()
+            await _step(session, said, turn_sampler, watch, played)
+    except RolloutEnded as end:
+        await _settle(session, end, watch, played)
+    played.seconds = watch.spent_s
+    return played
+
+
+async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, watch: RolloutStopwatch) -> None:
+    try:
+        messages = await timed(watch, session.init(task.prompt))
+    except EnvironmentFailure as error:
+        raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
+    turn_sampler.begin(messages)
+
+
+async def _step(
+    session: EnvSession, said: PolicyTurn, turn_sampler: TurnSampler, watch: RolloutStopwatch, played: PlayedRollout
+) -> None:
+    before_s = watch.spent_s
+    try:
+        result = await timed(watch, session.step(said.text))
+    except EnvironmentFailure as error:
+        raise RolloutEnded(RolloutStop.ENV_FAILED, error) from None
+    played.env_s.append(watch.spent_s - before_s)
+    played.rewards.append(result.reward or 0.0)
+    played.is_ungraded |= result.reward is None
+    turn_sampler.observe(result.observations)
+    if stop := stop_after(result, said.stop, len(played.rewards), session.max_turns):
+        raise RolloutEnded(stop)
+    turn_sampler.go_on(result.observations, result.metadata.get(CHANGED_HISTORY))
+
+
+async def _settle(session: EnvSession, end: RolloutEnded, watch: RolloutStopwatch, played: PlayedRollout) -> None:
+    """Where we end the episode and not the environment: what it is worth as it stands."""
+    played.is_ungraded |= end.is_ungraded
+    if not end.stop.is_failure and played.rewards:
+        try:
+            reward = await timed(watch, session.grade())
+            played.rewards[-1] += reward or 0.0
+            played.is_ungraded |= reward is None
+        except EnvironmentFailure as error:
+            end = RolloutEnded(RolloutStop.ENV_FAILED, error)
+        except RolloutEnded as late:
+            end = late
+    played.stop, played.error = end.stop, end.error
+
+
+async def timed(watch: RolloutStopwatch, work: Awaitable[T]) -> T:
+    try:
+        return await watch.run(work)
+    except RolloutOutOfTime as late:
+        raise RolloutEnded(RolloutStop.TIMEOUT, late) from None
+
+
+def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:
+    """A cut turn is graded for what it has, but there is nothing to go on from. Turn.stop tells that it was cut, where
+    the environment was done with it anyway."""
+    if result.done:
+        ran_out = result.metadata.get("done_reason") == RolloutStop.MAX_TURNS
+        return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
+    if stop is StopReason.LENGTH:
+        return RolloutStop.LENGTH
+    return RolloutStop.MAX_TURNS if turns >= max_turns else None
