@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from palestra.config.base import Config, File, Folder
 from palestra.types.gym import is_gym
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class EnvironmentEntry(Config):

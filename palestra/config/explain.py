@@ -27,7 +27,7 @@ MESSAGES = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel], data: Any, sources: Mapping[Key, str]) -> list[str]:
+def explain(error: ValidationError, model: type[BaseModel], data: object, sources: Mapping[Key, str]) -> list[str]:
     return list(dict.fromkeys(_line(one, model, data, sources) for one in error.errors() if one["type"] not in ECHOES))
 
 
@@ -36,7 +36,7 @@ def key_text(key: Key) -> str:
     return text.removeprefix(".") or "the config"
 
 
-def _line(one: ErrorDetails, model: type[BaseModel], data: Any, sources: Mapping[Key, str]) -> str:
+def _line(one: ErrorDetails, model: type[BaseModel], data: object, sources: Mapping[Key, str]) -> str:
     if one["type"] == "extra_forbidden":
         key = one["loc"]
         return f"unknown key {key_text(key)!r}{_where(key, sources)}; {_nearest(key, model)}"
@@ -58,7 +58,7 @@ def _where(key: Key, sources: Mapping[Key, str]) -> str:
     return ""
 
 
-def _key_in(data: Any, loc: Key) -> Key:
+def _key_in(data: object, loc: Key) -> Key:
     """pydantic's place without the names of union members, which the user never wrote."""
     key: Key = ()
     for part in loc:
@@ -85,7 +85,7 @@ def _model_at(model: type[BaseModel], parents: list[str | int]) -> type[BaseMode
     return model
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

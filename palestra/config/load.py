@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from palestra.config.errors import ConfigError
 from palestra.config.explain import explain, key_text
 from palestra.config.redaction import redact
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 M = TypeVar("M", bound=BaseModel)
 Key = tuple[str | int, ...]
@@ -98,12 +98,12 @@ class Layers:
             node = node[part]
         return node
 
-    def _wrote(self, key: Key, value: Any, source: str) -> None:
+    def _wrote(self, key: Key, value: object, source: str) -> None:
         for old in [known for known in self.sources if known[: len(key)] == key]:
             del self.sources[old]
         self._note(key, value, source)
 
-    def _note(self, key: Key, value: Any, source: str) -> None:
+    def _note(self, key: Key, value: object, source: str) -> None:
         self.sources[key] = source
         entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for name, inner in entries:

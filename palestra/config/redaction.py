@@ -54,7 +54,7 @@ class Mask:
             text = pattern.sub(REDACTED, text)
         return text
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: object) -> Any:
         """All texts in a JSON value, and whatever a field holds whose name says that it is secret. Of our own records
         the fields' names and the states stay: they are nobody's secrets, and programs read them."""
         if isinstance(value, Enum):
@@ -68,7 +68,7 @@ class Mask:
             return {self.text(name): self._field(name, one) for name, one in value.items()}
         return [self.of(one) for one in value] if isinstance(value, list) else value
 
-    def _field(self, name: str, value: Any) -> Any:
+    def _field(self, name: str, value: object) -> Any:
         """A number with a fraction is none: a metric may be called `found_secret`."""
         is_secret = value and not isinstance(value, bool | float) and _SECRET_FIELD.fullmatch(name)
         return REDACTED if is_secret else self.of(value)

@@ -28,7 +28,7 @@ from palestra.config.hugging_face import find_in_cache, is_hub_id
 from palestra.config.load import Layers, Override, merge_layers, validate
 from palestra.config.redaction import check_pattern
 from palestra.types.engine import WorkerConfig
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Names = Annotated[
     list[Annotated[str, Field(min_length=1)]],

@@ -26,7 +26,7 @@ from palestra.config.environment_entries import EnvironmentEntry, check_gyms
 from palestra.config.errors import ConfigError
 from palestra.config.load import Layers, merge_layers, validate
 from palestra.types import MAX_TEMPERATURE
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 TokenLimit = PositiveInt

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import distributions
-from typing import Any
 
 from palestra.config.redaction import redact
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 # Of these a summary names the best step: what one asks about a run first. Higher is better.
 HEADLINES = ("reward/mean", "eval/success", "eval/reward_mean")
@@ -76,7 +75,7 @@ def running_time(metrics: Sequence[JsonObject], events: Sequence[JsonObject]) ->
     return sum(max(signs) - min(signs) for signs in times.values())
 
 
-def flatten(content: Any, at: str = "") -> JsonObject:
+def flatten(content: object, at: str = "") -> JsonObject:
     """Nested maps and lists as `a.b.0.c`; empty ones stay as they are."""
     entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     flat = {key: value for name, inner in entries for key, value in flatten(inner, f"{at}.{name}".lstrip(".")).items()}

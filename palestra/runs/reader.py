@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from palestra.runs.lock import read_holder
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 from palestra.util.suggest import nearest
 
 Row = JsonObject

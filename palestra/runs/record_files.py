@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from palestra.types.json import JsonObject
 from palestra.util.files import replacing
+from palestra.util.json_types import JsonObject
 
 COMPRESSION_LEVEL = 6  # text and token ids shrink to about a fifth; a step's rollouts take milliseconds
 
@@ -27,7 +27,7 @@ class BadRunName(RunError, ValueError):
     """A new run cannot be called that."""
 
 
-def write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: object) -> None:
     text = json.dumps(msgspec.to_builtins(content), indent=2, ensure_ascii=False)
     with replacing(file) as stream:
         stream.write(text.encode() + b"\n")
@@ -120,14 +120,14 @@ def _encode(record: JsonObject) -> bytes:
         return msgspec.json.encode(_mended(msgspec.to_builtins(record, enc_hook=_shown)))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         return str(value)
     except Exception:
         return f"a {type(value).__name__}"
 
 
-def _mended(value: Any) -> Any:
+def _mended(value: object) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):

@@ -21,8 +21,8 @@ from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
 from palestra.runs.reader import Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
-from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import Branch, Group, Rollout, TrainSequence
+from palestra.util.json_types import JsonMapping, JsonObject
 
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -98,7 +98,7 @@ class RunFolder(RunReader):
         """On the disk when it returns. Twice for one step: readers join the two."""
         self._metrics.append({"step": step, "time": time.time(), "attempt": self.attempt, **metrics})
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, **facts: object) -> None:
         """`kind` is an EventKind."""
         self._events.append({"time": time.time(), "attempt": self.attempt, "event": EventKind(kind), **facts})
 
@@ -124,12 +124,12 @@ class RunFolder(RunReader):
         self._write_readable(Part.EVAL, step, [rollout for group in groups for rollout in group.rollouts], None)
         self.write_metrics(step, metrics)
 
-    def write_json(self, name: str, content: Any) -> Path:
+    def write_json(self, name: str, content: object) -> Path:
         """A small file of the loop's own, whole or not at all: `checkpoints/step_000050.json`."""
         write_json(self.path / name, content)
         return self.path / name
 
-    def finish(self, status: RunStatus, **facts: Any) -> JsonObject:
+    def finish(self, status: RunStatus, **facts: object) -> JsonObject:
         """The last word; returns the summary."""
         self.event(EventKind.END, status=status, **facts)
         events = self.read_events()
@@ -188,7 +188,7 @@ def _free_name(root: Path, kind: str) -> str:
     return next(free for free in (name, *taken) if not (root / free).exists())
 
 
-def _changes(old: Any, new: Any) -> dict[str, list[Any]]:
+def _changes(old: object, new: object) -> dict[str, list[Any]]:
     """By dotted key: what it was, what it is."""
     before, after = flatten(old), flatten(new)
     return {

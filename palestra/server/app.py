@@ -5,9 +5,6 @@ Owns: putting them together. Never touches: what a route does.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palestra import __version__
 from palestra.server.agentjet.routes import playing_router
@@ -46,17 +44,13 @@ from palestra.server.tinker.service import TinkerService
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types import episode_wire
-from palestra.types.json import JsonObject
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
+from palestra.util.json_types import JsonObject
 
 log = structlog.get_logger()
 
 DATA_ROUTES = frozenset(f"/api/v1/{name}" for name in ("forward_backward", "forward", "asample", "sample"))
 MAX_OTHER_BYTES = 16 << 20  # of all other calls
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 def create_app(hub: Hub) -> RequestLog:
@@ -192,7 +186,7 @@ class BodyMiddleware:
     """Reads a body only for somebody who has a key of any kind (FastAPI reads it before a route looks at the key), and
     stops where it is too long, whatever its headers say."""
 
-    def __init__(self, app: Any, authenticator: Authenticator, max_bytes: int):
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, max_bytes: int):
         self.app, self.authenticator, self.max_bytes = app, authenticator, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,7 +202,7 @@ class BodyMiddleware:
             return
         is_admitted, seen = False, 0
 
-        async def checked() -> MutableMapping[str, Any]:
+        async def checked() -> Message:
             nonlocal is_admitted, seen
             if not is_admitted:
                 await self._admit(scope)

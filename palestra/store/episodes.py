@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from palestra.store import tables
 from palestra.store.rows import fetch_all
 from palestra.types.episode_rows import Change, EpisodeRow, Gone, GroupRow, Key, Row, RunRow, SavedRows, Tombstone
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 TABLES: dict[type[Row], Table] = {
     RunRow: tables.episode_runs,

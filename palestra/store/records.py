@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from palestra.types import LoraConfig
-from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
+from palestra.util.json_types import JsonObject
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from palestra.store.records import Page
-from palestra.types.json import JsonMapping
+from palestra.util.json_types import JsonMapping
 
 R = TypeVar("R", bound=msgspec.Struct)
 

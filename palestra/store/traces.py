@@ -22,8 +22,8 @@ from palestra.store.tables import episodes as e
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
 from palestra.store.tables import unanswered_turns as w
-from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
+from palestra.util.json_types import JsonObject
 
 
 class Trace(Struct, frozen=True, kw_only=True):

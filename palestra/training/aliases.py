@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from palestra.episodes.client.http_exchange import CONNECT_S
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 TIMEOUT_S = 10.0  # a step waits for it
 LOCAL_KEY = "tml-local"

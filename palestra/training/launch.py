@@ -40,7 +40,7 @@ from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy
 from palestra.training.trackers import Trackers, open_trackers
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class SetupError(ValueError):

@@ -20,7 +20,7 @@ from palestra.runs.facts import flatten
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import RunError
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
 from palestra.types.rollouts import Task
+from palestra.util.json_types import JsonObject
 
 
 class EpisodeKind(StrEnum):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL
-from palestra.types.json import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject
 
 REASON_CHARS = 2_000
 OTHER_REASONS = ("_ng_failure_judge_error", "error")
@@ -138,7 +138,7 @@ def plain_words(body: bytes) -> str:
     return (words or body.decode(errors="replace"))[:REASON_CHARS]
 
 
-def _words(detail: Any) -> str:
+def _words(detail: object) -> str:
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):

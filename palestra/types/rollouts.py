@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from palestra.types.json import JsonObject
 from palestra.types.sampling import StopReason
+from palestra.util.json_types import JsonObject
 
 Message = JsonObject
 """`role` and `content`, as chat templates take them."""

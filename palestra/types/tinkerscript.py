@@ -7,8 +7,8 @@ from enum import StrEnum
 from msgspec import UNSET, Struct, UnsetType
 
 from palestra.types.episodes import EpisodeKind
-from palestra.types.json import JsonObject
 from palestra.types.readiness import make_ready
+from palestra.util.json_types import JsonObject
 
 
 class EngineStatus(StrEnum):

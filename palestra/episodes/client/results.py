@@ -11,7 +11,7 @@ from typing import SupportsFloat, TypedDict, Unpack
 
 from palestra.episodes.client.errors import InvalidResult
 from palestra.types.episodes import EpisodeError, EpisodeResult
-from palestra.types.json import JsonMapping
+from palestra.util.json_types import JsonMapping
 
 MAX_MESSAGE = 4000  # characters of an error that are kept: a traceback may hold a whole prompt
 

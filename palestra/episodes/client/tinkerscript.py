@@ -18,9 +18,9 @@ from palestra.episodes.client.errors import EpisodeClientError, InvalidResult, S
 from palestra.episodes.client.leases import new_client_id, new_id
 from palestra.episodes.client.loop_thread import SHARED
 from palestra.episodes.client.retries import RETRY_S, RetryingCalls
-from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.readiness import make_ready
 from palestra.types.tinkerscript import CanContinue, ClaimedEpisode, EpisodeBuffer, EpisodeStatus, WorkflowOutput
+from palestra.util.json_types import JsonMapping, JsonObject
 
 __all__ = ["EngineError", "EpisodeStatus", "OpenaiBaseUrlAndApiKey", "TinkerScriptClient", "WorkflowOutput"]
 
@@ -112,7 +112,7 @@ class TinkerScriptClient:
         )
         return response.episode_uuid, access
 
-    def end_episode(self, episode_uuid: str, workflow_output: Any) -> None:
+    def end_episode(self, episode_uuid: str, workflow_output: object) -> None:
         output = _plain(workflow_output)
         response = self._post("/end_episode", _Done, **self._names(episode_uuid), workflow_output=output)
         self._leases.pop(episode_uuid, None)  # refused, it is somebody else's
@@ -191,12 +191,12 @@ class TinkerScriptClient:
         if (status := self.get_engine_status()) != expected:
             raise EngineError(f"{what} needs {expected}, but {self.server_url} is {status}")
 
-    def _succeed(self, path: str, **body: Any) -> None:
+    def _succeed(self, path: str, **body: object) -> None:
         response = self._post(path, _Done, **body)
         if not response.success:
             raise EngineError(f"{path}: {response.error or response.failure_reason or 'refused'}")
 
-    def _post(self, path: str, answer: type[T], **body: Any) -> T:
+    def _post(self, path: str, answer: type[T], **body: object) -> T:
         timeout_s = ENGINE_S if path in ("/start_engine", "/stop_engine") else 30.0
         return SHARED.wait(self._calls.do(ApiCall("POST", path, answer, body, timeout_s=timeout_s)))
 

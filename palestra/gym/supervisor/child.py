@@ -208,8 +208,8 @@ class RunningProcess(Protocol):
 
 
 class Place(Protocol):
-    async def start(self, process: PlannedProcess, report: Report, heard: Report) -> RunningProcess:
-        """`tell` is for people, `heard` for what the process prints. Raises ServerStartError."""
+    async def start(self, process: PlannedProcess, report: Report, on_line: Report) -> RunningProcess:
+        """`report` is for people, `on_line` for what the process prints. Raises ServerStartError."""
         ...
 
 
@@ -217,5 +217,5 @@ class ThisMachine:
     def __init__(self, reaper: OrphanReaper) -> None:
         self._reaper = reaper
 
-    async def start(self, process: PlannedProcess, report: Report, heard: Report) -> RunningProcess:
-        return await GymProcess.start(process.name, await process.command(report), self._reaper, heard)
+    async def start(self, process: PlannedProcess, report: Report, on_line: Report) -> RunningProcess:
+        return await GymProcess.start(process.name, await process.command(report), self._reaper, on_line)

@@ -11,8 +11,8 @@ from msgspec import to_builtins
 
 from palestra.server.core.errors import Refusal
 from palestra.types.episodes import EpisodeResult, GroupState, PlayedGroup
-from palestra.types.json import JsonObject
 from palestra.types.tinkerscript import WorkflowOutput
+from palestra.util.json_types import JsonObject
 
 METRICS = "tinkerscript/log_metrics"
 """In the metadata: what was logged, where it is more than numbers by name."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from palestra.config.load import Layers, Override
 from palestra.server.agentjet.settings_file import SECTION, AgentJetError, read_keys
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 DUMMY, JSONL = "random_dummy", "jsonl_dataset_file"
 PLACEHOLDERS = {"", "auto", "read_yaml_name"}
@@ -42,7 +42,7 @@ class JobConfig:
     epochs: int | None = None
     """Where it says no steps."""
 
-    def set(self, ours: str, value: Any, source: str) -> None:
+    def set(self, ours: str, value: object, source: str) -> None:
         self.layers.override(Override(ours, value, source))
         self.mapped[ours] = value
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from palestra.config import ConfigError
 from palestra.config.load import parse_yaml
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _flatten(content: dict[Any, Any]) -> JsonObject:
     raise AgentJetError(f"the config is nested deeper than {MAX_DEPTH} levels")
 
 
-def _at(parent: str, name: Any) -> str:
+def _at(parent: str, name: object) -> str:
     if len(text := str(_sound(name))) > MAX_NAME:
         raise AgentJetError(f"a key is longer than {MAX_NAME} characters: {text[:40]!r}…")
     return f"{parent}.{text}" if parent else text

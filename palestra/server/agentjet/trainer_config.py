@@ -18,7 +18,7 @@ from palestra.server.agentjet.settings import JobConfig, map_job
 from palestra.server.agentjet.settings_file import AgentJetError
 from palestra.server.agentjet.trainer_files import ENVIRONMENT, TrainerFolder
 from palestra.server.agentjet.trainer_records import TrainerRecord
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 NAMELESS = "agentjet"
 

@@ -16,7 +16,7 @@ import msgspec
 from palestra.environments.errors import TaskFileError
 from palestra.environments.tasks import read_tasks
 from palestra.server.agentjet.settings_file import AgentJetError
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 ENVIRONMENT = "agentjet"
 """The environment of its tasks. Nobody has registered it: players bring their own."""

@@ -17,8 +17,8 @@ from palestra.store import Store
 from palestra.store.keys import create_key, revoke_key
 from palestra.store.records import Rights
 from palestra.store.settings import put_setting, settings_under
-from palestra.types.json import JsonObject
 from palestra.types.tinkerscript import EngineStatus
+from palestra.util.json_types import JsonObject
 
 SETTING = "engine:"
 

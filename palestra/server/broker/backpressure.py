@@ -1,4 +1,4 @@
-"""Engines that have more model calls waiting than players should add to: nothing new is claimed for them meanwhile.
+"""Backpressure: while an engine has too many model calls waiting, nothing new is claimed for it.
 
 Owns: which engines are full, noticing when one no longer is. Never touches: what is claimed, how an engine samples.
 

@@ -1,4 +1,4 @@
-"""Changes on their way to disk: one write at a time; all that happens meanwhile is the next write.
+"""Writes changes of the board to disk: one write at a time; all that happens meanwhile is the next write.
 
 Owns: the order, who waits for which write, giving up what stands on a failed one. Never touches: what changes mean.
 """

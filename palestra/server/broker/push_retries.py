@@ -1,4 +1,4 @@
-"""Things on their way to trainers that listen, each tried until it is taken.
+"""Pushes to trainers that listen, each retried until it is acknowledged.
 
 Owns: tasks and lines, back-off, what is said about it in the log. Never touches: what is sent, and what follows.
 """

@@ -1,4 +1,4 @@
-"""A line to a trainer that listens on ZeroMQ: something is sent, and what it says to that comes back.
+"""A ZeroMQ socket to a trainer that listens: a message is sent, and its answer comes back.
 
 Owns: one REQ socket, how long to wait. Never touches: what is sent.
 """

@@ -1,4 +1,4 @@
-"""How often each client may ask: a second's worth at once, then at the pace that is allowed.
+"""Rate limits: each client may send a second's worth of calls at once, then at the allowed rate.
 
 Owns: who has asked how often of late. Never touches: what is asked, time.
 """

@@ -21,9 +21,9 @@ from palestra.server.broker.tracing import trace_id_of
 from palestra.server.core.callers import AttemptRef
 from palestra.store import Store
 from palestra.types.episodes import EpisodeInfo
-from palestra.types.json import JsonObject
 from palestra.types.rollouts import Message
 from palestra.types.timelines import AttemptTimeline, CallSpan, EpisodeTimeline, ToolSpan
+from palestra.util.json_types import JsonObject
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from palestra.episodes.records import queued_since
 from palestra.server.core.callers import AttemptRef
 from palestra.server.core.spans import Span, SpanRef
 from palestra.types.episodes import EndAnswer, EpisodeInfo
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.store.traces import TurnFacts

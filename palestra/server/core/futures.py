@@ -15,7 +15,7 @@ import msgspec
 
 from palestra.store.journal import Position
 from palestra.types.engine import Blame, EngineFailure, StreamedTokens, Trained
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class RequestKind(StrEnum):

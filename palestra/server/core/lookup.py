@@ -14,7 +14,7 @@ from palestra.server.core.sampling import SamplingSession
 from palestra.server.core.sessions import TinkerSession
 from palestra.server.core.workers import WorkerHandle
 from palestra.types.engine import Operation
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class Lookup:

@@ -1,4 +1,4 @@
-"""Room for what waits, which one owner cannot take from the others."""
+"""A quota on what waits, which one owner cannot take from the others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 
 
 class FairQuota:
-    """Whoever comes may fill it. When it is full, those who have less than an equal part of it still get in: nobody is
-    shut out by another, and of n owners at most limit * (1 + 1/2 + … + 1/n) waits, which grows slowly."""
+    """Any owner may fill it. When it is full, owners with less than an equal share are still admitted: nobody is shut
+    out by another, and n owners have at most limit * (1 + 1/2 + … + 1/n) waiting, which grows slowly."""
 
     def __init__(self, limit: int):
         self._limit, self._total = limit, 0

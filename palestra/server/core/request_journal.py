@@ -1,4 +1,4 @@
-"""What the journal says about training requests: asked, answered, given up.
+"""The journal of training requests: what was asked, answered or given up is on disk before anybody acts on it.
 
 Owns: the records and their form on disk. Never touches: order, workers.
 """
@@ -15,7 +15,7 @@ from palestra.server.core.futures import RequestKind, TrainFuture
 from palestra.store import Journal
 from palestra.store.journal import Position
 from palestra.types.engine import CreateModel, LoadWeights, Train, decode_to_worker
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class JournaledIdentity(Struct, frozen=True, kw_only=True):

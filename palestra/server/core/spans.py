@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from palestra.types.engine import (
     decode_from_worker,
     encode_message,
 )
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 log = structlog.get_logger()
 

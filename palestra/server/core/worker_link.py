@@ -1,4 +1,4 @@
-"""The server's end of the line to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
+"""The server's end of the link to one engine worker: a ZeroMQ socket that outlives both processes' deaths.
 
 Frames to and from the worker: epoch, then one msgpack record. What arrives under another epoch is from before a
 restart and is ignored; only `Hello` and `Beat` are heard always. Owns: the socket, epochs. Never touches: what is said.

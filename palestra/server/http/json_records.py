@@ -104,7 +104,7 @@ def _values(kind: type[Enum]) -> dict[str, None]:
     return dict.fromkeys(str(value.value) for value in kind)
 
 
-def _check_record(kind: type[Any], raw: Any, where: str) -> None:
+def _check_record(kind: type[Any], raw: object, where: str) -> None:
     if not isinstance(raw, dict):
         return
     names, inner = _fields(kind)
@@ -116,17 +116,17 @@ def _check_record(kind: type[Any], raw: Any, where: str) -> None:
             check(raw[name], _at(where, name))
 
 
-def _check_value(kind: type[Enum], raw: Any, where: str) -> None:
+def _check_value(kind: type[Enum], raw: object, where: str) -> None:
     if isinstance(raw, str) and raw not in _values(kind):
         raise Refusal(400, f"{where}: {shown(raw)} is none of {', '.join(_values(kind))}")
 
 
-def _check_items(check: _Check, raw: Any, where: str) -> None:
+def _check_items(check: _Check, raw: object, where: str) -> None:
     for place, value in enumerate(raw if isinstance(raw, list) else ()):
         check(value, f"{where}[{place}]")
 
 
-def _check_all(checks: Sequence[_Check], raw: Any, where: str) -> None:
+def _check_all(checks: Sequence[_Check], raw: object, where: str) -> None:
     for check in checks:
         check(raw, where)
 

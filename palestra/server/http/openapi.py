@@ -9,7 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Responses = dict[int | str, JsonObject]
 

@@ -1,4 +1,4 @@
-"""Conversations as the server holds them: in memory, and in the traces once they were let go.
+"""The conversations of a server: cached in memory, and read back from the traces once they were evicted.
 
 Owns: the prompt of a chat call, and keeping what came of it. Never touches: sampling.
 """

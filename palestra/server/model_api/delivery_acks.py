@@ -1,4 +1,4 @@
-"""Answers on their way to episodes' players: kept already, and not handed over yet.
+"""Delivery acknowledgements: which answers have reached the players of episodes.
 
 A server may die in between. The player asks again, and what it never saw must not be trained on as if it had.
 Owns: noting that an answer was handed over. Never touches: what is made of one that was not (`episodes.deliveries`).

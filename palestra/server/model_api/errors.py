@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from palestra.server.core.errors import ApiError, Refusal, not_kept
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.store.errors import StoreError
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Calls whose client asks again are not sampled twice.
+"""Idempotent calls: one that a client repeats is not sampled twice.
 
 An SDK that gave up waiting closes its connection and sends the same call once more, a moment later. What it left is
 kept running for that moment and goes to the one who comes back; an answer that nobody read to its end is kept longer.
@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from palestra.server.core.callers import Caller
 from palestra.server.http.connection import while_connected
@@ -133,7 +134,7 @@ class _Answer(Response):
         super().__init__(body, media_type="application/json")
         self._handed_over, self._after = handed_over, after
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_read = False
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import orjson
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # whole numbers beyond 64 bits, which JSON has and orjson has not

@@ -26,7 +26,7 @@ from palestra.server.model_api.errors import invalid, no_model
 from palestra.store.records import Alias
 from palestra.types.engine import KeptSampler, ModelCard, SavedAdapter
 from palestra.types.episodes import SamplingBounds
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 GONE_RETRY_S = 2.0  # a trainer that resumes takes seconds to tens of them
 

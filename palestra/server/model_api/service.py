@@ -26,7 +26,7 @@ from palestra.server.model_api.idempotency import IdempotentCalls
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.model_resolver import ModelResolver, about
 from palestra.server.model_api.traces import CallTraces
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class ModelApi:

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from palestra.server.http.connection import while_connected
 from palestra.server.model_api.json_text import dumps
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not collect events

@@ -26,8 +26,8 @@ from palestra.server.model_api.json_text import dumps
 from palestra.store import Store
 from palestra.store import traces as rows
 from palestra.store.traces import KeptAnswer, Trace, TraceTurn, TurnFacts, TurnKey, TurnSample
-from palestra.types.json import JsonObject
 from palestra.types.sampling import SampledSequence
+from palestra.util.json_types import JsonObject
 
 EXPORTED_AT_ONCE = 16  # traces in memory while an export is written
 

@@ -18,7 +18,7 @@ from palestra.server.tinker.schemas import FutureResponse
 from palestra.server.tinker.tensors import message_of_tensor
 from palestra.types import SampledSequence, SampleResult, StopReason, TopLogprobs
 from palestra.types.engine import DatumOutput, EngineFailure, PassResult, StepDone
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 RECORD = "ArrayRecord"
 NO_TOKEN, NO_LOGPROB = 0, -99999.0  # the SDK's mark for an empty top-k cell

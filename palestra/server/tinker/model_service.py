@@ -24,7 +24,7 @@ from palestra.store import models as model_rows
 from palestra.store.records import CheckpointRow, ModelRow
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import CreateModel, OptimStep
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class ModelService:

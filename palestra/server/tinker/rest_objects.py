@@ -13,7 +13,7 @@ from palestra.server.core.paths import TinkerPath
 from palestra.server.tinker import schemas_rest as r
 from palestra.server.tinker.schemas import FinishReason
 from palestra.store import records
-from palestra.types.json import JsonMapping
+from palestra.util.json_types import JsonMapping
 
 REST_TYPES: dict[records.CheckpointKind, Literal["training", "sampler", "external"]] = {
     records.CheckpointKind.WEIGHTS: "training",

@@ -11,7 +11,7 @@ from palestra.server.core.paths import SampleRequestId, parse_request_id
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
 from palestra.types.engine import EngineFailure, PassResult, Sampled, Saved, StepDone, decode_from_worker
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Answer = JsonObject | bytes | s.TryAgainResponse
 

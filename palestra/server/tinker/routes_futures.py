@@ -9,7 +9,7 @@ from palestra.server.http.access import CallerNow
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.encode import json_bytes
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["futures"])
 

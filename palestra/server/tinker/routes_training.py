@@ -9,7 +9,7 @@ from palestra.server.http.body import decoded, read_body
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.access import ServiceNow
 from palestra.server.tinker.decode import forward_backward_from_json, forward_from_json, pass_from_protobuf
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 router = APIRouter(prefix="/api/v1", tags=["training"])
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 MAX_METADATA_CHARS = 64 << 10
 INT32, INT64 = 2**31 - 1, 2**63 - 1
@@ -28,7 +28,7 @@ Ttl = Annotated[int, Field(ge=1, le=10 * 366 * 86400)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _flat_metadata(value: Any) -> Any:
+def _flat_metadata(value: object) -> Any:
     """Values as text (the REST objects show nothing else), the whole bounded."""
     if not isinstance(value, dict):
         return value

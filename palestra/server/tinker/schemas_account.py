@@ -6,7 +6,7 @@ Owns: shapes. Never touches: meaning.
 from __future__ import annotations
 
 from palestra.server.tinker.schemas import WireModel
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class OrgDetails(WireModel):

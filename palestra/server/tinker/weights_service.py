@@ -18,7 +18,7 @@ from palestra.server.tinker import schemas as s
 from palestra.server.tinker.encode import accepted
 from palestra.store.records import CheckpointKind, SamplerRow
 from palestra.types.engine import LoadWeights, SaveWeights
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class WeightsService:

@@ -17,7 +17,7 @@ import msgspec
 
 from palestra.server.vllm.errors import VllmBusy, VllmError, VllmLost, VllmRefused, VllmUnknownModel
 from palestra.server.vllm.responses import COMPLETION, VllmCompletion
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 T = TypeVar("T")
 

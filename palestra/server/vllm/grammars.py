@@ -9,7 +9,7 @@ import json
 
 from palestra.chat.tool_parsers.lark import AS_TRAINED
 from palestra.types import Grammar, GrammarKind
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 ANSWER, RULE = "@answer", "answer_itself"
 

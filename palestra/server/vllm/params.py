@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from palestra.server.core.errors import Refusal
 from palestra.server.vllm.grammars import can_follow, structured_outputs
 from palestra.types import SampleRequest, SamplingParams
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 COLDEST = 0.01  # vLLM raises temperatures below it
 MAX_BIAS = 100.0  # vLLM cuts biases to it

@@ -21,7 +21,7 @@ from palestra.config.serve import VllmConfig
 from palestra.server.vllm.adapters import CONFIG, WEIGHTS, VllmAdapter
 from palestra.server.vllm.client import VllmClient
 from palestra.server.vllm.errors import VllmError, VllmRefused, VllmUnfit, VllmUnknownModel
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 LORA_ROUTE = "/v1/load_lora_adapter"
 STRONG = 0.5  # weights of the trial adapters: no answer is left as it was

@@ -15,8 +15,8 @@ from palestra.server.vllm.params import ServedModelFacts, completion_body, is_sc
 from palestra.server.vllm.responses import GrowingSequences, VllmCompletion, VllmPromptScores
 from palestra.types import SampleRequest, SampleResult
 from palestra.types.engine import Sample, Streamed, StreamedTokens
-from palestra.types.json import JsonObject
 from palestra.types.sampling import SampledSequence
+from palestra.util.json_types import JsonObject
 
 Tell = Callable[[Streamed], None]
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import did_you_mean
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def _messages(row: JsonMapping, key: str, role: str | None = None) -> list[Messa
     return found
 
 
-def _check_message(message: Any, where: str) -> None:
+def _check_message(message: object, where: str) -> None:
     if not isinstance(message, dict):
         raise DatasetError(f"{where} should be an object with role and content, is {_shown(message)}")
     role, content = message.get("role"), message.get("content")
@@ -162,6 +162,6 @@ def _keys(row: JsonMapping) -> str:
     return f"it has {_shown(', '.join(row))}" if row else "it is empty"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

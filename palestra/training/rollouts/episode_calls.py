@@ -11,7 +11,6 @@ import time
 from functools import cache
 from itertools import count
 from types import TracebackType
-from typing import Any
 
 import httpx
 from msgspec import Struct
@@ -67,7 +66,7 @@ class AttemptModelCalls:
             verify=_tls(),
         )
 
-    async def chat(self, messages: list[Message], limit_s: float, **options: Any) -> CallAnswer:
+    async def chat(self, messages: list[Message], limit_s: float, **options: object) -> CallAnswer:
         """Raises CallRefused, TimeoutError when a try takes longer than `limit_s`, and EpisodeApiError where the
         attempt is over."""
         body = {"model": self._episode.model, "messages": messages, **options}

@@ -6,7 +6,6 @@ Owns: what of an episode becomes what of a rollout. Never touches: the server, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from palestra.chat import ChatTokenizer
 from palestra.training.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts
@@ -101,7 +100,7 @@ def _grade(rollout: Rollout, result: EpisodeResult) -> None:
             turn.reward = reward
 
 
-def _stop_of(value: Any, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:
+def _stop_of(value: object, allowed: set[RolloutStop], otherwise: RolloutStop) -> RolloutStop:
     return next((stop for stop in allowed if stop == value), otherwise)
 
 

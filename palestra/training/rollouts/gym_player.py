@@ -40,8 +40,8 @@ from palestra.types.gym import (
     TASK_INDEX,
 )
 from palestra.types.gym_failures import FailureClass, RowFailure
-from palestra.types.json import JsonMapping, JsonObject
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop
+from palestra.util.json_types import JsonMapping, JsonObject
 
 AWAY_S = 60.0  # a server that is started again takes seconds, one on another node a little longer
 NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._-]")

@@ -14,8 +14,8 @@ from palestra.training.rollouts.sources import ERROR_LENGTH
 from palestra.types import StopReason
 from palestra.types.gym import MASK_SAMPLE
 from palestra.types.gym_failures import FailureClass
-from palestra.types.json import JsonMapping
 from palestra.types.rollouts import Rollout, RolloutStop, Turn
+from palestra.util.json_types import JsonMapping
 
 COMPONENTS = "reward_components"
 OWN_FIELDS = ("reward", MASK_SAMPLE)

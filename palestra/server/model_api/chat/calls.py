@@ -36,8 +36,8 @@ from palestra.server.model_api.engine_sampler import EngineSampler, SampleOutcom
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
 from palestra.server.model_api.traces import CallTraces, TracedCall
-from palestra.types.json import JsonObject
 from palestra.types.sampling import SampledSequence
+from palestra.util.json_types import JsonObject
 
 EFFORT = "reasoning_effort"
 OPENING = 8  # tokens at the end of a prompt that may open a think block

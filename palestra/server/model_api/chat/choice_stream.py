@@ -1,4 +1,4 @@
-"""A choice of a chat while it is being said: tokens in, pieces out, and in the end the whole of it.
+"""One choice of a chat while it is generated: tokens in, pieces out, and in the end the whole choice.
 
 Owns: names of tool calls, what a choice says in the end. Never touches: the engine, traces, wires.
 """

@@ -1,4 +1,4 @@
-"""Sampled tokens as text while they are drawn, without what ended them.
+"""Detokenizes sampled tokens as they come, without the stop string or token that ended them.
 
 Owns: incomplete characters, stop strings and stop tokens. Never touches: what the text means.
 """

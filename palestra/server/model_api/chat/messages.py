@@ -13,7 +13,7 @@ from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """And what templates call them: few know `developer`."""
@@ -94,7 +94,7 @@ def given_tokens(given: Sequence[JsonObject]) -> GivenTokens | None:
     return GivenTokens([*prompt, *sampled], carrying[-1])
 
 
-def _ids(given: Any, where: str) -> list[int]:
+def _ids(given: object, where: str) -> list[int]:
     if not isinstance(given, list) or not all(type(token) is int and 0 <= token < 2**31 for token in given):
         raise _wrong(where, "it must be a list of token ids")
     return given
@@ -121,7 +121,7 @@ def _message(given: JsonObject, where: str) -> JsonObject:
     return message
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: object, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -141,7 +141,7 @@ def _part(part: Any, where: str) -> str:
     return text
 
 
-def _calls(given: Any, where: str) -> list[JsonObject]:
+def _calls(given: object, where: str) -> list[JsonObject]:
     if given is None:
         return []
     if not isinstance(given, list):
@@ -170,7 +170,7 @@ def _arguments(function: JsonObject, where: str) -> Any:
     return parsed if isinstance(parsed, dict) else given
 
 
-def check_depth(value: Any, where: str) -> None:
+def check_depth(value: object, where: str) -> None:
     if is_too_deep(value):
         raise _wrong(where, f"it is nested more than {MAX_DEPTH} deep")
 

@@ -12,7 +12,7 @@ from palestra.server.model_api.chat.schemas import SamplingFields
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import SamplingTarget
 from palestra.types import SamplingParams
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "seed"),

@@ -1,4 +1,4 @@
-"""From a request's fields to what its prompt depends on.
+"""Makes the prompt request of a call: everything that its prompt depends on.
 
 Owns: which of its messages are an answer's beginning, which ids it brings along. Never touches: tokens' meaning.
 """
@@ -11,7 +11,7 @@ from palestra.server.model_api.chat.messages import check_depth, given_tokens, r
 from palestra.server.model_api.chat.schemas import ChatRequest, TokenizeRequest
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import SamplingTarget
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 PREFIX = "required_prefix_token_ids"
 CONTINUE = "continue_final_message"

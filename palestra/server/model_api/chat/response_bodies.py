@@ -28,7 +28,7 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.chat.token_logprobs import TokenNames
 from palestra.server.model_api.errors import as_refusal, refusal_body
 from palestra.server.model_api.sse import DONE, event
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

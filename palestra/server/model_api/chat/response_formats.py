@@ -18,7 +18,7 @@ from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import SamplingFields
 from palestra.server.model_api.errors import invalid
 from palestra.types import MAX_GRAMMAR, Grammar, GrammarKind
-from palestra.types.json import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject
 
 OBJECT = {"type": "object"}
 OPTIONS = "x-guidance"
@@ -38,7 +38,7 @@ def content_format(call: SamplingFields) -> Grammar | None:
     return msgspec.structs.replace(requested[0][1], asked_by=requested[0][0]) if requested else None
 
 
-def check_size(where: str, value: Any) -> None:
+def check_size(where: str, value: object) -> None:
     """Before anything is done with it: this is everybody's thread. Its JSON would have a little more."""
     size, values = 0, [value]
     while values and size <= MAX_GRAMMAR:
@@ -79,7 +79,7 @@ def _response_format(given: JsonObject) -> Grammar | None:
     raise _wrong("response_format", detail)
 
 
-def _structured(name: str, value: Any) -> Grammar | None:
+def _structured(name: str, value: object) -> Grammar | None:
     where = f"structured_outputs.{name}"
     if value is None or (value is False and name in ("json_object", *HARMLESS)):
         return None
@@ -92,7 +92,7 @@ def _structured(name: str, value: Any) -> Grammar | None:
     return KINDS[name](where, value)
 
 
-def _json(where: str, schema: Any, options: JsonMapping = MappingProxyType({})) -> Grammar:
+def _json(where: str, schema: object, options: JsonMapping = MappingProxyType({})) -> Grammar:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -106,15 +106,15 @@ def _json(where: str, schema: Any, options: JsonMapping = MappingProxyType({})) 
     return Grammar(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(schema, ensure_ascii=False))
 
 
-def _regex(where: str, expression: Any) -> Grammar:
+def _regex(where: str, expression: object) -> Grammar:
     return Grammar(kind=GrammarKind.REGEX, text=_words(where, expression))
 
 
-def _grammar(where: str, grammar: Any) -> Grammar:
+def _grammar(where: str, grammar: object) -> Grammar:
     return Grammar(kind=GrammarKind.LARK, text=_words(where, grammar))
 
 
-def _one_of(where: str, choices: Any) -> Grammar:
+def _one_of(where: str, choices: object) -> Grammar:
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
         raise _wrong(where, "it must be a list of texts, at least one")
     # As one terminal: there may be thousands, and a rule would have each of them in mind at every token.
@@ -122,7 +122,7 @@ def _one_of(where: str, choices: Any) -> Grammar:
     return Grammar(kind=GrammarKind.LARK, text=f"start: CHOICE\nCHOICE: {texts}")
 
 
-def _words(where: str, given: Any) -> str:
+def _words(where: str, given: object) -> str:
     if not isinstance(given, str) or not given.strip():
         raise _wrong(where, f"{shown(given)} must be a text, and not an empty one")
     return given

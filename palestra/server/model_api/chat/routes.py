@@ -16,7 +16,7 @@ from palestra.server.model_api.errors import OpenAIErrorEnvelope, OpenAIRoute, p
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.service import ModelApi
 from palestra.server.model_api.sse import sse
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 PREFIXES = ("/v1", "/oai/api/v1")
 """OpenAI's own, and hosted Tinker's."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from palestra.server.model_api.chat.schemas import CompletionRequest, SamplingFields
 from palestra.server.model_api.errors import invalid
 from palestra.types.episodes import OutOfBounds, SamplingBounds
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 C = TypeVar("C", bound=SamplingFields)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 from palestra.types import MAX_TEMPERATURE
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20

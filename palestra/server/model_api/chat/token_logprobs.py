@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from palestra.chat import ChatTokenizer
 from palestra.server.model_api.chat.events import SampledToken
-from palestra.types.json import JsonObject
 from palestra.types.sampling import SampleResult, TopLogprobs
+from palestra.util.json_types import JsonObject
 
 LOWEST = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinity
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from palestra.chat.tool_parsers.lark import AS_TRAINED
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Tool = JsonObject
 
@@ -79,7 +78,7 @@ def _is_strict(tool: Tool) -> bool:
     return bool(tool["function"].get("strict"))
 
 
-def _name(tool: Any) -> str:
+def _name(tool: object) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return name

@@ -20,8 +20,8 @@ from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.sse import event
 from palestra.store.traces import TurnFacts
 from palestra.types.engine import StreamedTokens
-from palestra.types.json import JsonObject
 from palestra.types.sampling import SampledSequence, StopReason
+from palestra.util.json_types import JsonObject
 
 FINISH = {StopReason.LENGTH: "length", StopReason.STOP: "stop"}
 

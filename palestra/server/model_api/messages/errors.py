@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from palestra.server.core.errors import ApiError, Refusal
 from palestra.server.http import logs
 from palestra.server.model_api.errors import RefusingRoute, invalid
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 class AnthropicErrorDetail(BaseModel):

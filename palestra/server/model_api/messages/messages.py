@@ -6,13 +6,12 @@ Owns: what each block becomes, and saying where something is wrong. Never touche
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.chat.messages import MAX_MESSAGES, CallsSoFar
 from palestra.server.model_api.messages.errors import wrong
-from palestra.types.json import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject
 
 Block = JsonMapping
 Message = JsonObject
@@ -123,7 +122,7 @@ def _as_one(first: Message, second: Message) -> Message:
 # Blocks
 
 
-def _blocks(content: Any, where: str) -> list[Block]:
+def _blocks(content: object, where: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):

@@ -14,7 +14,7 @@ from palestra.server.model_api.errors import parse_fields
 from palestra.server.model_api.messages.errors import wrong
 from palestra.server.model_api.messages.messages import read_conversation
 from palestra.server.model_api.messages.schemas import NOT_HERE, AnthropicToolChoice, CountRequest, MessagesRequest
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 THINKING = "enable_thinking"
 """What templates call it."""

@@ -14,7 +14,7 @@ from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, TokenUsage, ToolCall
 from palestra.server.model_api.chat.token_logprobs import LOWEST
 from palestra.server.model_api.messages.schemas import MessagesRequest
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Piece = ReasoningPiece | ContentPiece | ToolCall
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from palestra.server.model_api.chat.schemas import MAX_STOPS, NOTHING, ModelApiBody
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.messages.errors import wrong
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 NOT_HERE: dict[str, tuple[Any, ...]] = {
     "container": NOTHING,

@@ -23,7 +23,7 @@ from palestra.server.model_api.messages.errors import refusal
 from palestra.server.model_api.messages.response_body import Piece, is_silent, signature, tool_use
 from palestra.server.model_api.messages.schemas import MessagesRequest
 from palestra.server.model_api.sse import event
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 async def lines(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from palestra.chat.responses_input import ChatDialect, ItemError, Place, chat_messages
 from palestra.server.model_api.errors import invalid
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

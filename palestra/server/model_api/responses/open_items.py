@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from palestra.chat.responses_output import call_item, message_item, new_id, reasoning_item, summary_part, text_part
 from palestra.server.model_api.chat.events import ToolCall
 from palestra.server.model_api.responses.response_body import Item
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 IN_PROGRESS = "in_progress"
 

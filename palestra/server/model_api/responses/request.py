@@ -18,7 +18,7 @@ from palestra.server.model_api.chat.schemas import ChatRequest
 from palestra.server.model_api.errors import invalid, parse_fields
 from palestra.server.model_api.responses.items import read_input, with_places
 from palestra.server.model_api.responses.schemas import LOGPROBS, NOT_HANDED_ON, ResponsesRequest
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 CLEAR = "reasoning.encrypted_content"
 """Asks for reasoning that can be sent back: it is told in clear, so it can."""

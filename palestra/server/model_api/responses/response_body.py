@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from palestra.chat import ChatTokenizer
 from palestra.chat import responses_output as written
@@ -27,7 +26,7 @@ from palestra.chat.responses_output import (
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, SampledToken, TokenUsage
 from palestra.server.model_api.chat.token_logprobs import LOWEST, TokenNames
 from palestra.server.model_api.responses.schemas import ResponsesRequest
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 Item = JsonObject
 
@@ -40,7 +39,7 @@ class ResponseHeader:
     response_id: str = field(default_factory=lambda: new_id("resp"))
     created_at: float = field(default_factory=time.time)
 
-    def body(self, status: str, output: Sequence[Item] = (), **more: Any) -> JsonObject:
+    def body(self, status: str, output: Sequence[Item] = (), **more: object) -> JsonObject:
         return written.response_body(
             {name: getattr(self.call, name, None) for name in (*ECHOED, *TOOL_FIELDS)},
             response_id=self.response_id,

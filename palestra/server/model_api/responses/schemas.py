@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from palestra.server.model_api.chat.schemas import MAX_TOP_LOGPROBS, NOTHING, SamplingFields
 from palestra.server.model_api.errors import invalid
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 """To be included."""

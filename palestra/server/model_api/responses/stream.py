@@ -23,7 +23,7 @@ from palestra.server.model_api.errors import as_refusal
 from palestra.server.model_api.responses.open_items import OpenCall, OpenItem, OpenMessage, OpenReasoning, ResponseEvent
 from palestra.server.model_api.responses.response_body import Item, ResponseHeader, ending_of, entries, with_tokens
 from palestra.server.model_api.sse import event as write_event
-from palestra.types.json import JsonObject
+from palestra.util.json_types import JsonObject
 
 
 async def response_events(

@@ -86,5 +86,5 @@ def _remove(conn: sa.Connection, kind: int, key: list[Any]) -> None:
     conn.execute(table.delete().where(*(table.c[name] == part for name, part in zip(KEYS[kind], key, strict=True))))
 
 
-def _stored(value: Any) -> Any:
+def _stored(value: object) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
