@@ -80,7 +80,7 @@ def _judge_gpu(torch: Torch | str | None, trouble: str, has_nvidia_driver: bool)
     if trouble or not isinstance(torch, Torch):
         return False, trouble
     if torch.gpus:
-        return True, _gpus_text(torch)
+        return True, f"{_gpus_text(torch)}; {_kernels_text(torch)}"
     if not has_nvidia_driver:
         return False, "no NVIDIA GPU here"
     if torch.build == "cpu":
@@ -101,7 +101,16 @@ def _extra_json(extra: Extra) -> dict[str, object]:
 
 
 def _gpus_text(torch: Torch) -> str:
-    return "; ".join(f"{gpu.name}, {bytes_text(gpu.memory_bytes)}" for gpu in torch.gpus)
+    return "; ".join(f"{gpu.name}, {bytes_text(gpu.memory_bytes)}, capability {gpu.capability}" for gpu in torch.gpus)
+
+
+def _kernels_text(torch: Torch) -> str:
+    if torch.triton is None:
+        return "without Triton, plain torch code is used: correct, several times slower; type: pip install triton"
+    if not torch.can_keep_kernels:
+        where = f"{torch.kernel_cache} cannot be written"
+        return f"Triton {torch.triton}, but {where}: kernels are compiled at each start; set TRITON_CACHE_DIR"
+    return f"Triton {torch.triton}, its kernels are kept in {torch.kernel_cache}"
 
 
 def _print_machine(machine: Machine, torch: Torch | str | None) -> None:

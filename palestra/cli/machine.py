@@ -5,6 +5,7 @@ Owns: looking. Never touches: judging and printing, which is `doctor`.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -49,6 +50,8 @@ class Machine:
 class Gpu:
     name: str
     memory_bytes: int
+    capability: str
+    """CUDA's compute capability, e.g. 9.0."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,11 @@ class Torch:
     """The instruction set torch chose, e.g. AVX512."""
     gpus: list[Gpu] = field(default_factory=list)
     mps: bool = False
+    triton: str | None = None
+    """Version of Triton, whose kernels a GPU runs in half precision; None: not installed."""
+    kernel_cache: str = ""
+    """Folder where compiled kernels are kept."""
+    can_keep_kernels: bool = False
 
 
 @dataclass(slots=True)
@@ -118,7 +126,8 @@ def look_at_torch() -> Torch | str | None:
     gpus = []
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        gpus = [Gpu(device.name, device.total_memory) for device in devices]
+        gpus = [Gpu(d.name, d.total_memory, f"{d.major}.{d.minor}") for d in devices]
+    cache = kernel_cache()
     return Torch(
         version=torch.__version__,
         build=build,
@@ -126,7 +135,29 @@ def look_at_torch() -> Torch | str | None:
         cpu_kernels=torch.backends.cpu.get_cpu_capability(),
         gpus=gpus,
         mps=torch.backends.mps.is_available(),
+        triton=_version("triton"),
+        kernel_cache=str(cache),
+        can_keep_kernels=_is_writable(cache),
     )
+
+
+def kernel_cache() -> Path:
+    """As Triton chooses it."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    return Path(folder) if folder else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether it is there and can be written, or can be made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(there, os.W_OK)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def look_at_extras() -> list[Extra]:

@@ -88,8 +88,21 @@ def test_doctor_notices_a_gpu_that_torch_cannot_use():
     _, gpu = judge(Torch("2.13.0", "cpu", 2, "AVX2"), [engine], has_nvidia_driver=True)
     assert not gpu.works
     assert "install a CUDA build of torch" in gpu.why
-    _, gpu = judge(Torch("2.13.0", "cuda 13.0", 2, "AVX2", [Gpu("H200", 2**37)]), [engine], has_nvidia_driver=True)
-    assert (gpu.works, gpu.why) == (True, "H200, 128.0 GiB")
+    found = Torch("2.13.0", "cuda 13.0", 2, "AVX2", [Gpu("H200", 2**37, "9.0")])
+    _, gpu = judge(found, [engine], has_nvidia_driver=True)
+    assert gpu.works
+    assert gpu.why.startswith("H200, 128.0 GiB, capability 9.0; without Triton")
+
+
+@pytest.mark.parametrize(
+    ("can_keep", "says"), [(True, "its kernels are kept in /cache"), (False, "set TRITON_CACHE_DIR")]
+)
+def test_doctor_says_where_a_gpus_kernels_are_kept(can_keep, says):
+    engine = Extra("engine", [Package("torch", ">=2.11", "2.13.0")])
+    gpus = [Gpu("H200", 2**37, "9.0")]
+    found = Torch("2.13.0", "cuda 13.0", 2, "AVX2", gpus, False, "3.6.0", "/cache", can_keep)
+    _, gpu = judge(found, [engine], has_nvidia_driver=True)
+    assert says in gpu.why
 
 
 def test_random_model_then_info(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from palestra.engine.backend import BackendBroken
 from palestra.engine.torch_backend import TorchBackend, token_budget
@@ -149,6 +150,37 @@ def test_a_breakdown_fails_the_guilty_alone_and_its_gradient_is_as_before(
         np.testing.assert_allclose(faulty.weights(n), expected, atol=1e-5)
     expected = alone(micro_model, [first["bb"], faulty.optim], 64, seed=2)
     np.testing.assert_allclose(faulty.weights("bb"), expected, atol=1e-5)
+
+
+def test_a_pass_that_runs_out_of_memory_is_tried_again_with_less(
+    faulty: Any, micro_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First activations are recomputed, then micro-batches are cut, once; what fits neither way fails."""
+    faulty.create("a")
+    backend, forwards = faulty.backend, []
+    fits = {"forwards": 3}
+
+    def maybe(what: str, parts: Any) -> None:
+        if what == "forward":
+            forwards.append((backend.trainer.checkpointing, backend.token_budget))
+            if len(forwards) < fits["forwards"]:
+                raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(backend, "_maybe", maybe)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    operation = faulty.a_pass(6)
+    faulty.train("a", operation)
+    faulty.train("a", faulty.optim)
+    faulty.run()
+    assert forwards[:3] == [(False, 64), (True, 64), (True, 32)]
+    wanted = alone(micro_model, [operation, faulty.optim], 32, seed=1)
+    np.testing.assert_allclose(faulty.weights("a"), wanted, atol=1e-5)
+    forwards.clear()
+    fits["forwards"] = 100
+    failed = faulty.train("a", faulty.a_pass(2))
+    faulty.run()
+    assert "no room" in faulty.outcome(failed).message
+    assert len(forwards) == 1
 
 
 def test_a_dead_device_answers_nobody(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
