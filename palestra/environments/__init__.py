@@ -3,11 +3,11 @@
 Begin at `text` and `registry`.
 """
 
+from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout, TaskFileError, UnknownEnvironment
-from palestra.environments.order import TaskOrder
 from palestra.environments.registry import EnvSpec, deregister, make, register, registry, spec
 from palestra.environments.session import EnvSession, StepResult
-from palestra.environments.sets import EnvironmentSet
+from palestra.environments.task_order import TaskOrder
 from palestra.environments.tasks import read_tasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType, Env, MessageType
 from palestra.environments.tools import ToolGroup, tool

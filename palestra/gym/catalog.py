@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from palestra.gym.errors import GymConfigError
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 
 
 class CatalogKind(StrEnum):

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.roots import SHIPPED, did_you_mean
+from palestra.gym.search_folders import SHIPPED, did_you_mean
 from palestra.gym.servers.base import GymServer
 
 OURS = {

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
+from palestra.model.block_ops import BlockOps
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import DecoderWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
-from palestra.model.ops import BlockOps
 
 
 class Decoder:

@@ -37,10 +37,10 @@ from palestra.server.model_api.messages import routes as anthropic_routes
 from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.responses import routes as responses_routes
 from palestra.server.model_api.service import ModelApi
-from palestra.server.pages import add_pages
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.tinker.service import TinkerService
+from palestra.server.web_pages import add_pages
 from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types import episode_wire

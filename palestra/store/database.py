@@ -19,9 +19,9 @@ from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from palestra.store import schema
-from palestra.store.databases import READERS, Database, database_of
+from palestra.store.commit_queue import GroupQueue
+from palestra.store.dialects import READERS, Database, database_of
 from palestra.store.errors import StoreError
-from palestra.store.groups import GroupQueue
 from palestra.store.write_failures import WriteFailures
 
 T = TypeVar("T")

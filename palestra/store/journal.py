@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Self
 
 from palestra.store import journal_files as files
+from palestra.store.commit_queue import GroupQueue
 from palestra.store.errors import JournalError
-from palestra.store.groups import GroupQueue
 from palestra.store.write_failures import WriteFailures
 from palestra.util.files import sync
 

@@ -20,7 +20,7 @@ from palestra.config.train import DpoConfig, GrpoConfig, RunConfig, SftConfig, T
 from palestra.runs.reader import RunError, RunStatus
 from palestra.runs.writer import EventKind, RunFolder
 from palestra.training.aliases import RunAlias
-from palestra.training.batches.conversations import DatasetError
+from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.guard import guarded, until_unreachable, wait_reachable
 from palestra.training.listener import RunListener
 from palestra.training.loops.dpo import check_dpo, run_dpo
@@ -35,7 +35,7 @@ from palestra.training.loops.imitation import (
 from palestra.training.loops.sft import check_sft, run_sft
 from palestra.training.own_server import own_server
 from palestra.training.policy import PolicyError, PolicyStart, SamplingError, ServerUnreachable
-from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunCheckpoints, RunState, StateError
 from palestra.training.tinker_policy import TinkerPolicy

@@ -13,7 +13,7 @@ from pathlib import Path
 from palestra.chat import ChatTokenizer
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import EnvironmentEntry, EvalConfig, RolloutConfig
-from palestra.environments.sets import EnvironmentSet
+from palestra.environments.environment_set import EnvironmentSet
 from palestra.training.listener import Silence
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.own_server import own_server

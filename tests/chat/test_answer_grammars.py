@@ -12,7 +12,7 @@ import pytest
 
 from palestra.chat import ChatTokenizer
 from palestra.chat.answer_grammars import text_or_calls, thinking
-from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
 from palestra.chat.tool_parsers import TOOL_FORMATS, ToolParser
 from palestra.model import load_tokenizer
 from palestra.model.loading.random_tokenizer import write_tokenizer

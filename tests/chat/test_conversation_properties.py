@@ -22,8 +22,8 @@ from palestra.chat.conversation_cache import (
     SampledReply,
     SampleLocation,
 )
-from palestra.chat.incremental_decoder import IncrementalDecoder
-from palestra.chat.reasoning_parser import ReasoningParser, put_together
+from palestra.chat.detokenizer import IncrementalDecoder
+from palestra.chat.output_parser import ReasoningParser, put_together
 
 TokenizerOf = Callable[[str], ChatTokenizer]
 FAMILIES = ["thinking", "headers", "brackets", "turns", "bars"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ParsedCall, parse_tool_call
-from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
 from palestra.chat.tool_parsers import tool_format
 
 F, G = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "arguments": {}}'

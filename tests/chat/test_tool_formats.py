@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from palestra.chat import ChatError, ChatTokenizer, ParsedCall
-from palestra.chat.reasoning_parser import ParsedOutput, ReasoningParser, put_together
+from palestra.chat.output_parser import ParsedOutput, ReasoningParser, put_together
 from palestra.chat.tool_parsers import TOOL_FORMATS, ToolCallBlock, ToolParser, detect, register, tool_format
 from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.config.bundled import bundled_model

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from palestra.cli.run.rollout import rollout
+from palestra.cli.run.rollout_filter import WhereError, parse_where
 from palestra.cli.run.token_view import Color, TokenCell, TokenOrigin, colored, load_tokenizer, token_cells, token_texts
-from palestra.cli.run.where import WhereError, parse_where
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.rows import build_batch
+from palestra.training.batches.grpo_batch import build_batch
 from palestra.types.rollouts import RolloutStop
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 

@@ -18,7 +18,7 @@ from palestra.cli.run.commands import run
 from palestra.cli.run.common import duration_text, number_text, safe_text, sparkline
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind, RunFolder
-from palestra.training.batches.rows import build_batch
+from palestra.training.batches.grpo_batch import build_batch
 from tests.training.records import make_config, make_group
 
 

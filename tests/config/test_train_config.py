@@ -7,7 +7,7 @@ import pytest
 from palestra.config import ConfigError, dump_config
 from palestra.config.bundled import BUNDLED, EPHEBE, bundled_model, find_config_file
 from palestra.config.train import DpoConfig, GrpoConfig, OptimizerConfig, SftConfig, load_train_config
-from palestra.training.loops.schedule import adam_at, learning_rate
+from palestra.training.loops.lr_schedule import adam_at, learning_rate
 
 SHIPPED = sorted([*(BUNDLED / "configs").glob("*.yaml"), *(Path(__file__).parents[2] / "examples").glob("*.yaml")])
 

@@ -15,7 +15,7 @@ from palestra.runs.lock import Holder, RunLocked
 from palestra.runs.reader import Part, RunNotFound, RunReader, RunStatus, find_run, list_runs
 from palestra.runs.record_files import LineFile, RunError, read_lines, read_records, write_json, write_records
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.rows import build_batch
+from palestra.training.batches.grpo_batch import build_batch
 from tests.training.records import make_config, make_group
 
 

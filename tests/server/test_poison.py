@@ -14,7 +14,7 @@ from tinker import types
 
 from palestra.server.core.futures import RequestKind, TrainFuture
 from palestra.server.core.models import TrackedModel
-from palestra.server.core.quarantine import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
+from palestra.server.core.request_dispatch import GIVE_UP_DEATHS, SUSPECT_DEATHS, WorkerDispatcher
 from palestra.store.journal import Position
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.engine import OptimStep, Skip, Train, decode_to_worker, encode_message

@@ -14,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, MetaData, Table, select, text
 
 from palestra.store import Store, StoreError, StoreLocked, StoreTooNew, schema, tables
-from palestra.store.databases import database_of
+from palestra.store.dialects import database_of
 from palestra.store.episodes import load_all
 from palestra.store.settings import get_setting, setting_once
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.config.train import AdvantageKind
-from palestra.training.batches.rows import DropReason, TrainingBatch, build_batch, is_zero_variance, trainable_rows
+from palestra.training.batches.grpo_batch import (
+    DropReason,
+    TrainingBatch,
+    build_batch,
+    is_zero_variance,
+    trainable_rows,
+)
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.training.batches.conversations import (
+from palestra.training.batches.conversation_files import (
     Conversation,
     ConversationFile,
     DatasetError,
@@ -20,7 +20,7 @@ from palestra.training.batches.conversations import (
     pair_of,
 )
 from palestra.training.batches.data_order import DataOrder
-from palestra.training.batches.turns import encode_example
+from palestra.training.batches.sft_examples import encode_example
 from tests.chat.conftest import bare_folder, style_folder, tokenizer_of  # noqa: F401 - fixtures
 from tests.training.scripted import chat_tokenizer
 

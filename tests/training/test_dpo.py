@@ -16,8 +16,8 @@ from palestra.config.train import DpoConfig, RunConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversations import DatasetError, pair_of
-from palestra.training.batches.turns import encode_example
+from palestra.training.batches.conversation_files import DatasetError, pair_of
+from palestra.training.batches.sft_examples import encode_example
 from palestra.training.loops.dpo import PairExample, PairPreference, answer_logprobs, check_dpo, weigh
 from tests.training.scripted import chat_tokenizer
 from tests.training.test_sft import EXAMPLES, Told, load, run, start

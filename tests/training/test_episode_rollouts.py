@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from palestra.training.batches.rows import DropReason, build_batch, is_zero_variance
-from palestra.training.loops.health import batch_metrics, rollout_metrics
+from palestra.training.batches.grpo_batch import DropReason, build_batch, is_zero_variance
+from palestra.training.loops.step_metrics import batch_metrics, rollout_metrics
 from palestra.training.rollouts.episode_rollouts import EpisodeReader
 from palestra.types import StopReason
 from palestra.types.episodes import (

@@ -14,11 +14,11 @@ import pytest
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, NewGroup
 from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog
 from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
 from palestra.training.rollouts.episode_rollouts import EpisodeReader
 from palestra.training.rollouts.episode_source import EpisodeContext, EpisodeSource
+from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.training.state import RunState, StateError
 from palestra.types.episodes import EpisodeKind
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop, Task

@@ -23,9 +23,9 @@ from palestra.config.train import EnvironmentEntry, RolloutConfig
 from palestra.environments import EnvironmentSet
 from palestra.episodes import EpisodeClient, NewGroup, RunSettings, Task, play
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_player import EnvironmentPlayer
 from palestra.training.rollouts.rollout_loop import RolloutSettings
+from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.test_resume import servers_of
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 

@@ -18,7 +18,7 @@ from palestra.config.train import EnvironmentEntry, GrpoConfig, load_train_confi
 from palestra.environments.bundled.arithmetic import gym_rows
 from palestra.environments.gym.rows import gym_tasks
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.sync_collector import TrainingError
 from tests.training.trainers import SMALL, finish, kill, merged, start, wait_for_steps
 
 MATH, GAME = "math_with_judge_simple_agent", "guess_number_gymnasium_agent"

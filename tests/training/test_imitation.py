@@ -12,7 +12,7 @@ import pytest
 from palestra.config import ConfigError
 from palestra.config.train import load_train_config
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.batches.rows import build_batch
+from palestra.training.batches.grpo_batch import build_batch
 from palestra.training.launch import check
 from palestra.training.listener import Silence
 from palestra.training.loops.advice import advise, teaches_nothing

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
 from palestra.training.policy import PolicySampler, SamplingError
-from palestra.training.rollouts.batched import BatchedRollouts, split_batches
 from palestra.training.rollouts.local import LocalRollouts, open_source
+from palestra.training.rollouts.lockstep import BatchedRollouts, split_batches
 from palestra.training.rollouts.player import PlayerContext
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.training.seeds import derive_seed

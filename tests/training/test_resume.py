@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from palestra.environments.order import TaskOrder
+from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunReader, RunStatus
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.types.rollouts import Task

@@ -15,7 +15,7 @@ from palestra.config.train import RunConfig, SftConfig, load_train_config
 from palestra.runs.reader import RunStatus
 from palestra.runs.record_files import read_lines
 from palestra.runs.writer import RunFolder
-from palestra.training.batches.conversations import DatasetError
+from palestra.training.batches.conversation_files import DatasetError
 from palestra.training.launch import train
 from palestra.training.listener import Silence
 from palestra.training.loops.sft import check_sft, loss_per_token, weigh

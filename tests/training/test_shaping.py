@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from palestra.config.train import PenaltyConfig
-from palestra.training.batches.rows import to_sequence
+from palestra.training.batches.grpo_batch import to_sequence
 from palestra.training.batches.shaping import add_kl_penalty, shaped_reward
 from palestra.types import StopReason
 from tests.training.records import make_rollout, make_turn

@@ -13,7 +13,7 @@ import rich_click as click
 from palestra.cli.gym.ng import collect_arguments, head_arguments
 from palestra.gym.catalog import config_named
 from palestra.gym.config.values import GymOverride
-from palestra.gym.roots import search_roots
+from palestra.gym.search_folders import search_roots
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra_nemo_gym_cli.command_map import CommandMapping
 from palestra_nemo_gym_cli.options import CONFIG, HEAD, MappedOption

@@ -176,7 +176,7 @@ def collect(
 
 def _found(data: Path, roots: tuple[Path, ...]) -> Path:
     """Where a gym's files are looked for: configs name their data like that, and so does everybody else."""
-    from palestra.gym.roots import find_below, search_roots
+    from palestra.gym.search_folders import find_below, search_roots
 
     folders = search_roots(roots)
     found = find_below(folders, data)

@@ -76,7 +76,7 @@ def test(name: str, roots: tuple[Path, ...], pytest_args: tuple[str, ...]) -> No
 def find_folder(name: str, roots: tuple[Path, ...]) -> Path:
     from palestra.gym.records import ServerKind
     from palestra.gym.registry import implementations
-    from palestra.gym.roots import did_you_mean, search_roots
+    from palestra.gym.search_folders import did_you_mean, search_roots
 
     searched = search_roots(roots)
     kinds = [kind for kind in ServerKind if name.startswith(f"{kind}/")] or list(ServerKind)
@@ -115,7 +115,7 @@ def list_(kind: str | None, matching: str | None, roots: tuple[Path, ...], as_js
     """Servers, environments and benchmarks that can be run, with their configs."""
     with needs_extra("gym"):
         from palestra.gym.catalog import CatalogKind, catalog
-        from palestra.gym.roots import search_roots
+        from palestra.gym.search_folders import search_roots
     kinds = [CatalogKind(one) for one in ([kind] if kind else KINDS)]
     entries = [one for one in catalog(kinds, search_roots(roots)) if (matching or "").lower() in one.name.lower()]
     if as_json:

@@ -223,7 +223,7 @@ def datasets(output: Path, splits: tuple[str, ...], overwrite_statistics: bool, 
         from palestra.gym.collect.datasets import DatasetSplit, collate, datasets_of
         from palestra.gym.config import load_gym
         from palestra.gym.errors import GymError
-        from palestra.gym.roots import find_below, search_roots
+        from palestra.gym.search_folders import find_below, search_roots
     if not given["files"]:
         raise click.UsageError("datasets are named in files: -c FILE")
     roots = search_roots(given["roots"])

@@ -40,7 +40,7 @@ def rollout() -> None:
 @json_option
 def list_(which: str, step: int | None, evals: bool, where: str | None, limit: int, root: Path, as_json: bool) -> None:
     """List the rollouts of RUN, a name or a folder."""
-    from palestra.cli.run.where import WhereError, parse_where
+    from palestra.cli.run.rollout_filter import WhereError, parse_where
 
     try:
         matches = parse_where(where) if where is not None else lambda record: True

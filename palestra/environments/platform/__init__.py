@@ -11,8 +11,8 @@ from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.expectations import FREE, DeletedRow, Expected, FreeText, InsertedRow, UpdatedRow
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask, TaskKey
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, RequiredCalls, SolutionCall
 from palestra.environments.platform.tasks import make_task
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, RequiredCalls, SolutionCall
 from palestra.environments.platform.toolbox import PlatformTool, tool
 from palestra.environments.platform.verdicts import TaskVerdict, verify
 from palestra.net.mcp import ToolResult

@@ -17,7 +17,7 @@ from palestra.environments.platform.app_namespaces import TableNames, table_name
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast
-from palestra.environments.platform.templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
+from palestra.environments.platform.task_templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
 from palestra.environments.platform.toolbox import PlatformTool
 from palestra.util.json_types import JsonMapping, JsonObject
 

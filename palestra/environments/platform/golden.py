@@ -10,7 +10,7 @@ import msgspec
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask
-from palestra.environments.platform.templates import SolutionCall
+from palestra.environments.platform.task_templates import SolutionCall
 from palestra.net.mcp import ToolResult
 from palestra.util.json_types import JsonObject
 

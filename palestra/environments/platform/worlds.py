@@ -22,7 +22,7 @@ from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast, draw_cast
-from palestra.environments.platform.templates import SolutionCall
+from palestra.environments.platform.task_templates import SolutionCall
 from palestra.environments.platform.tool_context import ToolContext
 from palestra.environments.platform.toolbox import PlatformTool
 from palestra.util.json_types import JsonObject

@@ -13,7 +13,7 @@ from typing import Any
 
 from palestra.gym.config.merging import UNSET, merged
 from palestra.gym.errors import GymConfigError
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 from palestra.util.json_types import JsonObject
 
 INHERIT, COPY, DELETE = "_inherit_from", "_copy", "_delete_key"

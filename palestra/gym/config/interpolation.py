@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from palestra.gym.config.merging import Path, dotted, leaves
 from palestra.gym.errors import GymConfigError
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 from palestra.util.json_types import JsonObject
 
 _MISSING_KEY = re.compile(r"Interpolation key '([^']+)' not found")

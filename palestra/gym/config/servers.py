@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from palestra.gym.config.settings import RESERVED
 from palestra.gym.records import Isolation, ServerKind
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 from palestra.util.json_types import JsonObject
 
 TYPES = ("train", "validation", "example", "benchmark")

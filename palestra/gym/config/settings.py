@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import Isolation
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 from palestra.util.json_types import JsonObject
 
 OURS = "gym"

@@ -20,7 +20,7 @@ from palestra.gym.config.settings import CONFIG_PATHS, KNOWN
 from palestra.gym.config.values import GymOverride, OverrideKind
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerKind
-from palestra.gym.roots import did_you_mean, find_below, search_roots
+from palestra.gym.search_folders import did_you_mean, find_below, search_roots
 from palestra.util.json_types import JsonObject
 
 ENV_FILE = "env.yaml"

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance
-from palestra.gym.roots import did_you_mean
+from palestra.gym.search_folders import did_you_mean
 
 COMMON = frozenset(
     [

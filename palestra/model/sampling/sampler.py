@@ -34,7 +34,7 @@ from palestra.model.errors import DataError
 from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
 from palestra.model.lora.linear import LoraPlan, merge_runs
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
-from palestra.model.sampling.pages import PagePool
+from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.request_checks import check_request
 from palestra.model.sampling.scheduler import (

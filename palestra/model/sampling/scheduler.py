@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 
-from palestra.model.sampling.pages import PageNode, PagePool
+from palestra.model.sampling.kv_page_pool import PageNode, PagePool
 
 PENDING = -1
 """Stands in a sequence for the token that was drawn last, as long as only the device knows it."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palestra.model import kernels
-from palestra.model.distributions import Distributions, distributions
+from palestra.model.sampling.distributions import Distributions, distributions
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 

@@ -17,7 +17,7 @@ from palestra.episodes.errors import BoardError
 from palestra.server.broker.backpressure import Backpressure
 from palestra.server.broker.board_writer import PendingWrite
 from palestra.server.broker.broker import BoardRefusal, Broker
-from palestra.server.broker.rate_limits import RateLimiter
+from palestra.server.broker.claim_rate_limits import RateLimiter
 from palestra.server.broker.tracing import traceparent_of
 from palestra.server.broker.waiting_claims import PassedOver, Waiter, WaitingClaims
 from palestra.server.core.callers import AttemptRef

@@ -8,8 +8,8 @@ from __future__ import annotations
 import structlog
 
 from palestra.server.core.core import Core
+from palestra.server.core.journal_replay import Recovery
 from palestra.server.core.models import TrackedModel
-from palestra.server.core.recovery import Recovery
 from palestra.server.core.sampling import SamplingSession, weights_of
 from palestra.server.core.sessions import TinkerSession
 from palestra.store import models as model_rows

@@ -21,7 +21,7 @@ from palestra.server.core.errors import Refusal
 from palestra.server.core.futures import RequestKind, SampleFuture
 from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import SampleRequestId
-from palestra.server.core.quota import FairQuota
+from palestra.server.core.pending_quota import FairQuota
 from palestra.server.core.sample_runners import SampleRunner
 from palestra.server.core.training import outcome_name
 from palestra.server.core.workers import WorkerHandle

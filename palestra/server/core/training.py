@@ -22,8 +22,8 @@ from palestra.server.core.lost_models import LostModels
 from palestra.server.core.models import MAX_AHEAD, TrackedModel
 from palestra.server.core.observer import CallObserver
 from palestra.server.core.paths import MAX_SEQ, TrainRequestId
-from palestra.server.core.quarantine import GIVE_UP_DEATHS, WorkerDispatcher
-from palestra.server.core.quota import FairQuota
+from palestra.server.core.pending_quota import FairQuota
+from palestra.server.core.request_dispatch import GIVE_UP_DEATHS, WorkerDispatcher
 from palestra.server.core.request_journal import RequestJournal
 from palestra.server.core.workers import WorkerHandle
 from palestra.store.acknowledged import AcknowledgedRequests

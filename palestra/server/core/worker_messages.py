@@ -6,7 +6,7 @@ Owns: the routing. Never touches: what becomes of it.
 from __future__ import annotations
 
 from palestra.server.core.core import Core
-from palestra.server.core.recovery import Recovery
+from palestra.server.core.journal_replay import Recovery
 from palestra.server.core.watchdog import RestartReason
 from palestra.server.core.worker_link import WorkerFrame
 from palestra.server.core.workers import WorkerHandle

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from palestra.config.train import GrpoConfig
-from palestra.training.batches.rows import DropReason, TrainingBatch
-from palestra.training.loops.health import is_counted
+from palestra.training.batches.grpo_batch import DropReason, TrainingBatch
+from palestra.training.loops.step_metrics import is_counted
 from palestra.types.rollouts import Group
 
 

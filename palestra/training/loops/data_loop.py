@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from palestra.config.train import RunConfig
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.turns import Example
+from palestra.training.batches.sft_examples import Example
 from palestra.training.listener import StageClock
 from palestra.training.policy import PolicyUpdate
 from palestra.training.session import TrainingSession

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from palestra.training.loops.health import (
+from palestra.training.loops.step_metrics import (
     Aggregate,
     Metrics,
     average,

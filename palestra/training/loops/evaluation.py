@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from palestra.config.train import EvalConfig
 from palestra.training.listener import RunListener, Stage
 from palestra.training.loops.eval_metrics import eval_metrics
-from palestra.training.loops.health import Aggregate, mean_by_name
+from palestra.training.loops.step_metrics import Aggregate, mean_by_name
 from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.sources import RolloutSource
 from palestra.training.seeds import derive_seed

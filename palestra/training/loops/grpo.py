@@ -14,17 +14,17 @@ from msgspec import Struct
 from palestra.config.train import EarlyStop, GrpoConfig
 from palestra.runs.reader import RunStatus
 from palestra.runs.writer import EventKind
-from palestra.training.batches.rows import TrainingBatch, build_batch, to_sequence, trainable_rows
+from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
 from palestra.training.listener import Stage, StageClock
 from palestra.training.loops.advice import advise, teaches_nothing
 from palestra.training.loops.evaluation import Evaluator
-from palestra.training.loops.health import Aggregate, step_metrics
-from palestra.training.loops.schedule import adam_at, learning_rate
+from palestra.training.loops.lr_schedule import adam_at, learning_rate
+from palestra.training.loops.step_metrics import Aggregate, step_metrics
 from palestra.training.policy import PolicyError, PolicySampler, PolicyUpdate, SamplingError
-from palestra.training.rollouts.collecting import Collector, TrainingError
+from palestra.training.rollouts.async_collector import StreamingCollector
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutLedger, RolloutSource
-from palestra.training.rollouts.streaming import StreamingCollector
+from palestra.training.rollouts.sync_collector import Collector, TrainingError
 from palestra.training.session import TrainingSession
 from palestra.training.state import RunState
 from palestra.types.rollouts import Branch, Group

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from msgspec import Struct
 
 from palestra.config.train import GrpoConfig
-from palestra.environments.order import TaskOrder
-from palestra.environments.sets import EnvironmentSet
+from palestra.environments.environment_set import EnvironmentSet
+from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunStatus
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts

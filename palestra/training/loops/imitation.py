@@ -14,7 +14,7 @@ from palestra.environments.fleet.gold import gold_lines
 from palestra.environments.fleet.platform_tasks import PlatformTasks
 from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.training.batches.conversations import ConversationFile, DatasetError, conversation_of
+from palestra.training.batches.conversation_files import ConversationFile, DatasetError, conversation_of
 from palestra.training.listener import RunListener, Silence
 from palestra.training.loops.sft import check_sft
 from palestra.util.files import replacing

@@ -13,9 +13,9 @@ from pathlib import Path
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import SftConfig
 from palestra.runs.reader import RunStatus
-from palestra.training.batches.conversations import CHECKED_ROWS, ConversationFile, DatasetError, conversation_of
+from palestra.training.batches.conversation_files import CHECKED_ROWS, ConversationFile, DatasetError, conversation_of
 from palestra.training.batches.data_order import DataOrder
-from palestra.training.batches.turns import Example, encode_example
+from palestra.training.batches.sft_examples import Example, encode_example
 from palestra.training.listener import RunListener, Stage, StageClock
 from palestra.training.loops.data_loop import (
     Metrics,
@@ -25,7 +25,7 @@ from palestra.training.loops.data_loop import (
     run_steps,
     speed_metrics,
 )
-from palestra.training.loops.schedule import adam_at
+from palestra.training.loops.lr_schedule import adam_at
 from palestra.training.policy import Policy
 from palestra.training.session import TrainingSession
 from palestra.types.rollouts import TrainSequence

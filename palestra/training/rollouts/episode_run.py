@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager, suppress
 from msgspec.structs import replace
 
 from palestra.config.train import GrpoConfig
-from palestra.environments.sets import EnvironmentSet
+from palestra.environments.environment_set import EnvironmentSet
 from palestra.episodes import AsyncEpisodeClient, AsyncRun, EpisodeClientError, RunSettings, play_async
 from palestra.episodes.client import api
 from palestra.training.aliases import api_key
 from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
 from palestra.training.rollouts.episode_names import GroupIdentity, GroupNames
 from palestra.training.rollouts.episode_player import EnvironmentPlayer, sampling_tags
 from palestra.training.rollouts.episode_rollouts import EpisodeReader
 from palestra.training.rollouts.episode_source import EpisodeContext, EpisodeSource, cancel_groups
 from palestra.training.rollouts.rollout_loop import RolloutSettings
+from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.training.session import TrainingSession
 from palestra.types.episodes import EpisodeInfo, EpisodeKind, EpisodeState, LeaseRef, WeightPolicy
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncRun, EpisodeApiError, EpisodeClientError, NewGroup
 from palestra.training.policy import PolicyError, PolicySampler
-from palestra.training.rollouts.collecting import TrainingError
 from palestra.training.rollouts.episode_log import EpisodeLog, refused_to_us
 from palestra.training.rollouts.episode_rollouts import EpisodeReader
+from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
 from palestra.types.rollouts import Group, GroupRequest, Task
 

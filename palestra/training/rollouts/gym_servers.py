@@ -18,7 +18,7 @@ from palestra.environments.gym.errors import NoGym, UnknownAgent
 from palestra.net.http_client import HttpClient
 from palestra.training.aliases import api_key
 from palestra.training.own_process import own_process
-from palestra.training.rollouts.collecting import TrainingError
+from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.types.gym import is_gym
 
 READY = "The gym is ready at "

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
 from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.batched import BatchedRollouts
 from palestra.training.rollouts.concurrent import ConcurrentRollouts
 from palestra.training.rollouts.gym_player import GymPlayer
+from palestra.training.rollouts.lockstep import BatchedRollouts
 from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.training.rollouts.rollout_loop import Environments, RolloutSettings
 from palestra.training.rollouts.sources import RolloutSource

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from palestra.environments.order import TaskOrder
+from palestra.environments.task_order import TaskOrder
 from palestra.training.seeds import derive_seed
 from palestra.types.rollouts import GroupRequest
 

@@ -20,10 +20,10 @@ from palestra.environments.fleet.prompts import PromptStyle
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.splits import split_tasks
 from palestra.environments.platform import make_task
-from palestra.training.batches.conversations import ConversationFile, conversation_of
-from palestra.training.batches.rows import DropReason, build_batch
-from palestra.training.loops.health import environment_metrics, label_metrics
-from palestra.training.rollouts.batched import BatchedRollouts
+from palestra.training.batches.conversation_files import ConversationFile, conversation_of
+from palestra.training.batches.grpo_batch import DropReason, build_batch
+from palestra.training.loops.step_metrics import environment_metrics, label_metrics
+from palestra.training.rollouts.lockstep import BatchedRollouts
 from palestra.training.rollouts.player import PlayerContext, play_rollout
 from palestra.training.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop

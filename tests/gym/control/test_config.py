@@ -13,7 +13,7 @@ from palestra.gym.config import GymSources, ReservedPorts, load_gym, masked, sho
 from palestra.gym.config.directives import apply_directives
 from palestra.gym.errors import GymConfigError
 from palestra.gym.records import GymConfig, Isolation, ServerKind
-from palestra.gym.roots import SHIPPED
+from palestra.gym.search_folders import SHIPPED
 
 MCQA = """
 mcqa: {resources_servers: {mcqa: {entrypoint: app.py, domain: knowledge, grading_mode: strict}}}

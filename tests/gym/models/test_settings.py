@@ -12,7 +12,7 @@ from palestra.gym.models import OpenAIModel, VLLMModel
 from palestra.gym.models.settings import read_capture
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.registry import load_class
-from palestra.gym.roots import SHIPPED
+from palestra.gym.search_folders import SHIPPED
 from tests.gym.models.scripted import OPENAI, VLLM, model
 
 

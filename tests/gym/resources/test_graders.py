@@ -10,7 +10,7 @@ import pytest
 
 from palestra.environments.sandbox import process
 from palestra.gym.errors import PeerFailed
-from palestra.gym.roots import SHIPPED
+from palestra.gym.search_folders import SHIPPED
 from palestra.gym.shipped.resources_servers.code_gen.app import CodeGen
 from palestra.gym.shipped.resources_servers.instruction_following.app import InstructionFollowing
 from palestra.gym.shipped.resources_servers.math_with_judge.app import Math

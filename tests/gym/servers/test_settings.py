@@ -13,7 +13,7 @@ from palestra.gym.errors import GymConfigError
 from palestra.gym.peers import GymPeers
 from palestra.gym.records import GymConfig
 from palestra.gym.registry import load_class
-from palestra.gym.roots import SHIPPED
+from palestra.gym.search_folders import SHIPPED
 from palestra.gym.servers.base import GymServer
 
 MODEL = "responses_api_models/vllm_model/configs/vllm_model.yaml"

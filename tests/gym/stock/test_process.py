@@ -177,7 +177,7 @@ def test_a_setting_that_its_config_class_ignores_is_told() -> None:
 
 def test_what_nemo_gym_would_have_brought_is_found_in_what_is_imported(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "palestra.gym.nemo_gym_compat.BROUGHT",
+        "palestra.gym.nemo_gym_compat.PROVIDED",
         {"absent_one": "one", "absent_two": "two", "absent_three": "three", "yaml": "pyyaml"},
     )
     root = tmp_path / "resources_servers"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from palestra.model import ops
+from palestra.model import block_ops as ops
 from palestra.model.attention.rope import Rotary
 
 Close = Callable[[Tensor, Tensor], None]

@@ -7,7 +7,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from palestra.model.sampling.pages import OutOfPages, PageNode, PagePool
+from palestra.model.sampling.kv_page_pool import OutOfPages, PageNode, PagePool
 
 SIZE = 2
 VERSIONS = st.sampled_from(["a", ("b", 1)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.model.sampling.pages import PagePool
+from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.scheduler import (
     RequestTooLarge,
     Scheduler,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palestra.model.distributions import inverse_cdf
+from palestra.model.sampling.distributions import inverse_cdf
 from palestra.model.sampling.token_draws import DrawnTokens, DrawRow, uniforms
 from palestra.model.sampling.token_draws import draw as draw_on_device
 from palestra.types import SamplingParams

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from palestra.server.broker import rate_limits as rates
-from palestra.server.broker.rate_limits import RateLimiter
+from palestra.server.broker import claim_rate_limits as rates
+from palestra.server.broker.claim_rate_limits import RateLimiter
 from tests.server.episodes.conftest import Api, player, ref, say
 from tests.server.model_api.conftest import Ephebe, _make
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import (

@@ -10,8 +10,8 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from palestra.chat.incremental_decoder import IncrementalDecoder
-from palestra.chat.reasoning_parser import (
+from palestra.chat.detokenizer import IncrementalDecoder
+from palestra.chat.output_parser import (
     ContentPiece,
     Piece,
     ReasoningParser,
@@ -21,9 +21,9 @@ from palestra.chat.reasoning_parser import (
 )
 from palestra.chat.tool_calls import ParsedCall
 from palestra.chat.tool_parsers import ToolParser
-from palestra.server.model_api.chat.detokenizer import Detokenizer
 from palestra.server.model_api.chat.events import ChatChoice, ChatFinishReason, SampledToken, ToolCall
 from palestra.server.model_api.chat.sampling_plan import SamplingPlan
+from palestra.server.model_api.chat.stop_detokenizer import Detokenizer
 from palestra.types.engine import StreamedTokens
 from palestra.types.sampling import SampledSequence, StopReason
 

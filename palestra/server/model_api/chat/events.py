@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.types.sampling import SampledSequence, SampleResult, TopLogprobs
 
 

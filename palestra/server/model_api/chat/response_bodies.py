@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from palestra import __version__
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.server.model_api.chat.calls import message_of
 from palestra.server.model_api.chat.events import (
     ChatAnswer,

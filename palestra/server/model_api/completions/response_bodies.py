@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from palestra.chat.incremental_decoder import IncrementalDecoder
+from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.server.model_api.chat.choice_stream import drawn_tokens, streamed_tokens
-from palestra.server.model_api.chat.detokenizer import Detokenizer
 from palestra.server.model_api.chat.events import SampledToken, TokenUsage
 from palestra.server.model_api.chat.response_bodies import CompletionHeader, stream_usage, usage_body
 from palestra.server.model_api.chat.sampling_plan import SamplingPlan
 from palestra.server.model_api.chat.schemas import CompletionRequest
+from palestra.server.model_api.chat.stop_detokenizer import Detokenizer
 from palestra.server.model_api.chat.token_logprobs import TokenNames
 from palestra.server.model_api.engine_sampler import SampleOutcome
 from palestra.server.model_api.sse import event

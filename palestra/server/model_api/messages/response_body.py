@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import groupby
 
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.server.model_api.chat.events import ChatAnswer, ChatChoice, ChatFinishReason, TokenUsage, ToolCall
 from palestra.server.model_api.chat.token_logprobs import LOWEST
 from palestra.server.model_api.messages.schemas import MessagesRequest

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.server.model_api.chat.events import (
     ChatAnswer,
     ChatEvent,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from palestra.chat.reasoning_parser import ContentPiece, ReasoningPiece
+from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.server.core.errors import ApiError
 from palestra.server.model_api.chat.events import (
     ChatAnswer,

@@ -12,7 +12,7 @@ from palestra.environments.platform.apps.forge.finding import files_of
 from palestra.environments.platform.apps.forge.seed import BROKEN, ME, NAMES
 from palestra.environments.platform.apps.forge.tasks_issues import commented, some_repo
 from palestra.environments.platform.expectations import FREE, Expected, FreeText, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.forge")
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TemplateMaker
 from palestra.environments.platform.apps.forge.seed import INJECTION, LABELS, ME, MILESTONES
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import (
+from palestra.environments.platform.task_templates import (
     AnswerKind,
     ExpectedAnswer,
     Params,

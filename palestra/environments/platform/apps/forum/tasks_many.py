@@ -10,7 +10,7 @@ from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import ME, RULES, TAGS
 from palestra.environments.platform.apps.forum.tasks_plain import commented, some_community
 from palestra.environments.platform.expectations import FREE, Expected, FreeText, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import Params, Solution, SolutionCall, read_pages
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall, read_pages
 
 template = TemplateMaker("palestra.environments.platform.apps.forum")
 

@@ -7,7 +7,7 @@ import random
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TemplateMaker
 from palestra.environments.platform.apps.forum.seed import INJECTION, ME
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.forum")
 

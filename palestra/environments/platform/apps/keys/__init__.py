@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp, TemplateMaker
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import DeletedRow, Expected, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import (
+from palestra.environments.platform.task_templates import (
     AnswerKind,
     ExpectedAnswer,
     Params,

@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from palestra.environments.platform.templates import SolutionCall
+from palestra.environments.platform.task_templates import SolutionCall
 from palestra.util.json_types import JsonObject
 
 STRANGER = "desk@account-audit.example"

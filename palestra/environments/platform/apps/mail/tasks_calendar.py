@@ -13,7 +13,7 @@ from palestra.environments.platform.apps.mail.expected import any_one, colleague
 from palestra.environments.platform.apps.mail.slots import Interval, free_slots
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected, FreeText, UpdatedRow
-from palestra.environments.platform.templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
 from palestra.environments.platform.times import between
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")

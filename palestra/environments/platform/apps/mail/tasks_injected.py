@@ -16,7 +16,7 @@ from palestra.environments.platform.apps.mail.injections import injection_in
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, FreeText
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")

@@ -10,7 +10,7 @@ from palestra.environments.platform.apps.mail.expected import any_contact, label
 from palestra.environments.platform.apps.mail.schema import INBOX, TRASH
 from palestra.environments.platform.apps.mail.sending import reply_subject
 from palestra.environments.platform.expectations import Expected, FreeText, UpdatedRow
-from palestra.environments.platform.templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 

@@ -21,7 +21,7 @@ from palestra.environments.platform.apps.mail.expected import (
 from palestra.environments.platform.apps.mail.schema import INBOX, NEWSLETTERS
 from palestra.environments.platform.apps.mail.sending import forward_subject
 from palestra.environments.platform.expectations import Expected, FreeText
-from palestra.environments.platform.templates import (
+from palestra.environments.platform.task_templates import (
     AnswerKind,
     ExpectedAnswer,
     Params,

@@ -10,7 +10,7 @@ from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, InsertedRow
-from palestra.environments.platform.templates import Params, SolutionCall
+from palestra.environments.platform.task_templates import Params, SolutionCall
 from palestra.util.json_types import JsonObject
 
 EDGE = 6  # days before the end of the prices in which no stay begins

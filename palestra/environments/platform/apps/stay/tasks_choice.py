@@ -21,7 +21,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
 )
 from palestra.environments.platform.apps.stay.tasks_plain import CONFIRMED
 from palestra.environments.platform.expectations import Expected, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.stay")
 

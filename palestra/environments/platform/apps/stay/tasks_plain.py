@@ -18,7 +18,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
     today,
 )
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow, UpdatedRow
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 
 template = TemplateMaker("palestra.environments.platform.apps.stay")
 

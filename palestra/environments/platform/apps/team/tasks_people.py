@@ -16,7 +16,7 @@ from palestra.environments.platform.apps.mail.expected import mails, scheduled, 
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 from palestra.environments.platform.worlds import within
 from palestra.util.json_types import JsonObject
 

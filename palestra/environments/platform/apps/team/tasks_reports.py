@@ -15,7 +15,7 @@ from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_injected import find_mail
 from palestra.environments.platform.apps.team.reports import CLOSE_ALL, report_in
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow
-from palestra.environments.platform.templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
 from palestra.environments.platform.worlds import at, within
 
 template = TemplateMaker("palestra.environments.platform.apps.team")

@@ -27,7 +27,7 @@ from palestra.environments.platform.apps.stay.task_parts import (
 from palestra.environments.platform.apps.stay.tasks_plain import cancelled
 from palestra.environments.platform.apps.travel.requests import CANCEL_ALL, request_in
 from palestra.environments.platform.expectations import Expected, FreeText
-from palestra.environments.platform.templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
 from palestra.environments.platform.worlds import at, within
 from palestra.util.json_types import JsonObject
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.chat import ParsedCall
-from palestra.chat.reasoning_parser import (
+from palestra.chat.output_parser import (
     ContentPiece,
     ParsedOutput,
     Piece,

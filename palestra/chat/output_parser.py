@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from palestra.chat.tags import Tags
+from palestra.chat.tag_scanner import Tags
 from palestra.chat.tool_calls import END_THINK, THINK, ParsedCall
 from palestra.chat.tool_parsers import ToolCallReader, ToolParser
 

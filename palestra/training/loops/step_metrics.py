@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palestra.config.train import GrpoConfig
 from palestra.environments.text import mean_of_numbers
 from palestra.training.batches.advantages import is_usable, mean_and_std
-from palestra.training.batches.rows import DropReason, TrainingBatch, is_zero_variance
+from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, is_zero_variance
 from palestra.training.batches.shaping import base_divergence, shaped_reward
 from palestra.training.policy import PolicyUpdate
 from palestra.types.rollouts import Group, Rollout, RolloutStop

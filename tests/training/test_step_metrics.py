@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.training.batches.rows import DropReason, TrainingBatch, build_batch
+from palestra.training.batches.grpo_batch import DropReason, TrainingBatch, build_batch
 from palestra.training.loops.eval_metrics import eval_metrics, pass_at_k
-from palestra.training.loops.health import environment_metrics, quantile, step_metrics
+from palestra.training.loops.step_metrics import environment_metrics, quantile, step_metrics
 from palestra.training.policy import PolicyUpdate
 from palestra.types.rollouts import Group, RolloutStop, Task
 from tests.training.records import group_of, make_config, make_group, make_rollout, make_turn

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from palestra.chat.incremental_decoder import IncrementalDecoder
+from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.types import SamplingParams
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from palestra.chat import ChatTokenizer
-from palestra.chat.incremental_decoder import IncrementalDecoder
+from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.chat.tokenizer_files import TokenizerFiles
 from palestra.config.bundled import bundled_model
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from palestra.config.train import GrpoConfig
-from palestra.training.batches.rows import is_zero_variance
+from palestra.training.batches.grpo_batch import is_zero_variance
 from palestra.training.listener import RunListener, Stage
 from palestra.training.policy import PolicySampler
 from palestra.training.rollouts.requests import RequestMaker

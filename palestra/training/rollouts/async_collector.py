@@ -11,12 +11,12 @@ from types import TracebackType
 from msgspec import Struct
 
 from palestra.config.train import GrpoConfig
-from palestra.training.batches.rows import is_zero_variance
+from palestra.training.batches.grpo_batch import is_zero_variance
 from palestra.training.listener import RunListener, Stage
 from palestra.training.policy import PolicySampler
-from palestra.training.rollouts.collecting import raise_if_all_failed
 from palestra.training.rollouts.requests import RequestMaker
 from palestra.training.rollouts.sources import RolloutSource, lost_rollouts
+from palestra.training.rollouts.sync_collector import raise_if_all_failed
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop
 
 HOPELESS = 4
