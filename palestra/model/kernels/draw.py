@@ -101,12 +101,13 @@ def _nucleus_kernel(LOGITS, TOP_P, OUT, n, stride, BLOCK: tl.constexpr):
                 mass2 += tl.sum(tl.where(order >= second, p, 0.0))
                 mass3 += tl.sum(tl.where(order >= third, p, 0.0))
             enough = top_p * total
-            higher = tl.where(mass1 < enough, first, tl.where(mass2 < enough, second, third))
-            higher = tl.where(mass3 >= enough, high, higher)
-            low = tl.where(mass1 >= enough, first, low)
-            low = tl.where(mass2 >= enough, second, low)
-            low = tl.where(mass3 >= enough, third, low)
-            high = tl.minimum(high, higher)
+            # A NaN is never enough, so that the range shrinks and the loop ends on any row.
+            is1 = mass1 >= enough
+            is2 = is1 & (mass2 >= enough)
+            is3 = is2 & (mass3 >= enough)
+            upper = tl.where(is3, high, tl.where(is2, third, tl.where(is1, second, first)))
+            low = tl.where(is3, third, tl.where(is2, second, tl.where(is1, first, low)))
+            high = tl.minimum(high, upper)
         bits = low.to(tl.int32)
         tl.store(OUT + row, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
 
