@@ -82,7 +82,8 @@ class Backend(Protocol):
     def card(self) -> ModelCard: ...
     @property
     def token_budget(self) -> int:
-        """Of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
+        """Tokens of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits; only
+        `save_memory` may lower it."""
         ...
 
     @property
