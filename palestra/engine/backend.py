@@ -82,7 +82,8 @@ class ComputeBackend(Protocol):
     def card(self) -> ModelCard: ...
     @property
     def token_budget(self) -> int:
-        """Tokens of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits."""
+        """Tokens of a joined micro-batch. Fixed for the life of a state folder, or replay ends at other bits; only
+        `save_memory` may lower it."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,6 +254,7 @@ class TorchBackend:
     def save_memory(self, error: Exception) -> str | None:
         if not isinstance(error, torch.OutOfMemoryError):
             return None
+        traceback.clear_frames(error.__traceback__)  # they hold what the pass had computed
         torch.cuda.empty_cache()
         if not self.trainer.checkpointing:
             self.trainer.checkpointing = True  # the same bits, recomputed

@@ -295,7 +295,8 @@ class TrainingExecutor:
                 continue
             if part.running.train:
                 self.backend.restore_gradient(part.model.weights, part.running.gradient)
-            if len(parts) == 1 and saved is None:
+            is_outdated = part.batch.tokens > self.backend.token_budget and len(part.batch.numbers) > 1
+            if len(parts) == 1 and saved is None and not is_outdated:  # planned before the budget was cut: plan anew
                 self._finish(part.model, self._failure(error, part.model), part.running.compute_s)
             else:
                 part.model.running = None

@@ -183,6 +183,22 @@ def test_a_pass_that_runs_out_of_memory_is_tried_again_with_less(
     assert len(forwards) == 1
 
 
+def test_a_pass_planned_before_micro_batches_were_cut_is_planned_anew(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty.create("a", "bb")
+
+    def maybe(what: str, parts: Any) -> None:
+        if what == "forward" and sum(part.tokens for part in parts) > 32:
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(faulty.backend, "_maybe", maybe)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    requests = [faulty.train(n, faulty.a_pass(6, seed=len(n))) for n in ("a", "bb")]
+    faulty.run()
+    assert not any(isinstance(faulty.outcome(request), EngineFailure) for request in requests)
+
+
 def test_a_dead_device_answers_nobody(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process replays: a failure now would be kept as the result."""
     faulty.create("a")

@@ -143,6 +143,16 @@ def test_grammars_and_stops_are_the_same_when_tokens_are_read_a_step_late(bench,
     bench.check_nothing_left(sampler)
 
 
+def test_an_aborted_request_leaves_no_unread_tokens_behind(bench):
+    sampler = bench.sampler(runs_ahead=True)
+    number = sampler.submit(bench.request([1, 2, 3], max_tokens=50))
+    sampler.step()
+    sampler.step()
+    sampler.abort(number)
+    assert not sampler.has_work
+    assert len(sampler.generate([bench.request([1, 2, 3], max_tokens=5)])[0].sequences[0].tokens) == 5
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_step_that_fails_with_tokens_unread_ends_those_in_it_only(bench, steps, monkeypatch):
     """The one whose last token was drawn already gets it."""

@@ -74,7 +74,8 @@ class TiledPagedAttention:
         shared = None
         if len(arrays.tiles):
             tables = [to_device(array, device) for array in (arrays.tiles, arrays.rows, arrays.by_row)]
-            shared = shared_splits(tables[0], tables[1], tables[2], cache.spec)
+            results = SharedResults.of(len(arrays.tiles), cache.spec, device)
+            shared = shared_splits(tables[0], tables[1], tables[2], cache.spec, results)
         return cls(cache, slots, pages, tiles, shared)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class SharedArrays:
         rows: list[list[int]] = []
         by_row = np.zeros((len(plan.decode), 2), np.int32)
         first, source = 0, 0
-        while first < len(plan.decode):
+        while first < len(plan.decode) and KEY_SPLIT % page_size == 0:
             end, splits = _sharing(plan.decode, first, queries, step)
             if splits:
                 members = list(range(first, end))
@@ -125,9 +126,11 @@ def _sharing(seqs: Seq[Sequence], first: int, most: int, step: int) -> tuple[int
     pages, end, splits = seqs[first].pages, first + 1, 0
     for seq in seqs[first + 1 : first + most]:
         found = min(len(pages), len(seq.pages)) // step
-        while found and pages[found * step - 1] != seq.pages[found * step - 1]:  # a page knows all that is before it
+        if not found or pages[step - 1] != seq.pages[step - 1]:
+            break
+        while pages[found * step - 1] != seq.pages[found * step - 1]:  # a page knows all that is before it
             found -= 1
-        if found == 0 or found < splits:
+        if found < splits:
             break
         splits, end = splits or found, end + 1
     return end, splits
@@ -137,12 +140,25 @@ def shared_tile_rows(group: int) -> int:
     return max(TILE_ROWS, 1 << (group - 1).bit_length())
 
 
-def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec) -> SharedSplits:
-    """With room for the results."""
-    shape = (rows.numel(), spec.n_heads, spec.head_dim)
-    acc = torch.empty(shape, dtype=torch.float32, device=rows.device)
-    m, weight = (torch.empty(shape[:2], dtype=torch.float32, device=rows.device) for _ in range(2))
-    return SharedSplits(tiles, rows, by_row, m, weight, acc, shared_tile_rows(spec.n_heads // spec.n_kv_heads))
+@dataclass(frozen=True, slots=True)
+class SharedResults:
+    """Room for what is computed once: see `SharedSplits`."""
+
+    m: Tensor
+    weight: Tensor
+    acc: Tensor
+
+    @classmethod
+    def of(cls, n_tiles: int, spec: ModelSpec, device: torch.device) -> SharedResults:
+        group = spec.n_heads // spec.n_kv_heads
+        shape = (n_tiles * (shared_tile_rows(group) // group), spec.n_heads)
+        m, weight = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(m, weight, torch.empty(*shape, spec.head_dim, dtype=torch.float32, device=device))
+
+
+def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec, results: SharedResults) -> SharedSplits:
+    tile_rows = shared_tile_rows(spec.n_heads // spec.n_kv_heads)
+    return SharedSplits(tiles, rows, by_row, results.m, results.weight, results.acc, tile_rows)
 
 
 def page_numbers(plan: StepPlan) -> NDArray[np.int32]:

@@ -41,11 +41,11 @@ def _pick_kernel(
     target = tl.load(U + row) * tl.sum(mass)
     last = tl.max(tl.where(mass > 0.0, b, 0))
     block = tl.minimum(tl.sum((ends <= target).to(tl.int32)), last)
-    before = tl.sum(tl.where(b < block, mass, 0.0))
+    rest = tl.maximum(target - tl.sum(tl.where(b < block, mass, 0.0)), 0.0)
     p = _probabilities(LOGITS, SUMS, TEMPERATURES, row, block * BLOCK + j, n, stride)
     inside = tl.cumsum(p.to(tl.float64), 0)
     # The block's own running sum may round to less than its share of the total: stay within what can be drawn.
-    place = tl.minimum(tl.sum((inside <= target - before).to(tl.int32)), tl.max(tl.where(p > 0.0, j, 0)))
+    place = tl.minimum(tl.sum((inside <= rest).to(tl.int32)), tl.max(tl.where(p > 0.0, j, 0)))
     tl.store(TOKENS + row, (block * BLOCK + place).to(tl.int64))
 
 
@@ -92,7 +92,8 @@ def _nucleus_kernel(LOGITS, TOP_P, OUT, n, stride, BLOCK: tl.constexpr):
         low, high = _order(tl.full((), -float("inf"), tl.float32)), _order(largest) + 1
         while high - low > 1:  # `low` has enough at or above it, `high` has not
             step = tl.maximum((high - low) // 4, 1)
-            first, second, third = low + step, low + 2 * step, low + 3 * step
+            first = low + step
+            second, third = tl.minimum(low + 2 * step, high - 1), tl.minimum(low + 3 * step, high - 1)
             mass1, mass2, mass3 = 0.0, 0.0, 0.0
             for start in range(0, n, BLOCK):
                 x = tl.load(LOGITS + row * stride + start + i, mask=start + i < n, other=-float("inf"))
@@ -101,12 +102,13 @@ def _nucleus_kernel(LOGITS, TOP_P, OUT, n, stride, BLOCK: tl.constexpr):
                 mass2 += tl.sum(tl.where(order >= second, p, 0.0))
                 mass3 += tl.sum(tl.where(order >= third, p, 0.0))
             enough = top_p * total
-            higher = tl.where(mass1 < enough, first, tl.where(mass2 < enough, second, third))
-            higher = tl.where(mass3 >= enough, high, higher)
-            low = tl.where(mass1 >= enough, first, low)
-            low = tl.where(mass2 >= enough, second, low)
-            low = tl.where(mass3 >= enough, third, low)
-            high = tl.minimum(high, higher)
+            # A NaN is never enough, so that the range shrinks and the loop ends on any row.
+            is1 = mass1 >= enough
+            is2 = is1 & (mass2 >= enough)
+            is3 = is2 & (mass3 >= enough)
+            upper = tl.where(is3, high, tl.where(is2, third, tl.where(is1, second, first)))
+            low = tl.where(is3, third, tl.where(is2, second, tl.where(is1, first, low)))
+            high = tl.minimum(high, upper)
         bits = low.to(tl.int32)
         tl.store(OUT + row, (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
 

@@ -21,6 +21,7 @@ from palestra.model.attention.kv_cache import KVCache, write_slots
 from palestra.model.attention.tiled import (
     DECODE_ROWS,
     SharedArrays,
+    SharedResults,
     TiledPagedAttention,
     page_numbers,
     row_spans,
@@ -71,6 +72,8 @@ class DecodeGraphs:
         queries = shared_tile_rows(self._group) // self._group
         self._inputs = _Inputs(most_rows, most_rows * most_pages, queries, decoder.spec.n_layers, cache.device)
         self._graphs: dict[GraphKey, _Graph] = {}
+        self._results: dict[int, SharedResults] = {}
+        """By the number of tiles that share keys."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
@@ -93,7 +96,10 @@ class DecodeGraphs:
             rank = max(layout.rank for layout in arrays.layouts)
             tiles = few if len(arrays.tiles) <= few else size
             key = GraphKey(size, tiles, 1 << (rank - 1).bit_length(), shared_tiles)
-        self.record(key)
+        try:
+            self.record(key)
+        except torch.OutOfMemoryError:
+            return None
         self._inputs.fill(plan, tokens, arrays, shared, self.cache.page_size)
         graph = self._graphs[key]
         graph.graph.replay()
@@ -128,7 +134,9 @@ class DecodeGraphs:
         shared = None
         if n := key.shared_tiles:
             arrays = (inputs.shared_tiles[:n], inputs.shared_rows[:n], inputs.shared_by_row[:rows])
-            shared = shared_splits(*arrays, self.decoder.spec)
+            if n not in self._results:  # graphs are replayed one after another: they share the room
+                self._results[n] = SharedResults.of(n, self.decoder.spec, self.cache.device)
+            shared = shared_splits(*arrays, self.decoder.spec, self._results[n])
         tiles = Tiles(inputs.tiles[:rows], max(DECODE_ROWS, 1 << (self._group - 1).bit_length()))
         attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, [tiles], shared)
         plan = LoraPlan()
@@ -202,6 +210,7 @@ class _Inputs:
 
     def clear(self) -> None:
         """A step without rows."""
+        self._copied.synchronize()
         for name, (host, _) in self._views.items():
             host[...] = -1 if name in ("slots", "lora_offsets") else 0
         self._device.copy_(self._host)
@@ -216,7 +225,7 @@ class _Inputs:
         views["slots"][:rows] = write_slots(plan, page_size)
         views["slots"][rows:] = -1
         views["tiles"][:rows] = row_spans(plan)
-        views["tiles"][rows:, 2] = 0
+        views["tiles"][rows:] = 0
         views["lora_tiles"][:, 1] = 0
         if lora is not None:
             n = len(lora.tiles)

@@ -212,7 +212,10 @@ class Sampler:
                 if is_scheduled:
                     self.scheduler.abort(sample.seq)
                 sample.stop_reason = StopReason.ABORT
-        return self._close(request)
+        result = self._close(request)
+        if self._flight is not None and not self._samples.keys() & self._flight.places.keys():
+            self._flight = None  # nobody waits for its tokens any more
+        return result
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:

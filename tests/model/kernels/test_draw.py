@@ -88,3 +88,20 @@ def test_the_nucleus_is_the_smallest_set_that_is_likely_enough(values: list[floa
     above = p[torch.tensor(values) > threshold].sum().item()
     assert kept >= top_p - 1e-5
     assert above < top_p + 1e-5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_a_number_ends_and_leaves_the_others_alone(logits: torch.Tensor, value: float) -> None:
+    rows = [row(i, top_p=0.9) for i in range(6)]
+    before = draw(logits, rows).read()
+    ruined = logits.clone()
+    ruined[2, 5] = value
+    after = draw(ruined, rows).read()
+    for i in (0, 1, 3, 4, 5):
+        assert (after.tokens[i], after.logprobs[i]) == (before.tokens[i], before.logprobs[i])
+    assert 0 <= after.tokens[2] < VOCAB
+
+
+def test_a_top_p_of_nearly_nothing_leaves_the_best(logits: torch.Tensor) -> None:
+    rows = [row(i, top_p=1e-50) for i in range(6)]
+    assert draw(logits, rows).read().tokens == logits.argmax(-1).tolist()
