@@ -13,8 +13,12 @@ from typing import Annotated, Any
 from fastapi import Body, FastAPI, Request
 from pydantic import Field
 
-from nemo_gym.agent_sessions import *  # noqa: F403
-from nemo_gym.agent_sessions import AgentSessions
+from nemo_gym.agent_sessions import (
+    AgentCloseSessionResponse,
+    AgentSeedSessionRequest,
+    AgentSessions,
+    AgentSessionState,
+)
 from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
 from nemo_gym.config_types import (
     ROLLOUT_PATH_PREFIX,
@@ -38,6 +42,20 @@ from nemo_gym.server_utils import (
     rollout_path_prefix,
 )
 from nemo_gym.tool_access import ToolAccess
+
+__all__ = [
+    "AgentCloseSessionResponse",
+    "AgentSeedSessionRequest",
+    "AgentSessionState",
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseResponsesAPIAgent",
+    "BaseResponsesAPIAgentConfig",
+    "BaseRunRequest",
+    "BaseVerifyResponse",
+    "Body",
+    "SimpleResponsesAPIAgent",
+]
 
 
 class BaseResponsesAPIAgentConfig(BaseRunServerInstanceConfig):

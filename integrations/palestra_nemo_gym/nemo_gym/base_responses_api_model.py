@@ -21,6 +21,14 @@ from nemo_gym.openai_utils import (
 from nemo_gym.rollout_correlation import RolloutContextMiddleware
 from nemo_gym.server_utils import BaseRunServerInstanceConfig, BaseServer, SimpleServer
 
+__all__ = [
+    "BaseResponsesAPIModel",
+    "BaseResponsesAPIModelConfig",
+    "Body",
+    "SimpleResponsesAPIModel",
+    "start_model_execution",
+]
+
 
 def start_model_execution(request: Request, *, upstream_attempted: bool) -> JsonObject:
     """Where a model server notes how an answer came about: for records that are not made here."""

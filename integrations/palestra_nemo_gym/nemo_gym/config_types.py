@@ -12,6 +12,27 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nemo_gym.json_types import JsonObject
 
+__all__ = [
+    "AGENT_REF_KEY",
+    "ROLLOUT_PATH_PREFIX",
+    "TOKEN_CAPTURE_PATH_SEGMENT",
+    "AgentServerRef",
+    "AggregateMetrics",
+    "AggregateMetricsRequest",
+    "BaseNeMoGymCLIConfig",
+    "BaseRunServerConfig",
+    "BaseRunServerInstanceConfig",
+    "BaseServerConfig",
+    "ConfigError",
+    "DictConfig",
+    "Domain",
+    "ModelServerRef",
+    "OmegaConf",
+    "ResourcesServerRef",
+    "ServerRef",
+    "is_server_ref",
+]
+
 AGENT_REF_KEY = "agent_ref"
 ROLLOUT_PATH_PREFIX = "ng-rollout"
 TOKEN_CAPTURE_PATH_SEGMENT = "training-token-capture"

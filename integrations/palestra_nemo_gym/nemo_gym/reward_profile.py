@@ -13,7 +13,21 @@ from typing import Any
 from nemo_gym.config_types import AggregateMetrics
 from nemo_gym.global_config import ROLLOUT_INDEX_KEY_NAME, TASK_INDEX_KEY_NAME
 from nemo_gym.json_types import JsonMapping, JsonObject
-from nemo_gym.pass_rates import *  # noqa: F403
+from nemo_gym.pass_rates import (
+    add_avg_sample_std_dev,
+    compute_pass_majority_metrics,
+    compute_subset_metrics,
+    highest_k_metrics,
+)
+
+__all__ = [
+    "AggregateMetricsMixin",
+    "add_avg_sample_std_dev",
+    "compute_aggregate_metrics",
+    "compute_pass_majority_metrics",
+    "compute_subset_metrics",
+    "highest_k_metrics",
+]
 
 _KEYS = (TASK_INDEX_KEY_NAME, ROLLOUT_INDEX_KEY_NAME, "mask_sample")
 Rollout = JsonObject

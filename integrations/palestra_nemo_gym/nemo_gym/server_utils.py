@@ -20,8 +20,17 @@ from fastapi import FastAPI
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 
-from nemo_gym.calls import *  # noqa: F403
-from nemo_gym.calls import MAX_NUM_TRIES, request
+from nemo_gym.calls import (
+    MAX_NUM_TRIES,
+    GlobalAIOHTTPAsyncClientConfig,
+    get_global_aiohttp_client,
+    get_response_json,
+    is_global_aiohttp_client_request_debug_enabled,
+    is_global_aiohttp_client_setup,
+    raise_for_status,
+    request,
+    set_global_aiohttp_client,
+)
 from nemo_gym.config_types import (
     ROLLOUT_PATH_PREFIX,
     TOKEN_CAPTURE_PATH_SEGMENT,
@@ -37,8 +46,32 @@ from nemo_gym.global_config import (
 )
 from nemo_gym.middleware import add_exception_handling, add_sessions
 from nemo_gym.rollout_correlation import current_rollout_id, maybe_rollout_id_from_run_body
-from nemo_gym.serving import is_nemo_gym_fastapi_entrypoint as is_nemo_gym_fastapi_entrypoint
-from nemo_gym.serving import serve
+from nemo_gym.serving import is_nemo_gym_fastapi_entrypoint, serve
+
+__all__ = [
+    "MAX_NUM_TRIES",
+    "SESSION_ID_KEY",
+    "BaseRunServerInstanceConfig",
+    "BaseServer",
+    "BaseServerConfig",
+    "ClientResponse",
+    "GlobalAIOHTTPAsyncClientConfig",
+    "ServerClient",
+    "SimpleServer",
+    "apply_rollout_prefix",
+    "get_first_server_config_dict",
+    "get_global_aiohttp_client",
+    "get_global_config_dict",
+    "get_response_json",
+    "get_server_url",
+    "is_global_aiohttp_client_request_debug_enabled",
+    "is_global_aiohttp_client_setup",
+    "is_nemo_gym_fastapi_entrypoint",
+    "raise_for_status",
+    "request",
+    "rollout_path_prefix",
+    "set_global_aiohttp_client",
+]
 
 log = logging.getLogger("nemo_gym")
 
