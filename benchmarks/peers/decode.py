@@ -95,7 +95,7 @@ class Ceilings:
         return cls(2 * (4 << 30) / fastest(lambda: b.copy_(a)), 2 * 8192**3 / fastest(lambda: x @ y))
 
     def tokens_per_s(self, spec: ModelSpec, work: DecodeWork, itemsize: int = 2) -> float:
-        """Of a step that reads all weights and all keys and values once, or is bound by its products."""
+        """The fastest a step can be that reads all weights, keys and values once, or is bound by its products."""
         kv_bytes = 2 * spec.n_layers * spec.kv_size * itemsize * work.rows * work.context
         reading = (spec.n_parameters * itemsize + kv_bytes) / self.bytes_per_s
         products = 2 * spec.n_parameters * work.rows / self.flops_per_s + kv_bytes / self.bytes_per_s

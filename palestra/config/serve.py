@@ -130,7 +130,7 @@ class ModelConfig(Config):
     """Tokens whose keys and values are kept. None: as many as `cache_share` of a GPU's memory holds, or 512 MiB of a
     CPU's."""
     cache_share: float = Field(default=0.5, gt=0, lt=1)
-    """Of the memory that a GPU has left beside the weights: for keys and values; the rest is for training."""
+    """Share of the memory that a GPU has left beside the weights, for keys and values; the rest is for training."""
     sampler_memory_bytes: PositiveInt = 1 << 30
     """Memory for kept samplers; the least recently used ones beyond it spill to disk."""
     snapshot_every_s: PositiveFloat = 10.0

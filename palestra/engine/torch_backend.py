@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 MOMENTS: tuple[Rows, ...] = ("exp_avg", "exp_avg_sq")
 CPU_ROWS, GPU_ROWS = 256, 512
-WARM_UP_SAYS_S = 2.0
+WARM_UP_LOG_S = 2.0
 CUDA_TOKENS = 8192
 CPU_WORK = 1 << 31  # parameters times tokens: a forward of about 30 ms on two cores
 MIN_TOKENS, MAX_TOKENS = 128, 2048
@@ -105,15 +105,15 @@ class TorchBackend:
         )
 
     def _warm_up(self) -> None:
-        start = told = time.monotonic()
+        start = logged_at = time.monotonic()
 
-        def tell(done: int, of: int) -> None:
-            nonlocal told
-            if (now := time.monotonic()) > told + WARM_UP_SAYS_S:
-                told = now
+        def log_progress(done: int, of: int) -> None:
+            nonlocal logged_at
+            if (now := time.monotonic()) > logged_at + WARM_UP_LOG_S:
+                logged_at = now
                 log.info("recording_decode_graphs done=%d of=%d", done, of)
 
-        self.sampler.warm_up(tell)
+        self.sampler.warm_up(log_progress)
         if self.sampler.graphs is not None:
             log.info("decode_graphs_ready seconds=%.1f", time.monotonic() - start)
 

@@ -61,8 +61,6 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
         match one:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield one.name
-            case ast.ImportFrom(module=str(module), names=[ast.alias(name="*")]):
-                yield from (name for name in compat_names(module) or () if not name.startswith("_"))
             case ast.Import() | ast.ImportFrom():
                 yield from (each.asname or each.name for each in one.names)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict()) if name == _LAZY:

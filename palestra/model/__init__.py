@@ -17,7 +17,8 @@ from palestra.model.loading.model_folder import Model, load_model, load_tokenize
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import export_merged, load_adapter, load_into, load_snapshot, save_adapter
 from palestra.model.lora.adapters import Adapter, AdapterPool
-from palestra.model.sampling.sampler import Failed, Finished, Sampler, StepOutput, TokenEvent
+from palestra.model.sampling.running_requests import Failed, Finished, StepOutput, TokenEvent
+from palestra.model.sampling.sampler import Sampler
 from palestra.model.sampling.token_draws import TokenMask
 from palestra.model.training.losses import combine_metrics
 from palestra.model.training.optimizer import StepResult

@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,16 @@ from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
 from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.request_checks import check_request
+from palestra.model.sampling.running_requests import (
+    Failed,
+    Finished,
+    RunningRequest,
+    RunningSequence,
+    SharedWeights,
+    StepOutput,
+    TokenEvent,
+    UnreadTokens,
+)
 from palestra.model.sampling.scheduler import (
     PENDING,
     Ready,
@@ -48,7 +57,7 @@ from palestra.model.sampling.scheduler import (
     StepPlan,
 )
 from palestra.model.sampling.stop_strings import ends_with_stop
-from palestra.model.sampling.token_draws import DrawRow, Draws, TokenMask, draw
+from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw
 from palestra.model.training.head import chunk_rows, logits_of
 from palestra.model.transfers import to_device
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
@@ -59,85 +68,6 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 512 << 20
 CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
 GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else to do
-
-
-@dataclass(slots=True, frozen=True)
-class TokenEvent:
-    """A token as it was drawn, for streams."""
-
-    request_id: int
-    sample: int
-    token: int
-    logprob: float
-    """The raw one, where the request asked for those."""
-    top: TopLogprobs | None
-    is_first: bool
-    """Whether it is the first token of its sequence."""
-
-
-@dataclass(slots=True, frozen=True)
-class Finished:
-    request_id: int
-    result: SampleResult
-
-
-@dataclass(slots=True, frozen=True)
-class Failed:
-    """A request that ended with an error, its own mask's or that of the step it was in: the others go on."""
-
-    request_id: int
-    error: Exception
-
-
-@dataclass(slots=True)
-class StepOutput:
-    tokens: list[TokenEvent] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Sample:
-    """One sequence of a request."""
-
-    request: _Request
-    index: int
-    seq: Sequence
-    draw: DrawRow
-    mask: TokenMask | None = None
-    logprobs: list[float] = field(default_factory=list)
-    raw: list[float] = field(default_factory=list)
-    top: list[TopLogprobs] = field(default_factory=list)
-    stop_reason: StopReason | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Weights:
-    """A snapshot that the requests for the same weights share."""
-
-    adapter: Adapter
-    requests: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    id: int
-    spec: SampleRequest
-    weights: _Weights | None
-    """A snapshot: training goes on meanwhile, this request does not notice."""
-    stop_ids: tuple[int, ...]
-    scores: PromptScores | None
-    samples: list[_Sample] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """Tokens that were drawn, but not read."""
-
-    draws: list[tuple[list[_Sample], Draws]]
-    places: dict[int, int]
-    """Index into `tokens` by the sequence's uid."""
-    tokens: Tensor
 
 
 class Sampler:
@@ -166,13 +96,13 @@ class Sampler:
         self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
         self.graphs = _decode_graphs(decoder, self.cache, max_rows)
         self._ids, self._uids = itertools.count(), itertools.count()
-        self._requests: dict[int, _Request] = {}
-        self._samples: dict[int, _Sample] = {}
-        self._weights: dict[int, _Weights] = {}
+        self._requests: dict[int, RunningRequest] = {}
+        self._samples: dict[int, RunningSequence] = {}
+        self._weights: dict[int, SharedWeights] = {}
         self.grammars = None if tokenizer is None else Grammars(tokenizer, spec.vocab_size)
         self._compiling: dict[int, Future[CompiledGrammar]] = {}
         """By request: what it waits for, before anything is computed."""
-        self._flight: _Flight | None = None
+        self._flight: UnreadTokens | None = None
 
     @property
     def has_work(self) -> bool:
@@ -273,21 +203,21 @@ class Sampler:
 
     # A request's way in
 
-    def _borrow(self, adapter: Adapter) -> _Weights:
+    def _borrow(self, adapter: Adapter) -> SharedWeights:
         self.pool.require(adapter)
         weights = self._weights.get(adapter.weights_id)
         if weights is None:
-            weights = self._weights[adapter.weights_id] = _Weights(self.pool.snapshot(adapter))
+            weights = self._weights[adapter.weights_id] = SharedWeights(self.pool.snapshot(adapter))
         weights.requests += 1
         return weights
 
-    def _give_back(self, weights: _Weights | None) -> None:
+    def _give_back(self, weights: SharedWeights | None) -> None:
         if weights is not None:
             weights.requests -= 1
             if not weights.requests:
                 self.pool.free(self._weights.pop(weights.adapter.weights_id).adapter)
 
-    def _enqueue(self, request: SampleRequest, weights: _Weights | None, mask: TokenMask | None) -> int:
+    def _enqueue(self, request: SampleRequest, weights: SharedWeights | None, mask: TokenMask | None) -> int:
         p, prompt = request.params, request.prompt
         stop_ids = self.decoder.spec.eos_token_ids if p.stop_token_ids is None else p.stop_token_ids
         stop_ids = tuple(t for t in stop_ids if 0 <= t < self.decoder.spec.vocab_size)
@@ -297,7 +227,7 @@ class Sampler:
             max_len = max(len(prompt) + 1, min(max_len, self.pages.n_pages * self.pages.page_size))
         seed = secrets.randbits(64) if p.seed is None else p.seed
         scores = PromptScores.of(request, seed, self.decoder.spec.vocab_size)
-        entry = _Request(next(self._ids), request, weights, stop_ids, scores)
+        entry = RunningRequest(next(self._ids), request, weights, stop_ids, scores)
         version = 0 if weights is None else weights.adapter.weights_id
         for index in range(request.num_samples):
             seq = Sequence(
@@ -310,7 +240,7 @@ class Sampler:
                 compute_from=None if scores is None else scores.first_row,
             )
             row = DrawRow(p, seed, index, request.prompt, [], stop_ids, request.raw_logprobs)
-            entry.samples.append(_Sample(entry, index, seq, row, mask))
+            entry.samples.append(RunningSequence(entry, index, seq, row, mask))
         leader = entry.samples[0].seq
         leader.siblings = [s.seq for s in entry.samples[1:]]
         if request.grammar is not None and self.grammars is not None:
@@ -415,7 +345,7 @@ class Sampler:
         alive = [Ready(r.row, [s for s in r.seqs if s.uid not in over]) for r in ready] if over else ready
         return [r for r in alive if r.seqs]
 
-    def _ask_mask(self, sample: _Sample) -> bool:
+    def _ask_mask(self, sample: RunningSequence) -> bool:
         """Whether anything can follow."""
         assert sample.mask is not None
         vocab_size, generated = self.decoder.spec.vocab_size, sample.draw.generated
@@ -429,7 +359,7 @@ class Sampler:
             raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
         return bool(allowed.any())
 
-    def _draw(self, plan: StepPlan, hidden: Tensor, output: StepOutput) -> _Flight | None:
+    def _draw(self, plan: StepPlan, hidden: Tensor, output: StepOutput) -> UnreadTokens | None:
         """Logits once per ready row; each of its sequences draws from them, some at a time: a draw holds its rows a
         few times over."""
         ready = self._ask_masks(self.scheduler.commit(plan), output)
@@ -458,7 +388,7 @@ class Sampler:
             else:  # whatever the token is, it is the last
                 self.scheduler.finish(sample.seq)
         tokens = draws[0][1].tokens if len(draws) == 1 else torch.cat([d.tokens for _, d in draws])
-        return _Flight(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
+        return UnreadTokens(draws, {sample.seq.uid: i for i, sample in enumerate(samples)}, tokens)
 
     def _settle(self, output: StepOutput) -> None:
         """Reads what was drawn last."""
@@ -471,7 +401,7 @@ class Sampler:
                         sample.top.append(TopLogprobs(tuple(drawn.top_ids[i][:k]), tuple(drawn.top_logprobs[i][:k])))
                     self._advance(sample, drawn.tokens[i], drawn.logprobs[i], drawn.raw[i], output)
 
-    def _advance(self, sample: _Sample, token: int, logprob: float, raw: float, output: StepOutput) -> None:
+    def _advance(self, sample: RunningSequence, token: int, logprob: float, raw: float, output: StepOutput) -> None:
         request, generated = sample.request, sample.draw.generated
         assert isinstance(generated, list)
         generated.append(token)
@@ -489,13 +419,13 @@ class Sampler:
         else:
             self._finish(sample, output)
 
-    def _finish(self, sample: _Sample, output: StepOutput) -> None:
+    def _finish(self, sample: RunningSequence, output: StepOutput) -> None:
         request = sample.request
         self.scheduler.finish(sample.seq)
         if all(s.stop_reason is not None for s in request.samples):
             output.finished.append(Finished(request.id, self._close(request)))
 
-    def _has_stopped(self, request: _Request, generated: list[int]) -> bool:
+    def _has_stopped(self, request: RunningRequest, generated: list[int]) -> bool:
         stops = request.spec.params.stop_strings
         if generated[-1] in request.stop_ids:
             return True
@@ -505,7 +435,7 @@ class Sampler:
 
     # A request's way out
 
-    def _close(self, request: _Request) -> SampleResult:
+    def _close(self, request: RunningRequest) -> SampleResult:
         del self._requests[request.id]
         for sample in request.samples:
             del self._samples[sample.seq.uid]

@@ -60,7 +60,7 @@ class DrawnTokens:
     """The k likeliest of each row, when asked for."""
 
 
-class Draws:
+class DeviceDraws:
     """Drawn tokens on the device, and on their way to the host."""
 
     def __init__(self, tokens: Tensor, logprobs: Tensor, raw: Tensor, top: tuple[Tensor, Tensor] | None):
@@ -73,7 +73,7 @@ class Draws:
         return DrawnTokens(tokens, logprobs, raw, top_ids, top_logprobs)
 
 
-def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Draws:
+def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> DeviceDraws:
     """One token per row of logits. Reported log-probabilities are the model's own at the row's temperature (raw ones
     too, on request): before penalties, bias, masks, top-k, top-p and min-p."""
     model = distributions(logits, _temperatures(rows))
@@ -88,7 +88,7 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> Draws:
             pairs = zip(unscaled.top(top), likeliest, strict=True)
             values, ids = (torch.where(asks[:, None], own, scaled) for own, scaled in pairs)
             likeliest = values, ids
-    return Draws(tokens, chosen, raw_chosen, likeliest)
+    return DeviceDraws(tokens, chosen, raw_chosen, likeliest)
 
 
 def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> Tensor:

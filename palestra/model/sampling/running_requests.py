@@ -1,0 +1,95 @@
+"""What a request is while it is sampled, and what a step of the sampler returns.
+
+Owns: these records. Never touches: the decoder, scheduling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from palestra.model.lora.adapters import Adapter
+from palestra.model.sampling.prompt_logprobs import PromptScores
+from palestra.model.sampling.scheduler import Sequence
+from palestra.model.sampling.token_draws import DeviceDraws, DrawRow, TokenMask
+from palestra.types import SampleRequest, SampleResult, StopReason, TopLogprobs
+
+
+@dataclass(slots=True, frozen=True)
+class TokenEvent:
+    """A token as it was drawn, for streams."""
+
+    request_id: int
+    sample: int
+    token: int
+    logprob: float
+    """The raw one, where the request asked for those."""
+    top: TopLogprobs | None
+    is_first: bool
+    """Whether it is the first token of its sequence."""
+
+
+@dataclass(slots=True, frozen=True)
+class Finished:
+    request_id: int
+    result: SampleResult
+
+
+@dataclass(slots=True, frozen=True)
+class Failed:
+    """A request that ended with an error, its own mask's or that of the step it was in: the others go on."""
+
+    request_id: int
+    error: Exception
+
+
+@dataclass(slots=True)
+class StepOutput:
+    tokens: list[TokenEvent] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class RunningSequence:
+    """One sequence of a request."""
+
+    request: RunningRequest
+    index: int
+    seq: Sequence
+    draw: DrawRow
+    mask: TokenMask | None = None
+    logprobs: list[float] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SharedWeights:
+    """A snapshot that the requests for the same weights share."""
+
+    adapter: Adapter
+    requests: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    id: int
+    spec: SampleRequest
+    weights: SharedWeights | None
+    """A snapshot: training goes on meanwhile, this request does not notice."""
+    stop_ids: tuple[int, ...]
+    scores: PromptScores | None
+    samples: list[RunningSequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class UnreadTokens:
+    """Tokens that were drawn, but not read."""
+
+    draws: list[tuple[list[RunningSequence], DeviceDraws]]
+    places: dict[int, int]
+    """Index into `tokens` by the sequence's uid."""
+    tokens: Tensor
