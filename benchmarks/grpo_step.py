@@ -3,9 +3,10 @@
     python benchmarks/grpo_step.py --quick
     python benchmarks/grpo_step.py --device cuda --shape qwen3-4b
 
-A random model plays an environment whose reward is a coin. The core is asked for the same numbers of tokens without
-server, environment and loop; the plain loop is transformers' `generate` and PEFT's training step, each timed on a part
-of the work and scaled up to all of it. Owns: the step's rows. Never touches: how the pieces work.
+A random model plays an environment whose rewards are random and differ within a group, so that no group is drawn anew.
+The core is asked for the same numbers of tokens without server, environment and loop; the plain loop is transformers'
+`generate` and PEFT's training step, each timed on a part of the work and scaled up to all of it. Owns: the step's rows.
+Never touches: how the pieces work.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ async def run_steps(scratch: Path, folder: Path, device: str, size: Size, progre
             "data.overlong=keep",
             *("model.name=random", "model.rank=32", f"model.tokenizer={folder}", f"runs={scratch / 'runs'}"),
             f"rollout={{group_size: {size.samples}, groups_per_step: {size.groups}, max_tokens: {size.tokens}}}",
-            'environments=[{name: "peers.coin:Coin"}]',
+            'environments=[{name: "peers.random_reward:RandomReward"}]',
         ]
         config: RunConfig = load_train_config([], settings)
         with RunFolder.create(config.runs, "grpo", config) as run:

@@ -89,7 +89,7 @@ class RolloutConfig(Config):
     """Time limit of a whole rollout."""
     env_timeout_s: PositiveFloat = 60.0
     """Time limit of one call into an environment."""
-    concurrency: PositiveInt = 256
+    concurrency: PositiveInt = 512
     """Rollouts at once."""
     env_threads: PositiveInt = 16
     """For environments without async methods."""

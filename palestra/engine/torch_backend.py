@@ -111,11 +111,11 @@ class TorchBackend:
             nonlocal logged_at
             if (now := time.monotonic()) > logged_at + WARM_UP_LOG_S:
                 logged_at = now
-                log.info("recording_decode_graphs done=%d of=%d", done, of)
+                log.info("recording_graphs done=%d of=%d", done, of)
 
         self.sampler.warm_up(log_progress)
         if self.sampler.graphs is not None:
-            log.info("decode_graphs_ready seconds=%.1f", time.monotonic() - start)
+            log.info("graphs_ready seconds=%.1f", time.monotonic() - start)
 
     # Models
 

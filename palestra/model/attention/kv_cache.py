@@ -321,6 +321,12 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
     return [sorted(m, key=lambda g: g.rows[0]) for m in merged]
 
 
+def row_positions(plan: StepPlan) -> NDArray[np.int64]:
+    """The position of each row of the step in its sequence."""
+    decode = np.array([s.computed for s in plan.decode], np.int64)
+    return np.concatenate([decode, *(np.arange(chunk.start, chunk.end) for chunk in plan.prefill)])
+
+
 def write_slots(plan: StepPlan, page_size: int) -> NDArray:
     """Where each row of the step writes: page * page_size + offset."""
     decode = [s.pages[s.computed // page_size] * page_size + s.computed % page_size for s in plan.decode]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.scheduler import Sequence, StepPlan
 from palestra.model.transfers import to_device
 
-TILE_ROWS = 64  # queries times heads of a group in a tile
+PREFILL_ROWS = 64  # queries times heads of a group in a tile
 DECODE_ROWS = 16  # the same for single queries: the smallest tile there is
 
 
@@ -40,7 +41,7 @@ class TiledPackedAttention:
         self.spec = spec
         starts = np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist()
         spans = [(start, 0, n, start) for start, n in zip(starts, lengths, strict=True)]
-        self.tiles = cut_tiles(spans, spec.n_heads // spec.n_kv_heads, TILE_ROWS, device)
+        self.tiles = cut_tiles(np.array(spans, np.int32), spec.n_heads // spec.n_kv_heads, PREFILL_ROWS, device)
         blocks = [(s, key, n) for s, n in zip(starts, lengths, strict=True) for key in range(0, n, KEY_BLOCK)]
         self.key_blocks = to_device(blocks, device, np.int32)
 
@@ -66,8 +67,8 @@ class TiledPagedAttention:
         spans = row_spans(plan)
         tiles = [
             cut_tiles(some, group, rows, device)
-            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], TILE_ROWS))
-            if some
+            for some, rows in ((spans[:n], DECODE_ROWS), (spans[n:], PREFILL_ROWS))
+            if len(some)
         ]
         slots, pages = (to_device(array, device) for array in (write_slots(plan, cache.page_size), page_numbers(plan)))
         arrays = SharedArrays.of(plan, group, cache.page_size)
@@ -103,20 +104,23 @@ class SharedArrays:
     def of(cls, plan: StepPlan, group: int, page_size: int) -> SharedArrays:
         """Neighbouring rows whose first whole splits are on the same pages, as many as a tile holds: samples of one
         prompt stand beside each other."""
-        queries, step = shared_tile_rows(group) // group, KEY_SPLIT // page_size
+        queries, step, rest = tile_rows(PREFILL_ROWS, group) // group, *divmod(KEY_SPLIT, page_size)
         tiles: list[tuple[int, int, int]] = []
         rows: list[list[int]] = []
         by_row = np.zeros((len(plan.decode), 2), np.int32)
-        first, source = 0, 0
-        while first < len(plan.decode) and KEY_SPLIT % page_size == 0:
+        ends = [s.pages[step - 1] if len(s.pages) >= step else None for s in plan.decode if not rest]
+        sources = list(accumulate((len(s.pages) for s in plan.decode), initial=0))
+        first = 0
+        while first < len(ends) - 1:
+            if ends[first] is None or ends[first] != ends[first + 1]:  # the first split is its own
+                first += 1
+                continue
             end, splits = _sharing(plan.decode, first, queries, step)
-            if splits:
-                members = list(range(first, end))
-                by_row[first:end, 0] = len(tiles) * queries + np.arange(end - first)
-                by_row[first:end, 1] = splits
-                tiles += [(split, len(members), source) for split in range(splits)]
-                rows += [members + [0] * (queries - len(members))] * splits
-            source += sum(len(s.pages) for s in plan.decode[first:end])
+            members = list(range(first, end))
+            by_row[first:end, 0] = len(tiles) * queries + np.arange(end - first)
+            by_row[first:end, 1] = splits
+            tiles += [(split, len(members), sources[first]) for split in range(splits)]
+            rows += [members + [0] * (queries - len(members))] * splits
             first = end
         return cls(np.array(tiles, np.int32).reshape(-1, 3), np.array(rows, np.int32).reshape(-1, queries), by_row)
 
@@ -124,11 +128,12 @@ class SharedArrays:
 def _sharing(seqs: Seq[Sequence], first: int, most: int, step: int) -> tuple[int, int]:
     """How far rows from `first` on share whole splits (of `step` pages): the end of the rows, and the splits."""
     pages, end, splits = seqs[first].pages, first + 1, 0
-    for seq in seqs[first + 1 : first + most]:
-        found = min(len(pages), len(seq.pages)) // step
-        if not found or pages[step - 1] != seq.pages[step - 1]:
+    while end < min(first + most, len(seqs)):
+        others = seqs[end].pages
+        found = min(len(pages), len(others)) // step
+        if not found or pages[step - 1] != others[step - 1]:
             break
-        while pages[found * step - 1] != seq.pages[found * step - 1]:  # a page knows all that is before it
+        while pages[found * step - 1] != others[found * step - 1]:  # a page knows all that is before it
             found -= 1
         if found < splits:
             break
@@ -136,8 +141,9 @@ def _sharing(seqs: Seq[Sequence], first: int, most: int, step: int) -> tuple[int
     return end, splits
 
 
-def shared_tile_rows(group: int) -> int:
-    return max(TILE_ROWS, 1 << (group - 1).bit_length())
+def tile_rows(least: int, group: int) -> int:
+    """Rows of a tile that holds at least one query with all heads of its group."""
+    return max(least, 1 << (group - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,40 +157,41 @@ class SharedResults:
     @classmethod
     def of(cls, n_tiles: int, spec: ModelSpec, device: torch.device) -> SharedResults:
         group = spec.n_heads // spec.n_kv_heads
-        shape = (n_tiles * (shared_tile_rows(group) // group), spec.n_heads)
+        shape = (n_tiles * (tile_rows(PREFILL_ROWS, group) // group), spec.n_heads)
         m, weight = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(2))
         return cls(m, weight, torch.empty(*shape, spec.head_dim, dtype=torch.float32, device=device))
 
 
 def shared_splits(tiles: Tensor, rows: Tensor, by_row: Tensor, spec: ModelSpec, results: SharedResults) -> SharedSplits:
-    tile_rows = shared_tile_rows(spec.n_heads // spec.n_kv_heads)
-    return SharedSplits(tiles, rows, by_row, results.m, results.weight, results.acc, tile_rows)
+    size = tile_rows(PREFILL_ROWS, spec.n_heads // spec.n_kv_heads)
+    return SharedSplits(tiles, rows, by_row, results.m, results.weight, results.acc, size)
 
 
 def page_numbers(plan: StepPlan) -> NDArray[np.int32]:
     """The pages of all rows of a plan, end to end."""
-    return np.concatenate([np.array(chunk.seq.pages, np.int32) for chunk in plan.rows])
+    return np.fromiter(chain.from_iterable(chunk.seq.pages for chunk in plan.rows), np.int32)
 
 
-def row_spans(plan: StepPlan) -> list[tuple[int, int, int, int]]:
-    """What `cut_tiles` wants of each chunk: first row, its position, rows, where its pages begin."""
-    spans, row, page = [], 0, 0
-    for chunk in plan.rows:
-        spans.append((row, chunk.start, chunk.end - chunk.start, page))
-        row, page = row + chunk.end - chunk.start, page + len(chunk.seq.pages)
-    return spans
+def row_spans(plan: StepPlan) -> NDArray[np.int32]:
+    """What `cut_spans` needs of each chunk: first row, its position, rows, where its pages begin."""
+    start, end, pages = np.array([(c.start, c.end, len(c.seq.pages)) for c in plan.rows], np.int32).reshape(-1, 3).T
+    rows = end - start
+    return np.stack([np.cumsum(rows) - rows, start, rows, np.cumsum(pages) - pages], axis=1)
 
 
-def cut_tiles(spans: Seq[tuple[int, int, int, int]], group: int, rows: int, device: torch.device | str) -> Tiles:
-    """Tiles of neighbouring queries. `spans`: first row, its position, rows, key source (see `Tiles`).
+def cut_spans(spans: NDArray[np.int32], group: int, rows: int) -> NDArray[np.int32]:
+    """Spans of neighbouring queries that fit into a tile of `rows`; see `Tiles`.
 
     The longest ones come first: what ends last should begin first."""
-    rows = max(rows, 1 << (group - 1).bit_length())
-    size = rows // group
+    size = tile_rows(rows, group) // group
     table = [
         (row + first, position + first, min(size, n - first), source)
-        for row, position, n, source in spans
+        for row, position, n, source in spans.tolist()
         for first in range(0, n, size)
     ]
     table.sort(key=lambda tile: -tile[1])
-    return Tiles(to_device(table, device, np.int32).view(-1, 4), rows)
+    return np.array(table, np.int32).reshape(-1, 4)
+
+
+def cut_tiles(spans: NDArray[np.int32], group: int, rows: int, device: torch.device | str) -> Tiles:
+    return Tiles(to_device(cut_spans(spans, group, rows), device), tile_rows(rows, group))

@@ -17,7 +17,7 @@ PADDING_LIMIT = 1.5  # a bucket may compute at most this many rows per real row 
 SMALL_RUN = 16  # … but below this many rows a product costs its launch, not its arithmetic
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowRun:
     """Adjacent rows of one adapter."""
 

@@ -75,8 +75,8 @@ def merge_runs(runs: Iterable[tuple[Adapter | None, int]]) -> list[RowRun]:
     for adapter, rows in runs:
         if adapter is not None and rows:
             last = merged[-1] if merged else None
-            if last and _same_weights(last.adapter, adapter) and last.start + last.rows == start:
-                merged[-1] = RowRun(adapter, last.start, last.rows + rows)
+            if last and last.start + last.rows == start and _same_weights(last.adapter, adapter):
+                last.rows += rows
             else:
                 merged.append(RowRun(adapter, start, rows))
         start += rows

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
 from torch import Tensor
 
 from palestra.model.lora.adapters import Adapter
@@ -16,8 +17,7 @@ from palestra.model.sampling.token_draws import DeviceDraws, DrawRow, TokenMask
 from palestra.types import SampleRequest, SampleResult, StopReason, TopLogprobs
 
 
-@dataclass(slots=True, frozen=True)
-class TokenEvent:
+class TokenEvent(Struct, frozen=True, gc=False):
     """A token as it was drawn, for streams."""
 
     request_id: int

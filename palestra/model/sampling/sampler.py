@@ -27,7 +27,7 @@ from torch import Tensor
 
 from palestra.model import kernels
 from palestra.model.attention.backends import paged_attention
-from palestra.model.attention.kv_cache import KVCache
+from palestra.model.attention.kv_cache import KVCache, row_positions
 from palestra.model.decoder import Decoder
 from palestra.model.errors import DataError
 from palestra.model.lora.adapters import UNEMBED, Adapter, AdapterPool
@@ -52,7 +52,6 @@ from palestra.model.sampling.scheduler import (
     RequestTooLarge,
     Scheduler,
     Sequence,
-    SequenceChunk,
     SequenceState,
     StepPlan,
 )
@@ -63,7 +62,7 @@ from palestra.model.transfers import to_device
 from palestra.types import SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
 
 if TYPE_CHECKING:
-    from palestra.model.sampling.decode_graphs import DecodeGraphs
+    from palestra.model.sampling.step_graphs import StepGraphs
 
 CPU_CACHE_BYTES = 512 << 20
 CACHE_SHARE = 0.5  # of what a GPU has left beside the weights; the rest is for training
@@ -94,7 +93,7 @@ class Sampler:
         self.pages = PagePool(-(-cache_tokens // page_size), page_size)
         self.cache = KVCache(spec, self.pages.n_pages, page_size, dtype=decoder.dtype, device=decoder.device)
         self.scheduler = Scheduler(self.pages, max_rows=max_rows, prefill_tokens=prefill_tokens)
-        self.graphs = _decode_graphs(decoder, self.cache, max_rows)
+        self.graphs = _step_graphs(decoder, self.cache, max_rows)
         self._ids, self._uids = itertools.count(), itertools.count()
         self._requests: dict[int, RunningRequest] = {}
         self._samples: dict[int, RunningSequence] = {}
@@ -275,14 +274,13 @@ class Sampler:
         tokens = self._input_tokens(plan)
         hidden = None
         if self.graphs is not None:
-            hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan.rows)))
+            hidden = self.graphs.run(plan, tokens, merge_runs(self._adapters(plan)))
         if hidden is None:
-            positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in plan.rows])
             hidden = self.decoder(
                 tokens,
-                to_device(positions, device),
+                to_device(row_positions(plan), device),
                 paged_attention(self.cache, plan),
-                LoraPlan.of(self._adapters(plan.rows), device=device),
+                LoraPlan.of(self._adapters(plan), device=device),
             )
         self._read_prompts(plan, hidden)
         return hidden
@@ -302,10 +300,13 @@ class Sampler:
         found = to_device(places, self.decoder.device)
         return torch.where(found < 0, known, self._flight.tokens[found.clamp_min(0)])
 
-    def _adapters(self, chunks: Seq[SequenceChunk]) -> list[tuple[Adapter | None, int]]:
+    def _adapters(self, plan: StepPlan) -> list[tuple[Adapter | None, int]]:
         """The adapter of each chunk's sequence, and the chunk's rows."""
-        weights = [self._samples[c.seq.uid].request.weights for c in chunks]
-        return [(w and w.adapter, c.end - c.start) for w, c in zip(weights, chunks, strict=True)]
+        return [(self._adapter(c.seq), c.end - c.start) for c in plan.rows]
+
+    def _adapter(self, seq: Sequence) -> Adapter | None:
+        weights = self._samples[seq.uid].request.weights
+        return None if weights is None else weights.adapter
 
     def _read_prompts(self, plan: StepPlan, hidden: Tensor) -> None:
         first = len(plan.decode)
@@ -317,14 +318,13 @@ class Sampler:
             first += len(rows)
 
     def _logits(self, seq: Sequence, hidden: Tensor) -> Tensor:
-        return logits_of(self.decoder, hidden, self._head_plan([SequenceChunk(seq, 0, len(hidden))]))
+        return logits_of(self.decoder, hidden, self._head_plan([seq] * len(hidden)))
 
-    def _head_plan(self, chunks: Seq[SequenceChunk]) -> LoraPlan:
+    def _head_plan(self, rows: Seq[Sequence]) -> LoraPlan:
         """For the unembedding, which few adapters have."""
-        adapters = [
-            (a if a is not None and UNEMBED in a.stack.layout.sites else None, n) for a, n in self._adapters(chunks)
-        ]
-        return LoraPlan.of(adapters, device=self.decoder.device)
+        adapters = map(self._adapter, rows)
+        runs = [(a if a is not None and UNEMBED in a.stack.layout.sites else None, 1) for a in adapters]
+        return LoraPlan.of(runs, device=self.decoder.device)
 
     def _ask_masks(self, ready: list[Ready], output: StepOutput) -> list[Ready]:
         """Masks are the caller's code: one that raises ends its own request, the rest goes on. One that allows nothing
@@ -370,7 +370,7 @@ class Sampler:
         index = [ends[r.row] for r in ready]
         if index != list(range(len(hidden))):
             hidden = hidden[to_device(index, device)]
-        logits = logits_of(self.decoder, hidden, self._head_plan([SequenceChunk(rows[r.row].seq, 0, 1) for r in ready]))
+        logits = logits_of(self.decoder, hidden, self._head_plan([rows[r.row].seq for r in ready]))
         samples = [self._samples[s.uid] for r in ready for s in r.seqs]
         source = [i for i, r in enumerate(ready) for _ in r.seqs]
         size, draws = chunk_rows(self.decoder), []
@@ -466,9 +466,9 @@ def _cache_bytes(device: torch.device, share: float) -> int:
     return int((free + unused) * share)
 
 
-def _decode_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> DecodeGraphs | None:
+def _step_graphs(decoder: Decoder, cache: KVCache, max_rows: int) -> StepGraphs | None:
     if decoder.device.type != "cuda" or not kernels.can_run(decoder.device, decoder.dtype):
         return None
-    from palestra.model.sampling.decode_graphs import DecodeGraphs
+    from palestra.model.sampling.step_graphs import StepGraphs
 
-    return DecodeGraphs(decoder, cache, max_rows)
+    return StepGraphs(decoder, cache, max_rows)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 
+from msgspec import Struct
+
 from palestra.model.sampling.kv_page_pool import PageNode, PagePool
 
 PENDING = -1
@@ -68,8 +70,7 @@ class Sequence:
         return limit if self.compute_from is None else min(limit, self.compute_from)
 
 
-@dataclass(slots=True, frozen=True)
-class SequenceChunk:
+class SequenceChunk(Struct, frozen=True, gc=False):
     """Positions `start` to `end` (exclusive) of a sequence."""
 
     seq: Sequence
@@ -91,8 +92,7 @@ class StepPlan:
     """Both together, as they were planned."""
 
 
-@dataclass(slots=True, frozen=True)
-class Ready:
+class Ready(Struct, frozen=True, gc=False):
     """The last logits of plan row `row` are the next-token distribution of each of `seqs`."""
 
     row: int
@@ -177,9 +177,11 @@ class Scheduler:
 
     def fork(self, leader: Sequence) -> list[Sequence]:
         """Let the siblings run on from the prompt that `leader` has computed; they share all its pages."""
+        leader.compute_from = None
+        if not leader.siblings:
+            return [leader]
         siblings, leader.siblings = leader.siblings, []
         self._siblings -= len(siblings)
-        leader.compute_from = None
         for seq in siblings:
             for page in leader.pages:
                 self.pages.share(page)

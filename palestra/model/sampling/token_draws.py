@@ -8,7 +8,7 @@ Owns: the distribution of one step. Never touches: scheduling, stop rules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,11 @@ class DrawRow:
     """Also the log-probabilities of the unscaled model."""
     allowed: Tensor | None = None
     """What its mask lets through at this step: bool over the vocabulary, never empty; None lets everything through."""
+    is_plain: bool = field(init=False)
+    """Whether its parameters let it draw from the model's own distribution."""
+
+    def __post_init__(self) -> None:
+        self.is_plain = not (_has_filter(self.params) or _has_penalty(self.params) or self.params.logit_bias)
 
 
 @dataclass(slots=True)
@@ -93,7 +98,7 @@ def draw(logits: Tensor, rows: Sequence[DrawRow], *, top: int = 0) -> DeviceDraw
 
 def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> Tensor:
     """Rows that draw from the model itself never take another way because of the others."""
-    changed = [i for i, row in enumerate(rows) if _has_filter(row.params) or _is_shaped(row)]
+    changed = [i for i, row in enumerate(rows) if not row.is_plain or row.allowed is not None or _is_unripe(row)]
     if not changed:
         return _choose(model, logits, rows)
     if len(changed) == len(rows):
@@ -184,10 +189,6 @@ def _has_penalty(p: SamplingParams) -> bool:
 def _is_unripe(row: DrawRow) -> bool:
     """Whether it is too early for a stop token."""
     return len(row.generated) < row.params.min_tokens and bool(row.stop_ids)
-
-
-def _is_shaped(row: DrawRow) -> bool:
-    return row.allowed is not None or bool(row.params.logit_bias) or _has_penalty(row.params) or _is_unripe(row)
 
 
 def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:

@@ -34,7 +34,7 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = -1
     timeout_s: float = 600.0
-    concurrency: int = 256
+    concurrency: int = 512
 
     @classmethod
     def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:

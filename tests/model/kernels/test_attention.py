@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -73,9 +74,9 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     q, k, v = (torch.randn(length, h, 16, device=device, generator=generator).to(dtype) for h in (group, 1, 1))
     packed, alone, paged = (torch.zeros(length, group * 16, device=device, dtype=dtype) for _ in range(3))
     keys = KeySource(k.stride(0), k.stride(1))
-    attend(q, k, v, cut_tiles([(0, 0, length, 0)], group, 64, device), keys, 1, window, packed)
-    last = length - 1
-    attend(q, k, v, cut_tiles([(last, last, 1, 0)], group, 16, device), keys, 1, window, alone)
+    attend(q, k, v, cut_tiles(np.array([(0, 0, length, 0)]), group, 64, device), keys, 1, window, packed)
+    last, last_row = length - 1, np.array([(length - 1, length - 1, 1, 0)])
+    attend(q, k, v, cut_tiles(last_row, group, 16, device), keys, 1, window, alone)
     n_pages = -(-length // page_size)
     pages = torch.randperm(n_pages + 3, generator=torch.Generator().manual_seed(seed))[:n_pages].int().to(device)
     slots = (
@@ -84,7 +85,7 @@ def test_a_query_gets_the_same_bits_in_any_tile_and_from_pages(
     cache = torch.full((2, 1, (n_pages + 3) * page_size, 16), torch.nan, device=device, dtype=dtype)
     cache[0, 0, slots[:length].long()], cache[1, 0, slots[:length].long()] = k[:, 0], v[:, 0]
     source = KeySource(16, cache.stride(1), pages, page_size)
-    attend(q, *cache, cut_tiles([(last, last, 1, 0)], group, 16, device), source, 1, window, paged)
+    attend(q, *cache, cut_tiles(last_row, group, 16, device), source, 1, window, paged)
     assert torch.equal(alone[last], packed[last])
     assert torch.equal(paged[last], packed[last])
 

@@ -1,15 +1,18 @@
-"""Decoding steps as CUDA graphs: the launches of a whole forward pass are recorded once for each of a few row counts.
+"""Sampling steps as CUDA graphs: the launches of a whole forward pass are recorded once for each of a few row counts.
 
 A step writes its inputs into fixed buffers, in one copy, and replays. Rows beyond those of the step do nothing: they
-write to no page, see no key and belong to no adapter's tile. Owns: the graphs and their buffers. Never touches:
-which rows a step has, drawing tokens.
+write to no page, see no key and belong to no adapter's tile. Prefill chunks ride beside decoding rows in graphs of
+their own; a step of more rows than the largest is computed without a graph, where launches are a small part of it.
+Owns: the graphs and their buffers. Never touches: which rows a step has, drawing tokens.
 """
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palestra.model.attention.kv_cache import KVCache, write_slots
+from palestra.model.attention.kv_cache import KVCache, row_positions, write_slots
 from palestra.model.attention.tiled import (
     DECODE_ROWS,
+    PREFILL_ROWS,
     SharedArrays,
     SharedResults,
     TiledPagedAttention,
+    cut_spans,
     page_numbers,
     row_spans,
     shared_splits,
-    shared_tile_rows,
+    tile_rows,
 )
 from palestra.model.decoder import Decoder
 from palestra.model.kernels.attention import Tiles
@@ -40,6 +45,7 @@ from palestra.types import LoraConfig
 
 USUAL_RANK = 32
 SPARE_TILES = 16  # tiles for adapters with few rows, beside those of a graph full of one; more: a tile for each row
+PREFILL_SIZES = (64, 128, 256, 512, 1024)  # rows of steps with prefill; LoRA tiles of more are cut otherwise
 MAX_LAYOUTS = 32  # kinds of adapters (rank, alpha, targets) in one step; more: without a graph
 
 
@@ -52,6 +58,8 @@ class GraphKey:
     """A power of two, so that few graphs serve all ranks."""
     shared_tiles: int = 0
     """Tiles of rows that read the same keys: a power of two, or 0."""
+    prefill_tiles: int = 0
+    """Tiles of a prefill's queries."""
 
 
 @dataclass(slots=True)
@@ -62,15 +70,43 @@ class _Graph:
     """What was recorded. It holds the tensors that the graph writes to and that are not of the graph's own memory."""
 
 
-class DecodeGraphs:
+@dataclass(frozen=True, slots=True)
+class _StepArrays:
+    """What a graph reads of a step, on the host."""
+
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    decode: NDArray[np.int32]
+    prefill: NDArray[np.int32]
+    """Tiles of queries, each: see `Tiles`."""
+    lora: TileArrays | None
+    shared: SharedArrays
+    pages: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, plan: StepPlan, runs: Seq[RowRun], group: int, page_size: int) -> _StepArrays:
+        spans, decoding = row_spans(plan), len(plan.decode)
+        return cls(
+            row_positions(plan),
+            write_slots(plan, page_size),
+            spans[:decoding],
+            cut_spans(spans[decoding:], group, PREFILL_ROWS),
+            TileArrays.of(runs, TILE_ROWS[0]) if runs else None,
+            SharedArrays.of(plan, group, page_size),
+            page_numbers(plan),
+        )
+
+
+class StepGraphs:
     def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int):
         self.decoder, self.cache = decoder, cache
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
-        most_rows, most_pages = self.row_counts[-1], -(-decoder.spec.max_positions // cache.page_size)
         self._group = decoder.spec.n_heads // decoder.spec.n_kv_heads
-        queries = shared_tile_rows(self._group) // self._group
-        self._inputs = _Inputs(most_rows, most_rows * most_pages, queries, decoder.spec.n_layers, cache.device)
+        self._queries = tile_rows(PREFILL_ROWS, self._group) // self._group
+        most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
+        most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])
+        self._inputs = _Inputs(most_rows, most_pages, self._queries, decoder.spec.n_layers, cache.device)
         self._graphs: dict[GraphKey, _Graph] = {}
         self._results: dict[int, SharedResults] = {}
         """By the number of tiles that share keys."""
@@ -79,38 +115,53 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
         `runs`: the rows that have adapters."""
-        rows = len(plan.decode)
-        if plan.prefill or rows > self.row_counts[-1]:
+        step = _StepArrays.of(plan, runs, self._group, self.cache.page_size)
+        key = self._key(step, len(tokens))
+        if key is None:
             return None
-        size = self.row_counts[bisect_left(self.row_counts, rows)]
-        arrays = TileArrays.of(runs, TILE_ROWS[0]) if runs else None
-        shared = SharedArrays.of(plan, self._group, self.cache.page_size)
-        shared_tiles = 1 << max(len(shared.tiles) - 1, 15).bit_length() if len(shared.tiles) else 0
-        if shared_tiles > self._inputs.most_shared:
-            return None
-        key = GraphKey(size, shared_tiles=shared_tiles)
-        if arrays is not None:
-            if len(arrays.layouts) > MAX_LAYOUTS:
-                return None
-            few = _few_tiles(size)
-            rank = max(layout.rank for layout in arrays.layouts)
-            tiles = few if len(arrays.tiles) <= few else size
-            key = GraphKey(size, tiles, 1 << (rank - 1).bit_length(), shared_tiles)
         try:
             self.record(key)
         except torch.OutOfMemoryError:
             return None
-        self._inputs.fill(plan, tokens, arrays, shared, self.cache.page_size)
+        self._inputs.fill(step, tokens)
         graph = self._graphs[key]
         graph.graph.replay()
-        return graph.hidden[:rows]
+        return graph.hidden[: len(tokens)]
+
+    def _key(self, step: _StepArrays, rows: int) -> GraphKey | None:
+        """The smallest graph that holds the step."""
+        sizes = PREFILL_SIZES if len(step.prefill) else self.row_counts
+        if rows > sizes[-1] or len(step.pages) > self._inputs.most_pages:
+            return None
+        size = sizes[bisect_left(sizes, rows)]
+        prefill_tiles = self._prefill_tiles(size) if len(step.prefill) else 0
+        n_shared = len(step.shared.tiles)
+        shared_tiles = 1 << max(n_shared - 1, 15).bit_length() if n_shared else 0
+        if len(step.prefill) > prefill_tiles or shared_tiles > self._inputs.most_shared:
+            return None
+        if step.lora is None:
+            return GraphKey(size, shared_tiles=shared_tiles, prefill_tiles=prefill_tiles)
+        if len(step.lora.layouts) > MAX_LAYOUTS:
+            return None
+        few = _few_tiles(size)
+        rank = max(layout.rank for layout in step.lora.layouts)
+        tiles = few if len(step.lora.tiles) <= few else size
+        return GraphKey(size, tiles, 1 << (rank - 1).bit_length(), shared_tiles, prefill_tiles)
 
     @property
     def usual_keys(self) -> list[GraphKey]:
         """Graphs of the base model and of adapters of a common rank; the largest first, since others fit into its
         memory."""
-        sizes = self.row_counts[::-1]
-        return [key for n in sizes for key in (GraphKey(n), GraphKey(n, _few_tiles(n), USUAL_RANK))]
+        sizes = [*((n, self._prefill_tiles(n)) for n in PREFILL_SIZES), *((n, 0) for n in self.row_counts)]
+        return [
+            GraphKey(n, lora_tiles, rank, prefill_tiles=prefill_tiles)
+            for n, prefill_tiles in sorted(sizes, reverse=True)
+            for lora_tiles, rank in ((0, 0), (_few_tiles(n), USUAL_RANK))
+        ]
+
+    def _prefill_tiles(self, rows: int) -> int:
+        """Enough for a graph full of chunks that end within a tile."""
+        return 2 * -(-rows // self._queries) + SPARE_TILES
 
     def record(self, key: GraphKey) -> None:
         if key not in self._graphs:
@@ -125,7 +176,7 @@ class DecodeGraphs:
             forward()  # compiles what is not compiled yet, which a graph cannot record
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             hidden = forward()
         return _Graph(graph, hidden, forward)
 
@@ -137,18 +188,32 @@ class DecodeGraphs:
             if n not in self._results:  # graphs are replayed one after another: they share the room
                 self._results[n] = SharedResults.of(n, self.decoder.spec, self.cache.device)
             shared = shared_splits(*arrays, self.decoder.spec, self._results[n])
-        tiles = Tiles(inputs.tiles[:rows], max(DECODE_ROWS, 1 << (self._group - 1).bit_length()))
-        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, [tiles], shared)
+        tiles = [Tiles(inputs.tiles[:rows], tile_rows(DECODE_ROWS, self._group))]
+        if n := key.prefill_tiles:
+            tiles.append(Tiles(inputs.prefill_tiles[:n], tile_rows(PREFILL_ROWS, self._group)))
+        attention = TiledPagedAttention(self.cache, inputs.slots[:rows], inputs.pages, tiles, shared)
         plan = LoraPlan()
         if key.tiles:
             n = key.tiles
-            tiles = LoraTiles(
+            lora_tiles = LoraTiles(
                 *(inputs.lora_tiles[:n], inputs.lora_scales[:n], inputs.lora_bases[:n], inputs.lora_offsets),
                 tile_rows=TILE_ROWS[0],
                 max_rank=key.max_rank,
             )
-            plan = LoraPlan(_GraphLora(tiles, self._sites))
+            plan = LoraPlan(_GraphLora(lora_tiles, self._sites))
         return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Destroying another sampler's graphs or pinned memory while a graph is recorded would end the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _GraphLora:
@@ -175,7 +240,7 @@ class _Inputs:
 
     def __init__(self, rows: int, most_pages: int, queries: int, n_layers: int, device: torch.device):
         """`queries`: of a tile of rows that read the same keys."""
-        self.most_shared = 4 * rows
+        self.most_shared, self.most_pages = 4 * rows, most_pages
         entries = (1 + 4 * n_layers) * SITE_ENTRIES
         shapes: list[tuple[str, tuple[int, ...], torch.dtype]] = [
             ("positions", (rows,), torch.int64),
@@ -183,6 +248,7 @@ class _Inputs:
             ("lora_bases", (rows + SPARE_TILES,), torch.int64),
             ("lora_offsets", (MAX_LAYOUTS, entries), torch.int64),
             ("tiles", (rows, 4), torch.int32),
+            ("prefill_tiles", (2 * rows + SPARE_TILES, 4), torch.int32),
             ("lora_tiles", (rows + SPARE_TILES, 4), torch.int32),
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
             ("shared_by_row", (rows, 2), torch.int32),
@@ -215,34 +281,34 @@ class _Inputs:
             host[...] = -1 if name in ("slots", "lora_offsets") else 0
         self._device.copy_(self._host)
 
-    def fill(
-        self, plan: StepPlan, tokens: Tensor, lora: TileArrays | None, shared: SharedArrays, page_size: int
-    ) -> None:
-        views, rows = {name: host for name, (host, _) in self._views.items()}, len(plan.decode)
+    def fill(self, step: _StepArrays, tokens: Tensor) -> None:
+        views = {name: host for name, (host, _) in self._views.items()}
+        rows, decoding = len(tokens), len(step.decode)
         self.tokens[:rows].copy_(tokens)
         self._copied.synchronize()  # the host's side is still read while the step before is waited for
-        views["positions"][:rows] = [s.computed for s in plan.decode]
-        views["slots"][:rows] = write_slots(plan, page_size)
+        views["positions"][:rows] = step.positions
+        views["slots"][:rows] = step.slots
         views["slots"][rows:] = -1
-        views["tiles"][:rows] = row_spans(plan)
-        views["tiles"][rows:] = 0
+        views["tiles"][:decoding] = step.decode
+        views["tiles"][decoding:] = 0
+        views["prefill_tiles"][: len(step.prefill)] = step.prefill
+        views["prefill_tiles"][len(step.prefill) :] = 0
         views["lora_tiles"][:, 1] = 0
-        if lora is not None:
+        if lora := step.lora:
             n = len(lora.tiles)
             views["lora_tiles"][:n] = lora.tiles
             views["lora_scales"][:n] = lora.scales
             views["lora_bases"][:n] = addresses(lora.adapters, "compute")
             views["lora_offsets"][: len(lora.offsets), : lora.offsets.shape[1]] = lora.offsets
             views["lora_offsets"][: len(lora.offsets), lora.offsets.shape[1] :] = -1
-        n = len(shared.tiles)
-        views["shared_by_row"][:rows] = shared.by_row
-        views["shared_by_row"][rows:] = 0
-        views["shared_tiles"][:n] = shared.tiles
+        n = len(step.shared.tiles)
+        views["shared_by_row"][:decoding] = step.shared.by_row
+        views["shared_by_row"][decoding:] = 0
+        views["shared_tiles"][:n] = step.shared.tiles
         views["shared_tiles"][n:, 1] = 0
-        views["shared_rows"][:n] = shared.rows
-        pages = page_numbers(plan)
-        views["pages"][: len(pages)] = pages
-        used = self._pages_begin + 4 * len(pages)
+        views["shared_rows"][:n] = step.shared.rows
+        views["pages"][: len(step.pages)] = step.pages
+        used = self._pages_begin + 4 * len(step.pages)
         self._device[:used].copy_(self._host[:used], non_blocking=True)
         self._copied.record()
 

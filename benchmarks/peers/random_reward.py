@@ -1,4 +1,4 @@
-"""An environment whose reward is a coin: every step of a random model has something to learn from."""
+"""An environment whose reward is drawn from the answer's hash: a random model has something to learn in every group."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import zlib
 from palestra.environments import BaseTextEnv, BaseTextEnvStepOutput
 
 
-class Coin(BaseTextEnv):
+class RandomReward(BaseTextEnv):
     max_turns = 1
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        reward = float(zlib.crc32(action.encode(errors="replace")) % 2)
+        reward = zlib.crc32(action.encode(errors="replace")) / 2**32
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 
     @staticmethod
