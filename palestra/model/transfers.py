@@ -22,6 +22,27 @@ def to_device(values: Sequence[object] | NDArray, device: torch.device | str, dt
     return host.pin_memory().to(device, non_blocking=True)
 
 
+class StagedBuffer:
+    """Bytes that are written on the host and sent to the device, over and over."""
+
+    def __init__(self, size: int, device: torch.device):
+        host, is_cuda = torch.zeros(size, dtype=torch.uint8), device.type == "cuda"
+        self.host = host.pin_memory() if is_cuda else host
+        self.device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._sent = torch.cuda.Event() if is_cuda else None
+
+    def wait(self) -> None:
+        """Before the host writes: what was sent last may still be read."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, size: int | None = None) -> None:
+        """The first `size` bytes, in stream order."""
+        self.device[:size].copy_(self.host[:size], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
 class Readback:
     """Tensors on their way to the host."""
 

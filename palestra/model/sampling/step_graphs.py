@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
 from palestra.model.sampling.scheduler import StepPlan
+from palestra.model.transfers import StagedBuffer
 from palestra.types import LoraConfig
 
 USUAL_RANK = 32
@@ -62,12 +64,56 @@ class GraphKey:
     """Tiles of a prefill's queries."""
 
 
+class RecordedStep(Protocol):
+    hidden: Tensor
+    """What a replay writes."""
+
+    def replay(self) -> None: ...
+
+
+Recorder = Callable[[Callable[[], Tensor]], RecordedStep]
+"""Makes something that can be replayed of a forward pass over fixed buffers."""
+
+
 @dataclass(slots=True)
-class _Graph:
+class _CudaGraph:
     graph: torch.cuda.CUDAGraph
     hidden: Tensor
     forward: Callable[[], Tensor]
     """What was recorded. It holds the tensors that the graph writes to and that are not of the graph's own memory."""
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share their memory: they are replayed one after another."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Callable[[], Tensor]) -> RecordedStep:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            forward()  # compiles what is not compiled yet, which a graph cannot record
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            hidden = forward()
+        return _CudaGraph(graph, hidden, forward)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Destroying another sampler's graphs or pinned memory while a graph is recorded would end the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +144,7 @@ class _StepArrays:
 
 
 class StepGraphs:
-    def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int):
+    def __init__(self, decoder: Decoder, cache: KVCache, max_rows: int, recorder: Recorder | None = None):
         self.decoder, self.cache = decoder, cache
         self.row_counts = _row_counts(max_rows)
         self._sites = _site_shapes(decoder)
@@ -107,10 +153,10 @@ class StepGraphs:
         most_pages = max_rows * -(-decoder.spec.max_positions // cache.page_size)
         most_rows = max(self.row_counts[-1], PREFILL_SIZES[-1])
         self._inputs = _Inputs(most_rows, most_pages, self._queries, decoder.spec.n_layers, cache.device)
-        self._graphs: dict[GraphKey, _Graph] = {}
+        self._recorder: Recorder = recorder or CudaRecorder()
+        self._recorded: dict[GraphKey, RecordedStep] = {}
         self._results: dict[int, SharedResults] = {}
         """By the number of tiles that share keys."""
-        self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, plan: StepPlan, tokens: Tensor, runs: Seq[RowRun]) -> Tensor | None:
         """Hidden states of the plan's rows, valid until the next call; None when no graph can hold the step.
@@ -124,9 +170,9 @@ class StepGraphs:
         except torch.OutOfMemoryError:
             return None
         self._inputs.fill(step, tokens)
-        graph = self._graphs[key]
-        graph.graph.replay()
-        return graph.hidden[: len(tokens)]
+        recorded = self._recorded[key]
+        recorded.replay()
+        return recorded.hidden[: len(tokens)]
 
     def _key(self, step: _StepArrays, rows: int) -> GraphKey | None:
         """The smallest graph that holds the step."""
@@ -164,21 +210,9 @@ class StepGraphs:
         return 2 * -(-rows // self._queries) + SPARE_TILES
 
     def record(self, key: GraphKey) -> None:
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(key)
-
-    def _capture(self, key: GraphKey) -> _Graph:
-        self._inputs.clear()
-        forward = self._forward(key)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            forward()  # compiles what is not compiled yet, which a graph cannot record
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            hidden = forward()
-        return _Graph(graph, hidden, forward)
+        if key not in self._recorded:
+            self._inputs.clear()
+            self._recorded[key] = self._recorder(self._forward(key))
 
     def _forward(self, key: GraphKey) -> Callable[[], Tensor]:
         inputs, rows = self._inputs, key.rows
@@ -202,18 +236,6 @@ class StepGraphs:
             )
             plan = LoraPlan(_GraphLora(lora_tiles, self._sites))
         return lambda: self.decoder(inputs.tokens[:rows], inputs.positions[:rows], attention, plan)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Destroying another sampler's graphs or pinned memory while a graph is recorded would end the recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _GraphLora:
@@ -257,15 +279,15 @@ class _Inputs:
             ("pages", (most_pages,), torch.int32),
         ]
         total = sum(int(np.prod(shape)) * dtype.itemsize for _, shape, dtype in shapes)
-        self._host = torch.zeros(total, dtype=torch.uint8).pin_memory()
-        self._device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._buffer = StagedBuffer(total, device)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._copied = torch.cuda.Event()
         self._views: dict[str, tuple[NDArray, Tensor]] = {}
         offset = 0
         for name, shape, dtype in shapes:
             end = offset + int(np.prod(shape)) * dtype.itemsize
-            host, own = (buffer[offset:end].view(dtype).view(shape) for buffer in (self._host, self._device))
+            host, own = (
+                buffer[offset:end].view(dtype).view(shape) for buffer in (self._buffer.host, self._buffer.device)
+            )
             self._views[name] = (host.numpy(), own)
             offset = end
         self._pages_begin = total - most_pages * 4
@@ -276,16 +298,16 @@ class _Inputs:
 
     def clear(self) -> None:
         """A step without rows."""
-        self._copied.synchronize()
+        self._buffer.wait()
         for name, (host, _) in self._views.items():
             host[...] = -1 if name in ("slots", "lora_offsets") else 0
-        self._device.copy_(self._host)
+        self._buffer.send()
 
     def fill(self, step: _StepArrays, tokens: Tensor) -> None:
         views = {name: host for name, (host, _) in self._views.items()}
         rows, decoding = len(tokens), len(step.decode)
         self.tokens[:rows].copy_(tokens)
-        self._copied.synchronize()  # the host's side is still read while the step before is waited for
+        self._buffer.wait()
         views["positions"][:rows] = step.positions
         views["slots"][:rows] = step.slots
         views["slots"][rows:] = -1
@@ -308,9 +330,7 @@ class _Inputs:
         views["shared_tiles"][n:, 1] = 0
         views["shared_rows"][:n] = step.shared.rows
         views["pages"][: len(step.pages)] = step.pages
-        used = self._pages_begin + 4 * len(step.pages)
-        self._device[:used].copy_(self._host[:used], non_blocking=True)
-        self._copied.record()
+        self._buffer.send(self._pages_begin + 4 * len(step.pages))
 
 
 def _site_shapes(decoder: Decoder) -> dict[SiteName, SiteShape]:
