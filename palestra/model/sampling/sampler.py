@@ -71,6 +71,12 @@ GRAMMAR_WAIT_S = 0.02  # then the caller looks whether there is something else t
 
 
 class Sampler:
+    """Samples from one decoder for many requests at once, each with an adapter or the base model.
+
+    Requests are taken by `submit`; each `step` draws the next token of every running sequence and returns what came.
+    A request keeps the weights that its adapter had when it was submitted.
+    """
+
     def __init__(
         self,
         decoder: Decoder,
