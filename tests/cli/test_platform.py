@@ -59,7 +59,7 @@ def test_tasks_are_chosen_by_app_difficulty_and_split():
     assert [one["key"] for one in found] == ["keys-put_number-0b-2147483648", "keys-put_number-0b-2147483649"]
     assert {one["split"] for one in found} == {"eval"}
     assert found[0]["prompt"] in said("task", "list", "--app", "keys", "--split", "eval").output
-    assert "no template is like that" in said("task", "list", "--app", "keys", "--template", "nothing").stderr
+    assert "no template matches" in said("task", "list", "--app", "keys", "--template", "nothing").stderr
     assert said("task", "list", "--first", str(2**31)).exit_code == 2
 
 

@@ -136,7 +136,7 @@ def test_the_last_writer_of_a_key_is_the_one_named(write):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- 1\n", "should hold keys and values, holds a list"),
+        ("- 1\n", "should hold keys and values, but holds a list"),
         ("a: [1\nb: 2", "not valid YAML in line 2"),
         ("steps: 1\nname: a\nsteps: 2\n", "'steps' is written twice"),
         ("a: !!python/object:os.system x", "not valid YAML"),

@@ -84,5 +84,5 @@ def test_the_list_says_so_when_the_last_key_is_revoked(tmp_path: Path) -> None:
 
     key("create", "--name", "ann")
     key("revoke", "ann")
-    assert key("list") == "every key is revoked, so nobody gets in; to make one: palestra key create\n"
+    assert key("list") == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
     assert "ann" in key("list", "--all")

@@ -211,8 +211,8 @@ def test_an_episode_that_may_not_say_more_is_worth_what_it_has(ephebe_url):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"episodes": {"players": 0}}, "give the address of one that runs"),
-        ({"rollout": {"style": "batched"}}, "rollout.style is batched"),
+        ({"episodes": {"players": 0}}, "give the address of a running server"),
+        ({"rollout": {"style": "batched"}}, "episodes cannot be batched"),
         ({"rollouts": "local", "episodes": {"lease_s": 5}}, "set rollouts=episodes"),
         ({"environments": [{"name": "mine"}], "episodes": {"players": 0}, "server": "http://x"}, "JSONL file"),
         ({"environments": [{"name": "mine"}], "server": "http://x"}, "unknown environment 'mine'"),
@@ -265,7 +265,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     finally:
         process.kill()
     assert process.returncode == 3
-    assert "'os:system' is not one of those that are played here; name it with --env" in said
+    assert "'os:system' is not one of those that are played here; name the environment with --env" in said
     for episode in group.episodes:
         (trajectory,) = episode.trajectories
         assert 0 < sum(trajectory.loss_mask) <= 4

@@ -94,10 +94,10 @@ def test_the_bundled_config_and_the_rows_it_makes() -> None:
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ({"config": {}}, "name the gym's YAML files (files), or the head of one that runs (head)"),
+        ({"config": {}}, "name the gym's YAML files (files), or the head server of a running gym (head)"),
         ({"config": {"files": ["a.yaml"], "head": "http://127.0.0.1:1"}}, "either head"),
         ({"config": {"file": ["a.yaml"]}}, "config.file"),
-        ({"config": GYM, "max_turns": 3}, "max_steps in its files"),
+        ({"config": GYM, "max_turns": 3}, "max_steps in its config"),
         ({"config": GYM}, "brings no tasks of its own; name a JSONL file"),
         ({"config": {**GYM, "agent": None}, "tasks": "no-agent.jsonl"}, "line 1: it names no agent"),
         ({"config": GYM, "tasks": "no-input.jsonl"}, "line 2: no responses_create_params.input"),

@@ -93,7 +93,7 @@ def write(**settings) -> str:
         (["--resume", "nothing"], "no run 'nothing'"),
         (["--resume", "nothing", "--name", "other"], "--name is for a new one"),
         (["stockroom", "rollout.top_p=0"], "rollout.top_p"),
-        (["stockroom", "eval.every=0", "early_stop={at_least: 0.9}"], "early_stop looks at evaluations"),
+        (["stockroom", "eval.every=0", "early_stop={at_least: 0.9}"], "early_stop needs evaluations"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_starts(folder, arguments, message):

@@ -64,11 +64,11 @@ FILTERS = ("--domain", "--kind", "--modality", "--licensing", "--status", "--lif
 DATASETS = "download files with Hugging Face's `hf`, and join them: palestra gym datasets -c FILE -o DIR"
 SERVER = MappedOption(("--resources-server",), server_name, "The server's name.", key="entrypoint")
 COLLECTING = (
-    MappedOption(("--agent", "-a"), same("--agent"), "For rows that name none."),
+    MappedOption(("--agent", "-a"), same("--agent"), "Agent for rows that name none."),
     MappedOption(("--input", "-i"), same("--input"), "Tasks, JSON lines."),
     OUTPUT,
     LIMIT,
-    MappedOption(("--num-repeats",), same("--repeats"), "Rollouts of each task."),
+    MappedOption(("--num-repeats",), same("--repeats"), "Number of rollouts of each task."),
     absent("--interleave-repeats", "--num-repeats, whose rollouts are all played at once", is_flag=True),
     CONCURRENCY,
     MappedOption(("--prompt-config",), same("--prompt-config"), "Prompt template."),

@@ -98,9 +98,9 @@ HEAD = MappedOption(("--head",), same(RUNNING), "Of a gym that runs; ++head_serv
 JSON = MappedOption(("--json",), flag("--json"), "Print JSON.", key="json", is_flag=True)
 OUTPUT = MappedOption(("--output", "-o"), same("--output"), "Output file.", key="output_jsonl_fpath")
 CONCURRENCY = MappedOption(
-    ("--concurrency",), same("--concurrency"), "Rollouts at a time.", key="num_samples_in_parallel"
+    ("--concurrency",), same("--concurrency"), "Number of rollouts played at a time.", key="num_samples_in_parallel"
 )
-LIMIT = MappedOption(("--limit",), same("--limit"), "Only the first rows.", key="limit")
+LIMIT = MappedOption(("--limit",), same("--limit"), "Play only this number of rows, from the beginning.", key="limit")
 RESUME = MappedOption(("--resume",), flag("--resume"), "Go on with an output.", key="resume_from_cache", is_flag=True)
 INPUTS = MappedOption(("--inputs",), same("--inputs"), "Materialized inputs.", key="materialized_inputs_jsonl_fpath")
 ROLLOUTS = MappedOption(("--rollouts",), same("--rollouts"), "Stored rollouts.", key="rollouts_jsonl_fpath")

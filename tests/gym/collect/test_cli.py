@@ -71,7 +71,7 @@ def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None
     error = palestra("collect", "--server", "http://127.0.0.1:1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=4)
     assert "palestra gym run -c FILE" in error
     error = palestra("collect", "x=1", "-i", rows, "-o", "o.jsonl", cwd=tmp_path, code=2)
-    assert "for a gym that is started with -c FILE" in " ".join(error.replace("│", " ").split())
+    assert "for a gym that this command starts (-c FILE)" in " ".join(error.replace("│", " ").split())
 
 
 def test_rows_are_looked_for_where_configs_are(tmp_path: Path) -> None:

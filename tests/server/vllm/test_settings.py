@@ -29,7 +29,7 @@ def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["models.0.sampler=vllm"], r"say where it runs \(vllm.urls\)"),
+        (["models.0.sampler=vllm"], r"needs the addresses of running servers \(vllm.urls\)"),
         (['models.0.vllm.urls=["http://one:1"]'], "but sampler is torch; set sampler=vllm"),
         (["models.0.sampler=vllm", 'models.0.vllm.urls=["one:8000"]'], "write it as http://host:port"),
         (
