@@ -110,8 +110,7 @@ def _kernels_text(torch: Torch) -> str:
         return "without Triton, plain torch code is used: correct, several times slower; type: pip install triton"
     if not torch.can_keep_kernels:
         where = f"{torch.kernel_cache} is not writable"
-        return f"Triton {torch.triton}, but {where}: kernels are compiled again at each start; set "
-        "TRITON_CACHE_DIR to a writable folder"
+        return f"Triton {torch.triton}, but {where}: kernels are compiled at each start; set TRITON_CACHE_DIR"
     return f"Triton {torch.triton}; compiled kernels are kept in {torch.kernel_cache}"
 
 

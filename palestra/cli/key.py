@@ -29,8 +29,7 @@ FIRST = (
     "this is the first key: from now on, also a server on a loopback address needs a valid key from "
     "everyone and answers 401 without one; running servers notice within 2 seconds"
 )
-BEFORE = "models and checkpoints made without keys belong to 'local'; for a key that sees them: palestra "
-"key create --owner local"
+BEFORE = "models made without keys belong to 'local'; for a key that sees them: palestra key create --owner local"
 
 
 def common_options(command: F) -> F:

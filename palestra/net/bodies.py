@@ -41,6 +41,6 @@ class BodyReader:
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:
-            raise self._refusal(413, f"a body has at most {self._max_bytes} bytes here")
+            raise self._refusal(413, f"the body is larger than {self._max_bytes} bytes, which is the limit")
         if self._bytes > self._max_bytes_in_all:
-            raise self._refusal(503, "too many long bodies are on their way at once; send it again")
+            raise self._refusal(503, "too many large bodies are being received at once; send the request again")

@@ -181,12 +181,12 @@ class BoundedHttp(HttpToolsProtocol):
     def _time_is_over(self) -> None:
         self._deadline = None
         if self._is_in_head and not self._is_refused:
-            self._refuse(408, f"a request's head has to come within {self._bounds.head_timeout_s:g} seconds")
+            self._refuse(408, f"the head of a request must arrive within {self._bounds.head_timeout_s:g} seconds")
         self.transport.close()
 
     def _refuse_size(self) -> None:
         bounds = self._bounds
-        words = f"a request's head has at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields here"
+        words = f"the head of a request may have at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields"
         self._refuse(431, words)
 
     def _refuse(self, status: int, words: str) -> None:

@@ -45,7 +45,7 @@ class ConnectionClosed(CallBroken):
 
 class AnswerTooLarge(CallFailed):
     def __init__(self, limit: int, beginning: bytes) -> None:
-        super().__init__(f"an answer of more than {limit} bytes")
+        super().__init__(f"the answer is larger than {limit} bytes")
         self.beginning = beginning
 
 

@@ -177,8 +177,8 @@ def _write_about(path: Path, config: BaseModel, facts: JsonObject, created: floa
 def _refuse_taken(path: Path) -> None:
     if (path / "config.json").exists():
         raise RunError(
-            f"there is a run {path.name!r} in {path.parent} already; to go on with it: --resume {path.name}, "
-            "to start afresh: another --name"
+            f"run {path.name!r} already exists in {path.parent}; continue it with --resume {path.name}, or "
+            "give a new run another --name"
         )
 
 

@@ -123,7 +123,7 @@ async def _readyz(request: Request) -> Response:
     core: Core = request.app.state.core
     samplers = core.sampling.runners
     away = [worker.name for worker in core.all_workers if not (worker.link.is_up and samplers[worker].is_up)]
-    reasons = [f"{name}: the engine is not there" for name in away] + await core.disks.troubles()
+    reasons = [f"{name}: the engine is not running" for name in away] + await core.disks.troubles()
     if core.is_stopping:
         reasons.append("the server is being stopped")
     response = {"ready": not reasons, "waiting_for": away, "reasons": reasons}
@@ -178,7 +178,7 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    log.error("a request broke", path=request.url.path, exc_info=error)
+    log.error("a request failed unexpectedly", path=request.url.path, exc_info=error)
     return JSONResponse({"detail": BROKE}, status_code=500)
 
 

@@ -58,7 +58,9 @@ def run(config: ServeConfig, *, with_parent: bool = False) -> int:
 
 async def _serve(config: ServeConfig, with_parent: bool) -> None:
     if not config.models:
-        raise ServeError("no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)")
+        raise ServeError(
+            "there is no model to serve; type: palestra serve --model DIR (palestra model random DIR makes one)"
+        )
     listeners = [_bind(config.host, config.port, "--port")]
     if config.tinkerscript_host is not None:
         try:

@@ -39,7 +39,7 @@ def overruled(agent: str | None, rows: Sequence[str]) -> str | None:
     if agent is None or not others:
         return None
     named = ", ".join(name for name, _ in others.most_common(3)) + (", …" if len(others) > 3 else "")
-    return f"agent {agent!r} plays rows that name none, and {others.total()} of {len(rows)} name their own ({named})"
+    return f"agent {agent!r} plays rows that name no agent, but {others.total()} of {len(rows)} rows name one ({named})"
 
 
 def is_gym(name: str) -> bool:

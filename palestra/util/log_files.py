@@ -41,4 +41,4 @@ def last_error(file: Path, since: int = 0) -> str | None:
 
 def last_output(file: Path) -> str:
     lines = last_lines(file)
-    return lines[-1] if lines else f"it said nothing; see {file}"
+    return lines[-1] if lines else f"it printed nothing; see {file}"

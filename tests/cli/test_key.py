@@ -120,8 +120,9 @@ def test_what_cannot_be_done_is_one_line(args, code, message):
 def test_a_list_without_live_keys_says_that_nobody_gets_in():
     answer("create", "--name", "ann")
     key("revoke", "ann")
-    assert key("list").stdout == "all keys are revoked, so nobody can use the server; to make one: palestra "
-    "key create\n"
+    assert (
+        key("list").stdout == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
+    )
 
 
 def test_unknown_right_is_a_usage_error():

@@ -732,7 +732,7 @@ def test_a_finished_session_lets_everything_go(api: Raw) -> None:
     assert api.post(f"sessions/{model.session_id}/finish", **done).status_code == 204
     assert api.post(f"sessions/{model.session_id}/finish", reason={"type": "errored"}).status_code == 204
     refused(api.post("session_heartbeat", session_id=model.session_id), 410)
-    refused(model.send_pass(), 404, said="session may be over")
+    refused(model.send_pass(), 404, said="session may have ended")
     refused(api.sample(kept), 404)
     refused(api.create(model.session_id, 1), 404, said="over")
     assert api.retrieve(f"train:{model.model_id}:1").status_code == 200  # what was done can still be read
@@ -796,7 +796,7 @@ def test_a_session_without_heartbeats_expires(make_server: MakeServer) -> None:
     server.until(lambda: heartbeat() == 404, timeout_s=60)
     beat = {"session_id": model.session_id}
     server.until(lambda: "expired" in refused(api.post("session_heartbeat", **beat), 410), timeout_s=60)
-    refused(model.send_pass(), 404, said="session may be over")
+    refused(model.send_pass(), 404, said="session may have ended")
     refused(api.sample(kept[0]), 404)
     refused(api.post("create_sampling_session", session_id=model.session_id, sampling_session_seq_id=9,
                      base_model=NAME), 404)  # fmt: skip

@@ -75,7 +75,7 @@ def test_an_entry_whose_agent_is_overruled_by_the_rows_says_so_once(
         return [one.getMessage() for one in caplog.records if one.name.startswith("palestra")]  # not of SDKs
 
     response = notes()
-    words = f"agent '{MATH}' plays rows that name none, and 4 of 8 name their own ({GAME})"
+    words = f"agent '{MATH}' plays rows that name no agent, but 4 of 8 rows name one ({GAME})"
     assert [words in note for note in response] == [True, True], "of both splits"
     assert f"extras: {{agent_ref: {{name: {MATH}}}}}" in response[0]
     assert notes() == [], "what was said is not said again"

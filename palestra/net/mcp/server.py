@@ -127,7 +127,7 @@ def _result(toolset: Toolset, message: JsonObject, modern: bool) -> bytes:
     match message["method"]:
         case "tools/list":
             if params.get("cursor") is not None:
-                raise RpcError(INVALID_PARAMS, "there is no such page: all tools come in the first")
+                raise RpcError(INVALID_PARAMS, "there is no such page; the first page has all tools")
             return _tools_list(toolset, modern)
         case "initialize" if not modern:
             return _initialized(toolset, params)

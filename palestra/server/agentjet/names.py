@@ -54,7 +54,11 @@ def lease_of(board: EpisodeBoard, owner: str, episode_uuid: str, lease_id: str |
         return shown  # committed, perhaps; what its trainer called it is forgotten then
     name = own_name(episode.run, episode.group_id, episode.tags) or episode.episode_id
     if named != LeaseRef(episode_id=name, attempt=shown.attempt):
-        raise Refusal(400, f"lease_id: {lease_id[:80]!r} is not of {episode_uuid[:80]!r}; show both as the claim did")
+        raise Refusal(
+            400,
+            f"lease_id: {lease_id[:80]!r} does not belong to {episode_uuid[:80]!r}; send "
+            "both as the claim returned them",
+        )
     return shown
 
 

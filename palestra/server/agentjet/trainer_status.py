@@ -61,4 +61,4 @@ def why_not(now: EngineStatus, status: EngineStatus) -> str:
     """Empty: it may move there."""
     if status is now or status in ENGINE_MOVES[now]:
         return ""
-    return f"the engine is {now}: from there it goes to {' or '.join(sorted(ENGINE_MOVES[now]))}, not to {status}"
+    return f"the engine is {now}; it can become {' or '.join(sorted(ENGINE_MOVES[now]))}, not {status}"

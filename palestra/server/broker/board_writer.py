@@ -16,7 +16,9 @@ class NotSaved(Refusal):
 
     def __init__(self, why: BaseException | None = None) -> None:
         because = "" if why is None else f" ({why})"
-        super().__init__(503, f"this could not be saved, so it was not done{because}; send it again", retry_after_s=1.0)
+        super().__init__(
+            503, f"the change could not be saved and was not made{because}; send the request again", retry_after_s=1.0
+        )
 
 
 class PendingWrite:

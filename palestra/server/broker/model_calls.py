@@ -128,7 +128,7 @@ class EpisodeCalls:
             self._broker.apply(lambda board, now: board.note_call(attempt.owner, attempt.ref, now))
         except BoardRefusal as error:
             return _void("is committed") if error.code == UNKNOWN else _error_text(error)
-        raise AssertionError(f"the key of a living attempt is void: {attempt.origin}")
+        raise AssertionError(f"the key of a running attempt is void: {attempt.origin}")
 
     def _abort(self, attempt: AttemptRef) -> None:
         for abort in self._aborts.pop(attempt, ()):

@@ -135,7 +135,9 @@ class CheckpointFiles:
         for save in await self._store.read(rows.saves_under_way):
             if save.request_id not in known_requests and save.model_id not in absent_models:
                 await self._store.write(
-                    lambda c, r=save.request_id: rows.fail_checkpoint(c, r, error="the server stopped before it began")
+                    lambda c, r=save.request_id: rows.fail_checkpoint(
+                        c, r, error="the server stopped before the save began"
+                    )
                 )
 
 

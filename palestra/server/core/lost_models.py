@@ -55,13 +55,13 @@ class LostModels:
             self._known[model.model_id] = LostModel(model.owner, message)
             await self._store.write(lambda c: _note(c, model.model_id, message))
         except StoreError as e:  # the next start finds it lost again
-            log.error("the loss of a model could not be noted", model=model.model_id, error=str(e))
+            log.error("the loss of a model could not be stored", model=model.model_id, error=str(e))
         return self._known[model.model_id].message
 
 
 def _advice(checkpoint: CheckpointRow | None) -> str:
     if checkpoint is None:
-        return "it has no saved checkpoint to resume from: begin again with a new model"
+        return "there is no saved checkpoint to resume from; start again with a new model"
     return f"resume from checkpoint {checkpoint.key.path}"
 
 

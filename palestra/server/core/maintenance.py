@@ -96,4 +96,4 @@ async def _guarded(work: Awaitable[object]) -> None:
     try:
         await work
     except Exception:  # whatever it is: the next round may do better
-        log.exception("recurring work failed; it comes again")
+        log.exception("recurring work failed; trying again")

@@ -59,4 +59,4 @@ class DeliveryAcks:
         try:
             await self._store.write(lambda conn: rows.note_answered(conn, turns))
         except Exception:
-            log.exception("it could not be noted that an answer was given; that matters only if it is asked for again")
+            log.exception("the delivery of an answer could not be stored; this matters only if it is requested again")

@@ -45,9 +45,9 @@ class DownloadSigner:
 
     def check(self, ticket: DownloadTicket, signature: str, now: float) -> None:
         if not hmac.compare_digest(self._sign(ticket).encode(), signature.encode()):
-            raise Refusal(403, "this download URL is not valid; ask for new ones: external_weights_urls")
+            raise Refusal(403, "this download URL is not valid; request new ones: external_weights_urls")
         if ticket.expires <= now:
-            raise Refusal(403, "this download URL has expired; ask for new ones: external_weights_urls")
+            raise Refusal(403, "this download URL has expired; request new ones: external_weights_urls")
 
     def _sign(self, ticket: DownloadTicket) -> str:
         path = ticket.path

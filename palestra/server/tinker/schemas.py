@@ -216,7 +216,7 @@ class OptimStepRequest(WireModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> OptimStepRequest:
         if (self.adam_params is None) == (self.optimizer_params is None):
-            raise ValueError("send adam_params or optimizer_params, one of the two")
+            raise ValueError("send either adam_params or optimizer_params")
         return self
 
 
@@ -245,7 +245,7 @@ class SaveWeightsForSamplerRequest(WireModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> SaveWeightsForSamplerRequest:
         if (self.path is None) == (self.sampling_session_seq_id is None):
-            raise ValueError("send path or sampling_session_seq_id, one of the two")
+            raise ValueError("send either path or sampling_session_seq_id")
         return self
 
 

@@ -43,7 +43,7 @@ class VllmAdapter:
             config = json.loads((Path(folder) / CONFIG).read_text())
             rank, modules = int(config["r"]), tuple(config["target_modules"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise VllmRefused(f"there is no whole adapter in {folder} ({e}); it may have been deleted") from None
+            raise VllmRefused(f"there is no complete adapter in {folder} ({e}); it may have been deleted") from None
         identity = f"{folder}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}"
         lora = LoraConfig(
             rank=rank,
@@ -113,7 +113,7 @@ class LoadedAdapters:
         try:
             await self._client.load(name, folder)
         except VllmUnknownModel as e:  # of the folder
-            raise VllmUnfit(f"vLLM at {self._client.url} does not see {folder}: {e}") from None
+            raise VllmUnfit(f"vLLM at {self._client.url} cannot read {folder}: {e}") from None
         except VllmLost as e:
             # It answers 500 for what it does not like about an adapter.
             if "LoRA" in str(e):

@@ -40,7 +40,7 @@ def test_a_row_keeps_its_own_agent_and_index() -> None:
 def test_an_agent_that_the_rows_overrule_is_told(caplog: pytest.LogCaptureFixture) -> None:
     expanded(lines(row("a", agent_ref={"name": "other"}), row("b")), AGENT)
     (note,) = [one.getMessage() for one in caplog.records]
-    assert note.startswith("agent 'player' plays rows that name none, and 1 of 2 name their own (other)")
+    assert note.startswith("agent 'player' plays rows that name no agent, but 1 of 2 rows name one (other)")
     caplog.clear()
     expanded(lines(row("a", agent_ref={"name": "other"})), Expansion())
     assert not caplog.records

@@ -124,7 +124,7 @@ def test_a_claim_that_makes_no_sense_is_told_so(trainer: Api, root: Root, fields
 def test_claims_wait_for_weights_and_are_told_where_nobody_trains(keyed: Ephebe, owner_of: OwnerOf) -> None:
     carol = Api(keyed, owner_of("carol"))
     root = Root(keyed, carol.key)
-    assert "ENGINE.OFFLINE: no trainer is here" in root.claim()["fail_cause"]
+    assert "ENGINE.OFFLINE: there is no trainer" in root.claim()["fail_cause"]
     carol.put_run()
     carol.register()
     carol.of_run("pause")

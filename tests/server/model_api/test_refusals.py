@@ -32,7 +32,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [*HI, CALLED, result_of("c2")]}, "messages[2]", "the id 'c2'; ids of calls so far: 'c1'"),
     ({"messages": [*HI, result_of("c1"), CALLED]}, "messages[1]", "the id 'c1'; ids of calls so far: none"),
     ({"messages": [*HI, CALLED, result_of("c1"), result_of("")]}, "messages[3]", "the id ''"),
-    ({"messages": [*HI, result_of(None)]}, "messages[1]", "has not called any tool"),
+    ({"messages": [*HI, result_of(None)]}, "messages[1]", "has not called a tool"),
     ({"tools": [{"type": "retrieval"}]}, "tools[0]", "function"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]", "name"),
     ({"stream": "yes"}, "stream", "boolean"),

@@ -399,7 +399,7 @@ def test_nothing_at_all_is_an_empty_message(tokenizer: ChatTokenizer) -> None:
     [
         (ApiError(429, "too many"), "rate_limit_exceeded", "too many"),
         (ApiError(503, "stopped"), "server_error", "stopped"),
-        (KeyError("secret"), "server_error", "something broke in the server; its log has the details"),
+        (KeyError("secret"), "server_error", "the server failed unexpectedly; its log has the details"),
     ],
 )
 def test_what_fails_on_the_way_ends_as_an_event(

@@ -68,5 +68,5 @@ def test_other_content_is_another_adapter(tmp_path: Path):
 def test_an_adapter_says_what_it_changes(tmp_path: Path):
     lora = VllmAdapter.read(write_adapter(tmp_path / "a", r=4, target_modules=["up_proj", "lm_head"])).lora
     assert (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed) == (4, False, True, True)
-    with pytest.raises(VllmRefused, match="no whole adapter"):
+    with pytest.raises(VllmRefused, match="no complete adapter"):
         VllmAdapter.read(str(tmp_path / "none"))

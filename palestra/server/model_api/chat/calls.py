@@ -171,7 +171,7 @@ def _prompt_request(
         return request
     if not tokenizer.template_knows(EFFORT):
         raise invalid(
-            EFFORT, f"{EFFORT}: this model's chat template does not know it; leave it out", code="unsupported"
+            EFFORT, f"{EFFORT}: this model's chat template does not support it; leave it out", code="unsupported"
         )
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})
 

@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"role": "wizard", "content": "x"}, "messages[0]: role is 'wizard'"),
     ({"role": "user"}, "messages[0].content: it must be a string, or a list of blocks"),
     (user(), "messages[0].content: it is empty"),
-    (user("x"), "messages[0].content[0]: 'x' is no block"),
+    (user("x"), "messages[0].content[0]: 'x' is not a block"),
     (user({"type": "text"}), "messages[0].content[0]: text is None"),
     (user({"type": "image", "source": {}}), "'image' is not supported"),
     (user({"type": "document", "source": {}}), "'document' is not supported"),
@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: type: 'web_search_20250305'"),
     ({"tools": [TOOL | {"input_examples": [{}]}]}, "tools[0]: input_examples"),
     ({"tools": [{"name": "f"}]}, "tools[0]: input_schema is None"),
-    ({"tool_choice": {"type": "tool"}}, 'a name goes with type "tool"'),
+    ({"tool_choice": {"type": "tool"}}, 'a name is needed with type "tool"'),
     ({"messages": [{"role": "user", "content": "Hi"}, assistant(USE)]}, "send their tool_result blocks after it"),
 ]
 
