@@ -71,7 +71,7 @@ def _noting(what: str, note: Callable[[str], None]) -> Iterator[None]:
 
 async def _until_ended(process: Process, name: str, log: Path) -> str:
     code = await process.wait()
-    return f"{name} ended with code {code}; its last words are in {log}"
+    return f"{name} ended with code {code}; see its log {log}"
 
 
 async def _wait_ready(process: Process, ready: str, name: str, log: Path, began_at: int) -> str:

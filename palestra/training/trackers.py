@@ -80,7 +80,7 @@ def open_trackers(configs: Sequence[TrackerConfig], run: RunFolder) -> Trackers:
 
 
 def warn(run: RunFolder, kind: str, error: Exception) -> None:
-    text = f"tracker {kind}: {type(error).__name__}: {error}; the run goes on, its own files have everything"
+    text = f"tracker {kind}: {type(error).__name__}: {error}; the run continues, and its own files have all metrics"
     log.warning(text)
     run.event(EventKind.WARNING, message=text)
 

@@ -76,6 +76,6 @@ def test_the_command_line_wins_over_the_environment_by_either_name(monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:7")
     said = palestra("episode", "list").stderr
     assert "http://127.0.0.1:7 does not answer" in said
-    assert said.count("is that its address (--server)?") == 1
+    assert said.count("is this its address (--server)?") == 1
     for name in ("--server", "--url"):
         assert f"{DEAD} does not answer" in palestra("episode", "list", name, DEAD).stderr

@@ -69,7 +69,7 @@ def test_a_task_is_shown_with_its_solution():
     assert shown["solution"] == ["list {}", f"done {expected}"]
     assert "solution" not in told("task", "show", LARGEST)
     assert f"done {expected}" in said("task", "show", LARGEST, "--solution").output
-    assert "is no task key" in said("task", "show", "nothing").stderr
+    assert "is not a task key" in said("task", "show", "nothing").stderr
 
 
 def test_tasks_are_exported_for_fleet(tmp_path: Path):
@@ -178,7 +178,7 @@ def test_two_servers_do_not_share_a_folder_or_a_port(tmp_path: Path):
     with InstancePool(folder=tmp_path):
         result = said("serve", "--port", "0", "--state", str(tmp_path))
     assert result.exit_code == 1
-    assert "another platform works in" in result.stderr
+    assert "another platform uses" in result.stderr
     assert "cannot listen" in said("serve", "--host", "192.0.2.1", "--state", str(tmp_path)).stderr
 
 

@@ -99,11 +99,11 @@ def _yields(split):
         (_raises, r"raised OSError: no such dataset server \(.*test_sets.py:\d+\)"),
         (lambda split: exit(3), "raised SystemExit: 3"),
         (lambda: None, r"raised TypeError: .* takes 0 positional arguments but 1 was given"),
-        (lambda split: None, "should answer a list of rows or of Tasks, not None"),
-        (lambda split: 5, "should answer a list of rows or of Tasks, not 5"),
-        (lambda split: {"prompt": "x"}, "should answer a list of rows or of Tasks, not {'prompt': 'x'}"),
-        (lambda split: ["x"], r"\[0\] should be a row \(a dict with a prompt\) or a Task, is 'x'"),
-        (lambda split: [{"prompt": "x"}, "y"], r"\[1\] should be a row, as those before, is 'y'"),
+        (lambda split: None, "should return a list of rows or of Tasks, not None"),
+        (lambda split: 5, "should return a list of rows or of Tasks, not 5"),
+        (lambda split: {"prompt": "x"}, "should return a list of rows or of Tasks, not {'prompt': 'x'}"),
+        (lambda split: ["x"], r"\[0\] should be a row \(a dict with a prompt\) or a Task, but is 'x'"),
+        (lambda split: [{"prompt": "x"}, "y"], r"\[1\] should be a row, like those before, but is 'y'"),
     ],
 )
 def test_tasks_that_cannot_be_had_are_one_line(tasks, message):

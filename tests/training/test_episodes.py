@@ -105,7 +105,7 @@ def test_a_killed_trainer_resumes_on_the_curve_of_one_that_plays_alone(run_train
         process = start(tmp_path, config, "--name", "cut")
         wait_for_steps(tmp_path, "cut", 3, process)  # an evaluation, two steps, perhaps the second's checkpoint
         kill(process)
-        assert re.search("going on after step [12]", finish(start(tmp_path, "--resume", "cut")))
+        assert re.search("continuing after step [12]", finish(start(tmp_path, "--resume", "cut")))
         info = client.run_info("cut")
     cut = RunReader(tmp_path / "runs" / "cut")
     assert curve(cut) == curve(whole)
@@ -265,7 +265,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     finally:
         process.kill()
     assert process.returncode == 3
-    assert "'os:system' is not one of those that are played here; name the environment with --env" in said
+    assert "'os:system' is not played here; name the environment with --env" in said
     for episode in group.episodes:
         (trajectory,) = episode.trajectories
         assert 0 < sum(trajectory.loss_mask) <= 4

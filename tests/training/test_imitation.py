@@ -105,8 +105,8 @@ def test_killed_in_either_stage_it_resumes_on_the_undisturbed_curve(tmp_path: Pa
     wait_for_steps(tmp_path, "cut/imitation" if stage == "imitation" else "cut", 3, process)
     kill(process)
     said = finish(start(tmp_path, "--resume", "cut")).splitlines()
-    assert ("imitation: going on after step 2" in said) == (stage == "imitation")
-    assert ("going on after step 2" in said) == (stage == "grpo")
+    assert ("imitation: continuing after step 2" in said) == (stage == "imitation")
+    assert ("continuing after step 2" in said) == (stage == "grpo")
     for part in ("imitation", "."):
         whole, cut = (curve(tmp_path / "runs" / name / part) for name in ("whole", "cut"))
         assert cut == pytest.approx(whole, rel=1e-4, abs=1e-6)  # others in a batch move the last bits
@@ -135,9 +135,9 @@ def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tm
         steps=2,
     )
     first, second = [note for note in listener.notes if note.startswith("nothing to learn")]
-    assert first.startswith("nothing to learn in step 1: all 2 rollouts have the same reward (0); take easier tasks")
+    assert first.startswith("step 1 has nothing to train on: all 2 rollouts have the same reward (0); use easier tasks")
     assert f"palestra rollout list {run.path} --step 1" in first
-    assert second == "nothing to learn in step 2"  # the advice is given once
+    assert second == "step 2 has nothing to train on"  # the advice is given once
     assert [event["message"] for event in run.read_events() if event["event"] == "warning"] == [first]
 
 
@@ -150,10 +150,10 @@ CUT = group_of("g", [make_rollout(f"g-{i}", float(i), [make_turn(cut=True)]) for
         (
             [make_group("g", [0.0, 0.0])],
             {},
-            r"the same reward \(0\); take easier tasks or larger groups .*group_size, now 8",
+            r"the same reward \(0\); use easier tasks or larger groups .*group_size, now 8",
         ),
-        ([make_group("g", [0.0, 0.0])], {"zero_variance": "keep"}, r"the same reward \(0\); take easier tasks"),
-        ([make_group("g", [1.0, 1.0])], {}, "all 2 rollouts solve their tasks .* take harder tasks"),
+        ([make_group("g", [0.0, 0.0])], {"zero_variance": "keep"}, r"the same reward \(0\); use easier tasks"),
+        ([make_group("g", [1.0, 1.0])], {}, "all 2 rollouts solve their tasks .* use harder tasks"),
         (
             [make_group("g", [0.0, 0.0]), make_group("h", [1.0, 1.0])],
             {},

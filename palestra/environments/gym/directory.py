@@ -42,8 +42,8 @@ class ServerDirectory:
             kinds = {one["config_path"]: one["server_type"] for one in found}
         except (CallFailed, TimeoutError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise NoGym(
-                f"no gym answers at {self.head} ({type(error).__name__}); to start one: palestra gym run -c FILE, "
-                "and commands find it by --server URL, or start one for themselves with -c FILE"
+                f"no gym answers at {self.head} ({type(error).__name__}); to start one: palestra gym run -c "
+                "FILE; commands find it by --server URL, or start their own with -c FILE"
             ) from error
         self.urls, self.kinds = urls, kinds
 

@@ -63,7 +63,7 @@ def build_batch(
     `own_logprobs`: likewise by the trainer, of the first `max_sequence_length`, in place of the sampler's where it has
     them."""
     if config.penalty.kl and base_logprobs is None:
-        raise ValueError("penalty.kl is set: build_batch needs the base model's logprobs")
+        raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
     chosen = _choose(groups, config)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]

@@ -70,8 +70,8 @@ def _prompt_style(config: GrpoConfig, source: str) -> PromptStyle:
         if entry.name in ENVIRONMENTS:
             return FleetSettings.of(entry.config).prompt_style
     raise DatasetError(
-        f"imitation.data: {source} has solutions in the words of the environment {ENVIRONMENTS[0]}, which is not among "
-        "the run's environments; name a JSONL file of conversations"
+        f"imitation.data: {source} needs the environment {ENVIRONMENTS[0]}, which is not one of the run's "
+        "environments; name a JSONL file of conversations"
     )
 
 

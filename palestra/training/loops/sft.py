@@ -78,7 +78,7 @@ class ConversationRows:
         """Those with something to learn; there must be one."""
         found = [example.sequence for index in range(len(self)) if (example := self.read(index)) is not None]
         if not found:
-            raise DatasetError(f"{self._file}: nothing the assistant says in it lies within max_sequence_length")
+            raise DatasetError(f"{self._file} has no text of the assistant within max_sequence_length")
         return found
 
 

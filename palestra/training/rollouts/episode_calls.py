@@ -105,7 +105,7 @@ class AttemptModelCalls:
             error = body["error"]
             detail, code = str(error["message"]), str(error.get("code") or "")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            detail, code = f"{got.status_code} {got.reason_phrase}: not the answer of a model endpoint", ""
+            detail, code = f"{got.status_code} {got.reason_phrase}: this is not the answer of a model endpoint", ""
         if got.status_code in OVER:
             self._episode.held_lease.lose(detail)
             raise EpisodeApiError(got.status_code, detail, "POST /chat/completions")

@@ -43,7 +43,7 @@ class GroupIdentity(Struct, kw_only=True):
             return msgspec.json.decode(file.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
             raise StateError(
-                f"{file} cannot be read ({error}); without it this run does not know its episodes"
+                f"{file} cannot be read ({error}); without it, this run cannot find its episodes"
             ) from None
 
     def begin(self, folder: Path, version: int, step: int) -> None:

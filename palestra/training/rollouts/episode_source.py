@@ -21,7 +21,7 @@ from palestra.training.rollouts.sync_collector import TrainingError
 from palestra.types.episodes import EpisodeKind, GroupState, OnLoss, PlayedGroup, Registered
 from palestra.types.rollouts import Group, GroupRequest, Task
 
-NOT_NEEDED = "its trainer does not need it any more"
+NOT_NEEDED = "the trainer no longer needs it"
 DIFFERENT, MISSING = 409, 404
 
 

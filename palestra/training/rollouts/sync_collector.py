@@ -68,6 +68,6 @@ def raise_if_all_failed(groups: Sequence[Group]) -> None:
     (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
     raise TrainingError(
         f"none of {len(rollouts)} rollouts could be graded; {count} of them: {reason}. "
-        "They are in the run's rollouts; mend what is wrong and go on with --resume",
+        "They are in the run's rollouts; fix the cause and continue with --resume",
         groups,
     )

@@ -126,7 +126,7 @@ def test_what_is_refused_is_not_asked_again():
         (Answer(308, b"", location="https://elsewhere/"), "points to https://elsewhere/: use that URL"),
         (Answer(500, {"detail": "a bug"}), r"a bug \(HTTP 500\)"),
         (Answer(422, {"detail": [{"loc": ["query", "limit"]}]}), "limit"),
-        (Answer(401, {"error": {"message": "this key is not valid here"}}), "this key is not valid here"),
+        (Answer(401, {"error": {"message": "this key is not valid"}}), "this key is not valid"),
     ],
 )
 def test_an_error_says_what_to_do(answer, said):

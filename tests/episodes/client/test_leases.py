@@ -54,7 +54,7 @@ def test_a_claim_whose_leases_ran_out_before_it_was_answered_is_made_anew():
     ("answer", "reason"),
     [
         (lambda seen: beaten(seen, can_continue=False, reason="cancelled: enough"), "cancelled: enough"),
-        (lambda _: Answer(401, {"detail": "this key is not valid here"}), "refused: this key is not valid here"),
+        (lambda _: Answer(401, {"detail": "this key is not valid"}), "refused: this key is not valid"),
     ],
 )
 def test_a_player_learns_that_it_cannot_go_on(answer, reason):

@@ -114,7 +114,7 @@ def test_seeds_need_a_body_they_can_be_put_into(metadata: object) -> None:
 def test_a_file_that_is_no_json_lines_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n\n[1]\n')
-    with pytest.raises(CollectError, match="line 3: a row is an object, this is a list"):
+    with pytest.raises(CollectError, match="line 3: a row must be an object, but this is a list"):
         list(read_rows(path))
     path.write_text('{"a": 1}\n{"a"\n')
     with pytest.raises(CollectError, match="line 2: not JSON"):

@@ -240,7 +240,7 @@ def test_an_owner_has_so_many_at_most(tmp_path: Path) -> None:
     async def fill(aliases: Aliases) -> None:
         for number in range(MAX_ALIASES):
             await aliases.put("me", f"a{number}", "m")
-        with pytest.raises(ApiError, match=f"you have {MAX_ALIASES} already have"):
+        with pytest.raises(ApiError, match=f"you already have {MAX_ALIASES}"):
             await aliases.put("me", "more", "m")
         assert (await aliases.put("me", "a0", "n")).version == 2
         assert (await aliases.put("you", "more", "m")).version == 1

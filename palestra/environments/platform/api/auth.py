@@ -39,7 +39,7 @@ class PlatformAuth:
         self._teams = {team_of(key) for key in keys}
         self._secret, self._is_loopback = secret, is_loopback
         if not self._teams and not is_loopback:
-            raise ValueError("beyond loopback a platform needs a key")
+            raise ValueError("a platform that listens beyond loopback needs a key")
 
     def team(self, headers: Headers) -> str:
         key = _key_of(headers)
@@ -48,7 +48,7 @@ class PlatformAuth:
         if not key:
             raise PlatformRefusal(401, "a key is needed: Authorization: Bearer KEY (the SDK: FLEET_API_KEY)")
         if (team := team_of(key)) not in self._teams:
-            raise PlatformRefusal(401, "this key is not valid here")
+            raise PlatformRefusal(401, "this key is not valid")
         return team
 
     def runner_token(self, team: str) -> str:
