@@ -42,7 +42,7 @@ def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
 
 def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
     """An open group's: what is not ended is too late."""
-    words = f"the group's {group.spec.deadline_s:g} s are over"
+    words = f"the group's deadline of {group.spec.deadline_s:g} s has passed"
     for episode in group.members:
         if episode.state in PLAYING:
             state.note_loss(episode, f"deadline: {words}", now)

@@ -43,14 +43,14 @@ class BoardState:
     def run(self, owner: str, name: str) -> BoardRun:
         run = self.runs.get(owner, {}).get(name)
         if run is None:
-            raise BoardError(404, f"no run {name[:128]!r}: PUT /episodes/v1/runs/<its name> makes it", code="unknown")
+            raise BoardError(404, f"no run {name[:128]!r}; PUT /episodes/v1/runs/<its name> makes it", code="unknown")
         return run
 
     def episode(self, owner: str, episode_id: str) -> BoardEpisode:
         episode = self.episodes.get(episode_id)
         if episode is None or episode.run.owner != owner:
             raise BoardError(
-                404, f"no episode {episode_id[:128]!r}; it may be committed, and forgotten", code="unknown"
+                404, f"no episode {episode_id[:128]!r}; it may have been committed and deleted", code="unknown"
             )
         return episode
 

@@ -109,7 +109,7 @@ class GymBridge:
             if flaw is not None:
                 self._count(f"masked_{flaw}", counted)
             return result
-        not_kept = RowFailure.of(FailureClass.NOT_KEPT, "its agent does not want it kept").fields()
+        not_kept = RowFailure.of(FailureClass.NOT_KEPT, "its agent asks not to store it").fields()
         return self._given_up(played.failures[-1] if played.failures else not_kept, counted)
 
     def _given_up(self, failure: JsonMapping, counted: Counter[str]) -> JsonObject:
@@ -165,18 +165,18 @@ class _Clock:
 def _checked(examples: Sequence[Row]) -> list[Row]:
     """With the indices that every row needs. Raises ValueError."""
     if not examples:
-        raise ValueError("no rows to play")
+        raise ValueError("there are no rows to play")
     rows: list[Row] = []
     for place, one in enumerate(examples):
         index = one.get(ROW_INDEX)
         if type(index) is not int:
-            raise ValueError(f"row {place} has no {ROW_INDEX}, a whole number: {index!r}")
+            raise ValueError(f"row {place} needs {ROW_INDEX}, a whole number, but has {index!r}")
         if agent_of(one) is None:
-            raise ValueError(f"row {place} ({ROW_INDEX} {index}) names no agent: put agent_ref into it")
+            raise ValueError(f"row {place} ({ROW_INDEX} {index}) names no agent; add agent_ref to it")
         rows.append({TASK_INDEX: index, ROLLOUT_INDEX: index, **one})
     indices = Counter(row[ROW_INDEX] for row in rows)
     if twice := [index for index, count in indices.items() if count > 1]:
-        raise ValueError(f"{ROW_INDEX} {twice[0]} is there more than once")
+        raise ValueError(f"{ROW_INDEX} {twice[0]} occurs more than once")
     return rows
 
 

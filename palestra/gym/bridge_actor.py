@@ -51,7 +51,7 @@ class NemoGym:
         self, nemo_gym_examples: list[Row], timer_prefix: str, deduplicate_multimodal_data: bool = False
     ) -> AsyncGenerator[Streamed]:
         if deduplicate_multimodal_data:
-            raise ValueError("deduplicate_multimodal_data: images are not processed here")
+            raise ValueError("deduplicate_multimodal_data: images are not supported")
         async for one in self._bridge.run_rollouts(nemo_gym_examples, timer_prefix):
             yield one
 

@@ -62,7 +62,7 @@ async def in_groups(
 
 def _put(found: dict[int, Result], index: object, result: Result, count: int) -> None:
     if type(index) is not int or not 0 <= index < count:
-        raise BrokenStream(f"a result for row {index!r}, and there are rows 0 to {count - 1}")
+        raise BrokenStream(f"a result came for row {index!r}, but there are rows 0 to {count - 1}")
     if index in found:
         raise BrokenStream(f"row {index} came twice")
     found[index] = result
@@ -71,13 +71,13 @@ def _put(found: dict[int, Result], index: object, result: Result, count: int) ->
 def _check_whole(found: Mapping[int, Result], count: int) -> None:
     missing = [index for index in range(count) if index not in found]
     if missing:
-        raise BrokenStream(f"{len(missing)} of {count} rows did not come, the first of them {missing[0]}")
+        raise BrokenStream(f"{len(missing)} of {count} rows are missing, the first is {missing[0]}")
 
 
 def _check_groups(rows: Sequence[Row], size: int) -> None:
     if size < 1 or len(rows) % size:
-        raise ValueError(f"{len(rows)} rows cannot be dealt into groups of {size}")
+        raise ValueError(f"{len(rows)} rows cannot be divided into groups of {size}")
     for first in range(0, len(rows), size):
         group = rows[first : first + size]
         if len({agent_of(row) for row in group}) > 1 or len({row.get(TASK_INDEX) for row in group}) > 1:
-            raise ValueError(f"rows {first} to {first + size - 1} are a group, and not of one agent and one task")
+            raise ValueError(f"rows {first} to {first + size - 1} are a group, but do not share one agent and one task")

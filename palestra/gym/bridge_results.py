@@ -58,7 +58,7 @@ class BridgeResultReader:
         flaw = found.flaw or (None if found.calls else NO_TURN)
         _check_reward(result.get("reward"))
         if flaw == NO_TURN and self._settings.is_strict:
-            raise BridgeRowFailed("the model has said nothing in it; is the prompt longer than the model's context?")
+            raise BridgeRowFailed("the model has written nothing; is the prompt longer than the model's context?")
         log = [message for call in found.calls for message in self._messages(call)]
         self._write_texts(found.calls)
         for item in output or ():
@@ -130,12 +130,12 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ModuleNotFoundError:
-        raise GymConfigError("has_tensors: torch is not installed; install it, or say has_tensors: false") from None
+        raise GymConfigError("has_tensors: torch is not installed; install it, or set has_tensors: false") from None
 
 
 def _check_reward(reward: object) -> None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise BridgeRowFailed(f"its reward is no number: {str(reward)[:100]}")
+        raise BridgeRowFailed(f"its reward is not a number: {str(reward)[:100]}")
 
 
 def _drop_ids(item: JsonObject) -> None:

@@ -77,7 +77,7 @@ def read_bridge_settings(given: JsonMapping) -> BridgeSettings:
         if key in known or key in WITHOUT_EFFECT or not value:
             continue
         why = UNSUPPORTED.get(key, f"there are: {', '.join(sorted(known))}")
-        raise GymConfigError(f"the bridge does not know {key}={value!r}: {why}")
+        raise GymConfigError(f"the bridge does not support {key}={value!r}: {why}")
     try:
         return msgspec.convert({key: given[key] for key in known if given.get(key) is not None}, BridgeSettings)
     except msgspec.ValidationError as error:

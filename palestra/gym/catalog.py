@@ -65,7 +65,7 @@ def config_named(kind: CatalogKind, name: str, roots: Sequence[Path]) -> str:
     flavours = [f"{plain}/{Path(one).stem}" for entry in entries if entry.name == plain for one in entry.configs]
     hint = did_you_mean(name, flavours or [entry.name for entry in entries])
     places = "".join(f"\n  not at {root / candidates[0]}" for root in roots)
-    raise GymConfigError(f"{kind}: there is no config of {name!r}{places}{hint}")
+    raise GymConfigError(f"{kind}: there is no config for {name!r}{places}{hint}")
 
 
 def _entries(kind: CatalogKind, root: Path) -> Iterator[CatalogEntry]:

@@ -132,7 +132,7 @@ async def _close(servers: list[GymServer]) -> None:
         task.cancel()
     for server, ended in zip(servers, await asyncio.gather(*closing, return_exceptions=True), strict=True):
         if isinstance(ended, BaseException):
-            logging.warning("%s did not close: %r", server.name, ended)
+            logging.warning("%s could not be closed: %r", server.name, ended)
 
 
 def _raise_file_limit() -> None:

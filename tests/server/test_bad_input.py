@@ -544,7 +544,7 @@ def test_a_checkpoint_that_is_not_there_or_does_not_fit_is_told(api: Raw) -> Non
     failed(api, wide.send("load_weights", path=path, optimizer=True), "rank")
     sampler_path = api.result(model.send("save_weights_for_sampler", path="s"))["path"]
     failed(api, model.send("load_weights", path=sampler_path, optimizer=True), "optimizer")
-    refused(model.send("save_weights", path="here"), said="exists already")
+    refused(model.send("save_weights", path="here"), said="already exists")
     model.works()
     wide.works()
 

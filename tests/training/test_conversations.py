@@ -214,7 +214,11 @@ GOOD = {"messages": TALK}
         ([{"messages": [{"role": "user"}]}], conversation_of, "messages[0]: content should be text"),
         ([{"messages": TALK, "tools": "add"}], conversation_of, "'tools' should be a list of objects, but is 'add'"),
         ([{"prompt": "Hi"}], conversation_of, "no 'response' (it has 'prompt')"),
-        ([{"prompt": 3, "completion": "Hi"}], conversation_of, "'prompt' should be text or a list of messages, but is 3"),
+        (
+            [{"prompt": 3, "completion": "Hi"}],
+            conversation_of,
+            "'prompt' should be text or a list of messages, but is 3",
+        ),
         ([{"prompt": "Hi", "chosen": "Ho"}], pair_of, "no 'rejected' (it has 'prompt, chosen')"),
         ([{"chosen": "a", "rejected": "b"}], pair_of, "no 'prompt' (it has 'chosen, rejected')"),
         ([{"prompt": "Hi", "chosen": TALK[1:2], "rejected": "b"}], pair_of, "'chosen' has no text of the assistant"),

@@ -254,7 +254,7 @@ def test_a_worker_of_another_machine_plays_and_says_what_it_does_not_know(ephebe
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
-        assert any("waiting for run" in line for line in iter(process.stdout.readline, ""))
+        assert any("does not exist yet; waiting" in line for line in iter(process.stdout.readline, ""))
         with EpisodeClient(ephebe_url, KEY) as client:
             run = client.run("worker", model="ephebe")
             run.register([NewGroup(group_id="g", task=known, size=2, tags=tags)])

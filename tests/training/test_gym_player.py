@@ -104,11 +104,11 @@ def test_what_may_pass_is_asked_again() -> None:
         (always(TIMED_OUT, 500), 2, "model_timeout: nothing came"),
         (always({**TIMED_OUT, "_ng_failure_terminal": True}, 500), 1, "model_timeout: nothing came"),
         (always(["no object"]), 2, "bad_answer: its answer is no JSON object"),
-        (always({**RIGHT, "reward": None}), 1, "its reward is no number"),
+        (always({**RIGHT, "reward": None}), 1, "its reward is not a number"),
         (always({"_ng_failure_class": "gone"}), 2, "gone: no reason given"),
         (always({"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "sleeps"}), 2, "judge_failed: sleeps"),
         (always({"_ng_failure_class": "gone", "_ng_failure_terminal": True}), 1, "gone"),
-        (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent does not want it kept"),
+        (always({**RIGHT, "_ng_no_persist": True}), 1, "not_kept: its agent asks not to store it"),
     ],
 )
 def test_a_failure_is_a_record_after_as_many_attempts_as_make_sense(reply: Reply, asked: int, error: str) -> None:

@@ -97,8 +97,8 @@ def test_numbers_of_the_answer_are_metrics_and_so_are_the_parts_of_its_reward() 
         (answer(item([5], [6, 7], [-1.0])), RolloutStop.ENV_FAILED, "2 token ids with 1 logprobs"),
         (answer(item([], [6])), RolloutStop.ENV_FAILED, "its items lack some of"),
         (answer(item([5], ["6"])), RolloutStop.ENV_FAILED, "its items lack some of"),  # pyright: ignore[reportArgumentType]
-        (answer(item([5], [6]), reward="1"), RolloutStop.ENV_FAILED, "its reward is no number"),
-        (answer(item([5], [6]), reward=math.nan), RolloutStop.ENV_FAILED, "its reward is no number"),
+        (answer(item([5], [6]), reward="1"), RolloutStop.ENV_FAILED, "its reward is not a number"),
+        (answer(item([5], [6]), reward=math.nan), RolloutStop.ENV_FAILED, "its reward is not a number"),
         ({"reward": 1.0}, RolloutStop.ENV_FAILED, "no response.output"),
     ],
 )

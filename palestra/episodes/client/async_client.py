@@ -172,7 +172,7 @@ class AsyncEpisodeClient:
             leases = [HeldLease.of(lease) for lease in claimed.leases]
             await self.leases.release(leases, "the claim was cancelled", retry_s=GOODBYE_S)
         except (EpisodeClientError, TimeoutError) as error:
-            log.info("a claim was cancelled: %s", error or "nothing came of it")
+            log.info("a claim was cancelled: %s", error or "it has no leases")
 
     # Training and looking on
 

@@ -46,7 +46,7 @@ class PushInbox:
     def check_acked(self) -> None:
         if self._open is not None:
             raise ListenError(
-                f"group {self._open} was not acknowledged: once it is safe call ack(), then take the next"
+                f"group {self._open} was not acknowledged; call ack() once it is stored, then take the next"
             )
 
     def take(self, payload: bytes) -> PlayedGroup | str:
@@ -54,7 +54,7 @@ class PushInbox:
         try:
             group = msgspec.json.decode(payload, type=PushedGroup)
         except msgspec.DecodeError as error:
-            return f"refused: this is no group: {error}"
+            return f"refused: this is not a group: {error}"
         if group.run != self._run:
             return f"refused: this is the trainer of run {self._run}"
         if group.group.number <= self._after:
@@ -146,7 +146,7 @@ class AsyncListener:
                 await self._run.commit(self._inbox.acked)  # the last answer may be lost with the socket
             await self._run.push_to("", self._advertised)
         except EpisodeClientError as error:
-            log.warning("the server was not told that nobody listens any more: %s", error)
+            log.warning("the server could not be informed that this trainer stops listening: %s", error)
 
     async def __aiter__(self) -> AsyncGenerator[AsyncPushed, None]:
         while (payload := await self._receive()) is not None:
@@ -169,5 +169,5 @@ class AsyncListener:
     @property
     def _open_socket(self) -> ListenSocket:
         if self._listen_socket is None:
-            raise ListenError("nobody listens yet: `with` or `async with run.listen(…) as groups`")
+            raise ListenError("the listener is not open; use `with` or `async with run.listen(…) as groups`")
         return self._listen_socket

@@ -51,7 +51,7 @@ class HeldLease:
 
     def end_request(self, result: EpisodeResult) -> EndRequest:
         if self.is_over and self.ended is None:
-            raise InvalidResult(f"episode {self.lease.episode_id} was given back: it cannot be ended any more")
+            raise InvalidResult(f"episode {self.lease.episode_id} was given back and can no longer be ended")
         self.result = check_result(result)
         return EndRequest(episode_id=self.lease.episode_id, attempt=self.lease.attempt, result=result)
 

@@ -71,7 +71,7 @@ def _final_result(episode: EpisodeView, result: Result) -> EpisodeResult | None:
     if episode.is_over:
         return None
     if result is None:
-        log.warning("episode %s: its player returned None without episode.end(…): it is given back", episode.id)
+        log.warning("episode %s is given back, because its player returned None without episode.end(…)", episode.id)
         return None
     return as_result(result)
 

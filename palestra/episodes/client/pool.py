@@ -101,7 +101,7 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise ValueError(f"concurrency={self.concurrency}: it has to be 1 or more")
+            raise ValueError(f"concurrency={self.concurrency}: it must be 1 or more")
         if self.kind is not None:
             EpisodeKind(self.kind)
 
@@ -201,7 +201,7 @@ class PlayerPool:
             return False
         if since is None:
             self._run_missing_since = now
-            said = "%s: waiting for run %r, which nobody has made yet, for up to %.0f s"
+            said = "%s: run %r does not exist yet; waiting up to %.0f s for it"
             log.warning(said, self._client.url, chosen.run, chosen.run_wait_s)
         self._next_claim_at = now + LOOK_EVERY_S
         return True
@@ -237,7 +237,7 @@ class PlayerPool:
     def _begin_stop(self, reason: str) -> None:
         if not self._is_stopped:
             self._is_stopped, self._counts.reason = True, reason
-            log.info("stopping (%s): %d episodes are played to their end", reason, len(self._playing))
+            log.info("stopping (%s): %d running episodes are played to their end", reason, len(self._playing))
         if self._claiming is not None:
             self._claiming.cancel()  # gives back what still comes
 

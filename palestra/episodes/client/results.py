@@ -56,9 +56,9 @@ def check_result(result: EpisodeResult) -> EpisodeResult:
     numbers += [(f"metrics[{name!r}]", value) for name, value in result.metrics.items()]
     for name, value in numbers:
         if value is not None and not math.isfinite(value):
-            raise InvalidResult(f"{name} is {value}: it has to be a finite number")
+            raise InvalidResult(f"{name} is {value}, but it must be a finite number")
     if result.reward is None and not (result.step_rewards or result.agent_rewards or result.error):
-        raise InvalidResult("a result without a reward: give one, or step_rewards, agent_rewards or an error")
+        raise InvalidResult("the result has no reward; give reward, step_rewards, agent_rewards or an error")
     return result
 
 
@@ -71,7 +71,7 @@ def _number(value: SupportsFloat, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise InvalidResult(f"{name} is {value!r:.100}: it has to be a finite number") from None
+        raise InvalidResult(f"{name} is {value!r:.100}, but it must be a finite number") from None
 
 
 def _numbers(given: Mapping[str, SupportsFloat] | None, what: str) -> dict[str, float]:

@@ -169,7 +169,7 @@ class TinkerScriptClient:
         elif status in (BOOTING, SYNCING):
             self._wait_for(ROLLING)
         elif status != ROLLING:
-            raise EngineError(f"{self.server_url} is {status}: wait, or stop_engine() first")
+            raise EngineError(f"{self.server_url} is {status}; wait, or call stop_engine() first")
 
     def stop_engine(self) -> None:
         if self.get_engine_status() != OFFLINE:

@@ -158,7 +158,7 @@ class RowPlayer:
             return _labelled(row, error.answer)
         if not isinstance(found.get("reward"), int | float) and not found.get(NO_PERSIST):
             shown = orjson.dumps(found)[:REASON_CHARS].decode(errors="replace")
-            return _failed(row, FailureClass.BAD_ANSWER, f"no reward in it: {shown}")
+            return _failed(row, FailureClass.BAD_ANSWER, f"the answer has no reward: {shown}")
         return _labelled(row, found)
 
 

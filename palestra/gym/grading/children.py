@@ -40,7 +40,7 @@ class GraderProcesses:
         try:
             encoded = orjson.dumps(question)
         except TypeError as error:  # half characters
-            raise ChildError(f"it cannot be asked: {error}") from None
+            raise ChildError(f"the request cannot be sent: {error}") from None
         async with self._slots:
             child = self._idle.pop() if self._idle else await self._start()
             try:

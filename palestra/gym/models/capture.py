@@ -95,7 +95,9 @@ class CaptureFolder:
 
     def _path(self, rollout_id: str, ending: str = "jsonl") -> Path:
         if ROLLOUT_NAME.fullmatch(rollout_id) is None:
-            raise ValueError(f"{rollout_id!r} is no rollout id: letters, digits, and . _ - after the first")
+            raise ValueError(
+                f"{rollout_id!r} is not a rollout id, which has letters, digits, and . _ - after the first"
+            )
         return self._root / f"{rollout_id}.{self._sort}.{ending}"
 
 
@@ -181,11 +183,11 @@ def _written(folder: CaptureFolder, rollout_id: str, line: JsonObject) -> None:
     try:
         folder.append(rollout_id, line)
     except OSError as e:
-        log.error("a call of rollout %s could not be kept: %s", rollout_id, e)
+        log.error("a call of rollout %s could not be stored: %s", rollout_id, e)
         try:
             folder.mark_incomplete(rollout_id)
         except OSError as again:
-            log.error("nor that it is missing: %s", again)
+            log.error("the note that the call is missing could not be stored either: %s", again)
 
 
 def _is_empty(items: list[JsonObject]) -> bool:

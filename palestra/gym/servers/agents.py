@@ -81,11 +81,11 @@ class AgentServer(GymServer, Generic[S]):
 
     async def run(self, row: JsonObject, rollout: Rollout) -> JsonObject:
         """A judged row. Its `responses_create_params` are checked."""
-        raise NotImplementedError(f"{type(self).__name__} does not run")
+        raise NotImplementedError(f"{type(self).__name__} has no run")
 
     async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
         """Play, without seed and verdict."""
-        raise NotImplementedError(f"{type(self).__name__} does not respond")
+        raise NotImplementedError(f"{type(self).__name__} has no responses")
 
     async def aggregate(self, call: GymRequest) -> GymResponse:
         return aggregated(call)

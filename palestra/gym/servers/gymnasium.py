@@ -55,7 +55,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
     def fields(self) -> JsonObject:
         if not math.isfinite(self.reward):
-            raise ValueError(f"a reward is a finite number, found {self.reward}")
+            raise ValueError(f"a reward must be a finite number, found {self.reward}")
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
@@ -104,7 +104,7 @@ class GymnasiumServer(ResourcesServer[S]):
                 return GymResponse(body=answered)
         step = await self._step.run(self, self.session(call), call.body)
         if not isinstance(step, Step):
-            raise TypeError(f"step returns a Step, found {type(step).__name__}")
+            raise TypeError(f"step must return a Step, found {type(step).__name__}")
         answered = step.fields()
         if step.terminated or step.truncated:
             self.states.retire(call.session_id)

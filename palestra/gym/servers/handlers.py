@@ -109,8 +109,8 @@ def _hints(function: Callable[..., Any]) -> JsonObject:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise GymConfigError(
-            f"{function.__qualname__}: {error}. What annotations name must be there when the class is made: import it "
-            "above, and not for type checkers only"
+            f"{function.__qualname__}: {error}. Names in annotations must exist when the class is made: "
+            "import them at runtime, not only for type checkers"
         ) from None
 
 

@@ -66,14 +66,14 @@ def checked_response(found: Any, name: str) -> JsonObject:
     """A model's answer. Raises BadReply where it is none."""
     output = found.get("output") if isinstance(found, dict) else None
     if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
-        raise BadReply(f"{name} gave no Responses object: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no Responses object: {str(found)[:500]}")
     return found
 
 
 def checked_object(found: object, name: str) -> JsonObject:
     """Any other answer of a server. Raises BadReply where it is no object."""
     if not isinstance(found, dict):
-        raise BadReply(f"{name} answered with something else than an object: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no JSON object: {str(found)[:500]}")
     return found
 
 
@@ -110,7 +110,7 @@ def checked_verdict(found: Any, name: str) -> JsonObject:
     """A resources server's. Raises BadReply where nobody could train on it."""
     reward = found.get("reward") if isinstance(found, dict) else None
     if not isinstance(reward, int | float):
-        raise BadReply(f"{name} gave no reward: {str(found)[:500]}")
+        raise BadReply(f"{name} returned no reward: {str(found)[:500]}")
     return found
 
 

@@ -50,8 +50,8 @@ class SessionStates:
                 kept[session_id] = (state, self._clock())
                 return state
         raise UnknownSession(
-            f"there is no session {session_id}: it was never seeded here, was not used for {self._idle_s:g} s, or this "
-            "server was started anew since. Play the rollout again"
+            f"there is no session {session_id}: it was never seeded here, was not used for {self._idle_s:g} "
+            "s, or this server was restarted. Play the rollout again"
         )
 
     def put(self, session_id: str, state: object) -> None:
@@ -86,7 +86,9 @@ class SessionStates:
                 if used_at >= before and len(kept) <= limit:
                     break
                 if used_at >= before and kept is self._live:
-                    log.warning("more than max_sessions = %d sessions at once: the longest unused one is lost", limit)
+                    log.warning(
+                        "more than max_sessions = %d sessions at once; the least recently used one is dropped", limit
+                    )
                 self.drop(session_id)
 
 

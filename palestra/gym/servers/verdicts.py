@@ -41,12 +41,14 @@ class Verdict(Struct, frozen=True):
         if isinstance(result, Mapping) and isinstance(result.get(REWARD), bool | int | float):
             extra = {name: value for name, value in result.items() if name not in (REWARD, COMPONENTS)}
             return cls(float(result[REWARD]), extra, result.get(COMPONENTS))
-        raise TypeError(f"verify returns a reward, a Verdict or a mapping with a reward, found {type(result).__name__}")
+        raise TypeError(
+            f"verify must return a reward, a Verdict or a mapping with a reward, found {type(result).__name__}"
+        )
 
     def fields(self) -> JsonObject:
         """Raises ValueError where a trainer could not use it."""
         if not math.isfinite(self.reward):
-            raise ValueError(f"a reward is a finite number, found {self.reward}")
+            raise ValueError(f"a reward must be a finite number, found {self.reward}")
         found = {**self.extra, REWARD: self.reward}
         if self.components is not None:
             total = math.fsum(self.components.values())

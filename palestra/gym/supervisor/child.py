@@ -172,7 +172,7 @@ def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[
             is_broken = False
         except OSError as error:
             if not is_broken:
-                report(f"{name}: cannot write {file} ({error.strerror}); until it can, what it says is only shown")
+                report(f"{name}: cannot write {file} ({error.strerror}); until then, its output is only shown here")
             is_broken = True
         report(line)
 

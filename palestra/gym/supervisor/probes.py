@@ -81,7 +81,7 @@ async def wait_for_upstreams(config: GymConfig, report: Callable[[str], None]) -
     if silent:
         lines = "".join(f"\n  {url} ({key}): {problem}" for url, key, problem in silent)
         raise ServerStartError(
-            f"nobody answers at {len(silent)} model endpoints within {limit_s:g} s:{lines}\n"
+            f"{len(silent)} model endpoints did not answer within {limit_s:g} s:{lines}\n"
             f"  start them, correct the keys, or skip the check: ++{READINESS}=0"
         )
 

@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(self, config: GymConfig, ports: ReservedPorts, report: Callable[[str], None]) -> None:
         if not config.servers:
-            raise GymConfigError("the config has no servers: nothing to run; type: palestra gym run -c FILE")
+            raise GymConfigError("the config has no servers to run; type: palestra gym run -c FILE")
         self.config = config
         self._ports = ports
         self._report = report

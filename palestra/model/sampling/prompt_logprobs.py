@@ -50,7 +50,7 @@ class TargetCells:
         except ValueError as e:  # or bytes that are no whole numbers of 8
             raise DataError(f"{name}: data and indices do not fill shape {list(tensor.shape)} ({e})") from None
         if not len(ids) or ids.max() < 0:
-            raise DataError(f"{name} names no token: leave it out, or give at least one id")
+            raise DataError(f"{name} names no token; leave it out, or give at least one id")
         if ids.min() < -1 or ids.max() >= vocab_size:
             raise DataError(f"{name}: ids must be -1 (skip) or in the vocabulary of {vocab_size}")
         return cls(np.repeat(np.arange(n_rows), counts), ids)

@@ -190,7 +190,7 @@ class Sampler:
     ) -> list[SampleResult]:
         """Submits all, runs until all are done. For use alone: a loop with `submit` and `step` serves many callers."""
         if self.has_work:
-            raise DataError("generate() runs alone, but requests are in flight: use submit() and step()")
+            raise DataError("generate() cannot run while other requests are in flight; use submit() and step()")
         per_request = adapters if isinstance(adapters, Seq) else [adapters] * len(requests)
         ids: list[int] = []
         done: dict[int, SampleResult] = {}
@@ -361,7 +361,7 @@ class Sampler:
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool or allowed.shape != (vocab_size,):
             raise DataError(f"the token mask must be a bool tensor of {vocab_size} (the model's vocabulary) or None")
         if not generated and not allowed.any():
-            grammar, problem = sample.request.spec.grammar, "nothing can be drawn: {} allows no token at all"
+            grammar, problem = sample.request.spec.grammar, "no token can be drawn: {} allows none"
             raise DataError(problem.format("the mask") if grammar is None else grammar.refusal(problem.format("it")))
         return bool(allowed.any())
 

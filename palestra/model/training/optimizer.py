@@ -56,7 +56,9 @@ def _refusal(pool: AdapterPool, adapter: Adapter, params: AdamParams, norm: floa
         if adapter.frozen:
             raise AdapterError("this adapter is a snapshot for sampling; train the original")
         if adapter.unfinished:
-            raise NonFiniteGradient("a backward pass did not finish: the gradient was discarded, send the data again")
+            raise NonFiniteGradient(
+                "a backward pass did not finish, so the gradient was discarded; send the data again"
+            )
         if not math.isfinite(norm):
             raise NonFiniteGradient(
                 f"the accumulated gradient has norm {norm}: the step was refused, weights are unchanged and the "

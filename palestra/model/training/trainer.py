@@ -74,7 +74,7 @@ class Trainer:
                 self.pool.require(item.adapter)
             if train and (item.adapter is None or item.adapter.frozen):
                 what = "the base model" if item.adapter is None else "a snapshot"
-                raise AdapterError(f"{what} has no gradients: create an adapter to train")
+                raise AdapterError(f"{what} cannot be trained; create an adapter")
         return [prepare(item, self.decoder.spec) for item in items]
 
     def plan(self, data: Sequence[Prepared]) -> list[list[int]]:

@@ -123,7 +123,7 @@ def test_a_strict_bridge_ends_with_the_first_row_that_fails_and_starts_again_aft
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
-        ([], "no rows to play"),
+        ([], "there are no rows to play"),
         ([row("well", 0), row("well", 0)], "_rowidx 0 is there more than once"),
         ([{**row("well", 0), "_rowidx": "0"}], "has no _rowidx"),
         ([{**row("well", 3), "agent_ref": None}], "names no agent"),
@@ -153,7 +153,7 @@ def test_settings_that_would_be_ignored_are_refused(bridge_config: dict[str, Any
 def test_a_result_without_a_reward_is_no_result(bridge_config: dict[str, Any]) -> None:
     reader = BridgeResultReader(read_bridge_settings(bridge_config))
     for reward in (None, "1", float("nan")):
-        with pytest.raises(BridgeRowFailed, match="its reward is no number"):
+        with pytest.raises(BridgeRowFailed, match="its reward is not a number"):
             reader.read({"response": {"output": []}, "reward": reward})
     masked, flaw = reader.read({"response": {"output": []}, "reward": 1})
     assert flaw == "no_generation"
@@ -189,7 +189,7 @@ def test_results_come_back_in_the_order_of_their_rows(order: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("order", "error"),
-    [([0, 0, 1], "row 0 came twice"), ([0, 3], "a result for row 3"), ([2, 0], "1 of 3 rows did not")],
+    [([0, 0, 1], "row 0 came twice"), ([0, 3], "a result came for row 3"), ([2, 0], "1 of 3 rows are missing")],
 )
 def test_a_stream_that_is_not_of_its_rows_is_told(order: list[int], error: str) -> None:
     with pytest.raises(BrokenStream, match=error):

@@ -37,7 +37,7 @@ def test_the_calls_of_an_actors_own_interface(ray: Any, bridge_config: dict[str,
         counts = await actor.counts.remote()
         assert counts == {"rows": 3, "masked_not_contiguous": 1, "failed": 1, "failed_model_error": 1}
         empty = [one async for one in actor.run_rollouts.remote([], "timing")]
-        with pytest.raises(ray.exceptions.RayTaskError, match="no rows to play"):
+        with pytest.raises(ray.exceptions.RayTaskError, match="there are no rows to play"):
             await empty[0]
         await actor.shutdown.remote()
         ray.kill(actor)

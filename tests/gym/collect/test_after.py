@@ -102,7 +102,7 @@ def test_regrading_resumes_and_does_not_overwrite(stored: Path) -> None:
         run(regraded(gym, regrading(stored)))
     assert run(regraded(gym, regrading(stored, resume=True))).done == 6
     assert len(indexed(stored.with_name("new.jsonl"))) == 6
-    with pytest.raises(CollectError, match="own file"):
+    with pytest.raises(CollectError, match="is the file of the rollouts"):
         run(
             regraded(
                 gym, ReverifyRequest(inputs=OutputFiles(stored).inputs, rollouts=stored, output=stored, overwrite=True)
@@ -130,7 +130,7 @@ def test_a_profile_has_every_task_and_says_what_is_missing(stored: Path) -> None
 
 def test_results_of_another_collection_are_not_mixed_in(stored: Path) -> None:
     write(stored, [*read_lines(stored), row_of(9, 0)])
-    with pytest.raises(CollectError, match="no row for: 9:0"):
+    with pytest.raises(CollectError, match="without a row in .*: 9:0"):
         profile(OutputFiles(stored).inputs, stored)
     write(stored, [row_of(0, 0), row_of(0, 0)])
     with pytest.raises(CollectError, match="twice"):

@@ -61,7 +61,7 @@ def test_stored_rollouts_are_graded_again_by_a_gym_without_a_model(collected: Pa
 def test_what_is_there_is_neither_overwritten_nor_played_again(collected: Path, upstream: str) -> None:
     arguments = ["collect", *MCQA, "--agent", "mcqa_simple_agent", "-i", "in.jsonl", "-o", "out.jsonl"]
     error = palestra(*arguments, "--repeats", "2", *policy(upstream), cwd=collected, code=1)
-    assert error.splitlines()[-1].startswith("error: out.jsonl exists: go on with --resume")
+    assert error.splitlines()[-1].startswith("error: out.jsonl exists; continue it with --resume")
     response = palestra(*arguments, "--repeats", "2", "--resume", *policy(upstream), cwd=collected)
     assert "40 of 40 rollouts" in response
 

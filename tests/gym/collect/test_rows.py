@@ -33,7 +33,7 @@ def test_a_row_keeps_its_own_agent_and_index() -> None:
     named = row("a", agent_ref={"name": "other"}, _ng_task_index=7)
     made = expanded(lines(named, row("b", _ng_task_index=2)), AGENT)
     assert [(one["agent_ref"]["name"], one["_ng_task_index"]) for one in made] == [("player", 2), ("other", 7)]
-    with pytest.raises(CollectError, match="number all of them, or none"):
+    with pytest.raises(CollectError, match="give it to all rows, or to none"):
         expanded(lines(named, row("b")), AGENT)
 
 
@@ -60,7 +60,7 @@ def test_repeats_by_agent_need_every_agent_or_a_default() -> None:
     rows = lines(row("a"), row("b", agent_ref={"name": "other"}))
     made = expanded(rows, Expansion(agent="player", repeats={"player": 3, "_default": 1}))
     assert [key_of(one) for one in made] == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    with pytest.raises(CollectError, match="nothing for agent other"):
+    with pytest.raises(CollectError, match="no number for agent other"):
         expanded(rows, Expansion(agent="player", repeats={"player": 3}))
 
 

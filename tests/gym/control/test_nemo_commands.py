@@ -107,8 +107,8 @@ def test_a_collection_goes_to_the_gym_that_is_meant(tmp_path: Path) -> None:
     run = ["eval", "run", "--agent", "a", "--input", str(rows), "--output", str(tmp_path / "out.jsonl"), "--limit", "5"]
     nobody = refused(*run, "--no-serve", "--num-repeats", "1", "++head_server.port=9")
     assert "no gym answers at http://127.0.0.1:9" in nobody
-    assert "or --no-serve for one that runs" in refused(*run)
-    assert "leave it out here" in refused(*run, "--no-serve", "--config", "a.yaml")
+    assert "or --no-serve for a running one" in refused(*run)
+    assert "leave out the config here" in refused(*run, "--no-serve", "--config", "a.yaml")
 
 
 def test_ng_collect_rollouts_knows_the_head_by_both_words() -> None:

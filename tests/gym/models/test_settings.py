@@ -37,7 +37,7 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"reasoning_field": "reasoning"}, "reasoning_field: only NeMo Gym's own vllm_model"),
         (OPENAI, {"max_http_attempts": 0}, "max_attempts at least 1"),
         (OPENAI, {"openai_base": "x"}, "did you mean: openai_base_url, "),
-        (OPENAI, {"openai_base_url": "x"}, "is no URL"),
+        (OPENAI, {"openai_base_url": "x"}, "is not a URL"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_to_say_instead(of: dict[str, Any], settings: Any, words: str) -> None:

@@ -82,7 +82,7 @@ def test_what_carried_the_ids_is_taken_out_of_a_chat_answer() -> None:
     ("answer", "words"),
     [
         (completion(), "no logprobs"),
-        (vllm(ids=None, names=("a", "b")), "told as text"),
+        (vllm(ids=None, names=("a", "b")), "its tokens are text"),
         (vllm(ids=[7]), "1 token ids and 2 logprobs"),
         (vllm(ids=[7, 9]), "not those of its logprobs"),
         (completion(prompt_token_ids=[1]), "not all of"),

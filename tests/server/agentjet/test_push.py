@@ -403,7 +403,7 @@ def test_a_coroutine_listens_the_same_way_and_can_be_cancelled(plain: Ephebe, tr
                 assert [pushed.number async for pushed in groups] == []
             with pytest.raises(ListenError, match="is it the cursor of another run"):
                 await take(run, heard, after=9)
-            with pytest.raises(ListenError, match="nobody listens yet"):
+            with pytest.raises(ListenError, match="the listener is not open"):
                 await anext(aiter(run.listen("tcp://127.0.0.1:*")))
 
     asyncio.run(work())
@@ -434,7 +434,7 @@ def test_a_listener_takes_nothing_that_is_not_for_it(run: Run, ears: Callable[..
         socket = context.socket(zmq.REQ)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(groups.address)
-        for said, answered in ((b"nonsense", "this is no group"), (_group("another"), "this is the trainer of run")):
+        for said, answered in ((b"nonsense", "this is not a group"), (_group("another"), "this is the trainer of run")):
             socket.send(said)
             assert list(groups) == []
             assert answered in socket.recv_string()

@@ -416,7 +416,7 @@ def test_a_copy_into_a_place_of_a_session(world, api):
     other = world.checkpoint("s:train:0", "y")
     for taken in ({"session_id": "s", "model_seq_id": 1}, {"session_id": "s", "model_seq_id": 0}):
         answer = api.post("/api/v1/copy_weights", json={"source_path": other, **taken})
-        assert (answer.status_code, "exists already" in answer.json()["detail"]) == (400, True)
+        assert (answer.status_code, "already exists" in answer.json()["detail"]) == (400, True)
     assert len(list(world.config.checkpoints.glob("s_train_1/weights/*"))) == 1
 
 
