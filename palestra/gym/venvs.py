@@ -194,4 +194,4 @@ async def _run(command: list[str], folder: Path, settings: JsonObject) -> None:
         await processes.kill(process)
     if process.returncode:
         words = "\n".join(said.decode(errors="replace").splitlines()[-LAST_LINES:])
-        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} said:\n{words}")
+        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} printed:\n{words}")

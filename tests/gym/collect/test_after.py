@@ -130,7 +130,7 @@ def test_a_profile_has_every_task_and_says_what_is_missing(stored: Path) -> None
 
 def test_results_of_another_collection_are_not_mixed_in(stored: Path) -> None:
     write(stored, [*read_lines(stored), row_of(9, 0)])
-    with pytest.raises(CollectError, match="without a row in .*: 9:0"):
+    with pytest.raises(CollectError, match=r"without a row in .*: 9:0"):
         profile(OutputFiles(stored).inputs, stored)
     write(stored, [row_of(0, 0), row_of(0, 0)])
     with pytest.raises(CollectError, match="twice"):
