@@ -36,8 +36,9 @@ PACKAGES = {
     "palestra.gym.agents.simple": "The agent to derive one's own from",
     "palestra.gym.models": "The model servers that come with the gym",
     "palestra.gym.testing": "Tests of a gym's servers",
-    "palestra.gym.bridge_actor": "A gym that NeMo RL drives",
-    "palestra.gym.bridge_order": "Rows and results of that gym, in order",
+    "palestra.gym.nemo_rl": "A gym that NeMo RL drives, without Ray",
+    "palestra.gym.nemo_rl.ray_actor": "A gym that NeMo RL drives, as a Ray actor",
+    "palestra.gym.nemo_rl.result_order": "Rows and results of that gym, in order",
     "palestra.runs.reader": "Reading run folders",
 }
 PAGES = "reference/python"

@@ -101,7 +101,7 @@ def test_names_made_up_differ():
     ("args", "code", "message"),
     [
         (["revoke", "nobody"], 3, "no key in use is called 'nobody'; to see them: palestra key list"),
-        (["create", "--name", "ann"], 1, "is called 'ann' already"),
+        (["create", "--name", "ann"], 1, "already has the name 'ann'"),
         (["list", "--state", "elsewhere"], 2, "elsewhere/palestra.db; name the server's with --state DIR"),
         (["list", "--database", "mysql://x"], 2, "unknown kind of database 'mysql'; there are: sqlite, postgresql"),
         (["list", "-c", "no.yaml"], 2, "no.yaml: cannot be read as a config"),

@@ -169,7 +169,7 @@ def test_words_of_a_line(text: str, words: list[str]):
 
 @pytest.mark.parametrize("line", ['put value="', "put to=[1", "put {"])
 def test_a_line_that_cannot_be_read_is_told_so(line: str):
-    assert "this cannot be read" in said("play", PUT, typed=f"{line}\nquit\n").output
+    assert "this line cannot be read" in said("play", PUT, typed=f"{line}\nquit\n").output
 
 
 def test_two_servers_do_not_share_a_folder_or_a_port(tmp_path: Path):

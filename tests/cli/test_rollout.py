@@ -101,7 +101,7 @@ def test_conditions_choose(where, expected):
         ("(lambda: 1)()", "is not allowed in a condition"),
         ("reward is None", "compare with <"),
         ("stop < 3", "a number with text"),
-        ("reward in 3", "must be text or a list"),
+        ("reward in 3", "must be followed by text or a list"),
         ("(" * 300 + "1" + ")" * 300, "is not a condition"),
         ("x" * 1001, "at most 1000 characters"),
         ("f'{reward}'", "is not allowed in a condition"),

@@ -423,7 +423,7 @@ def test_versions_only_rise_and_the_same_again_changes_nothing() -> None:
     play = Play()
     assert (play.publish(3).version, play.publish(3).model) == (3, "m3")
     for version, model in ((2, "m2"), (3, "other")):
-        with pytest.raises(BoardError, match="goes on with 4") as error:
+        with pytest.raises(BoardError, match="continues with 4") as error:
             play.board.publish(OWNER, RUN, play.now, version=version, model=model)
         assert error.value.status == 409
 

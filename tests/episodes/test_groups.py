@@ -94,7 +94,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     assert error.value.status == 413
     play.claim()
     play.register("b", 2)
-    with pytest.raises(BoardError, match=r"no run .other.: PUT /episodes/v1/runs/") as error:
+    with pytest.raises(BoardError, match=r"no run .other.; PUT /episodes/v1/runs/") as error:
         play.register("b", 2, run="other")
     assert error.value.status == 404
 
@@ -278,7 +278,7 @@ def test_what_is_cancelled_must_be_known() -> None:
         with pytest.raises(BoardError) as error:
             play.cancel(ids[0], groups=groups)
         assert error.value.status == 404
-    with pytest.raises(BoardError, match="it is of 'other'"):
+    with pytest.raises(BoardError, match="it belongs to 'other'"):
         play.cancel(*foreign)
     assert play.run().queued == 2
 

@@ -123,7 +123,7 @@ def test_what_is_refused_is_not_asked_again():
         (Answer(200, b"<html>welcome</html>"), "is http://127.0.0.1:[0-9]+ a Palestra server"),
         (Answer(200, b"\xff\xfe"), "is http://127.0.0.1:[0-9]+ a Palestra server"),
         (Answer(200, {"runs": "none"}), "the answer cannot be read"),
-        (Answer(308, b"", location="https://elsewhere/"), "points to https://elsewhere/: use that URL"),
+        (Answer(308, b"", location="https://elsewhere/"), "redirects to https://elsewhere/; use that URL"),
         (Answer(500, {"detail": "a bug"}), r"a bug \(HTTP 500\)"),
         (Answer(422, {"detail": [{"loc": ["query", "limit"]}]}), "limit"),
         (Answer(401, {"error": {"message": "this key is not valid"}}), "this key is not valid"),

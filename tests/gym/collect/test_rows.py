@@ -134,7 +134,7 @@ def test_a_prompt_is_filled_from_the_row(tmp_path: Path) -> None:
         "tools": [],
         "input": [{"role": "system", "content": "be {brief}"}, {"role": "user", "content": "what is love?"}],
     }
-    with pytest.raises(CollectError, match="use one of the two"):
+    with pytest.raises(CollectError, match="use one of them"):
         prompt.applied(row("a"))
     with pytest.raises(CollectError, match="'question' is not among the row's fields"):
         prompt.applied({"x": 1})

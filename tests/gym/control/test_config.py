@@ -318,7 +318,7 @@ def test_verification_can_be_skipped_for_all_agents(files: Files) -> None:
         ("port_range_low=30000", "low before high"),
         ("config_paths=mcqa.yaml", "should be a list of files"),
         ("head_server.port=http", "head_server.port"),
-        ("mcqa.resources_servers.mcqa.grading_mode.x=1", "nothing can be set inside it"),
+        ("mcqa.resources_servers.mcqa.grading_mode.x=1", "no key can be set inside it"),
         ("model_endpoint_readiness_timeout_seconds=soon", "should be a number of seconds"),
     ],
 )

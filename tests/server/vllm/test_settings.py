@@ -34,7 +34,7 @@ def test_a_model_may_be_sampled_by_vllm(tmp_path: Path):
         (["models.0.sampler=vllm", 'models.0.vllm.urls=["one:8000"]'], "write it as http://host:port"),
         (
             ["models.0.sampler=vllm", 'models.0.vllm.urls=["http://one:1"]', "models.0.vllm.python=p"],
-            "give one of the two",
+            "give either urls",
         ),
         (
             ["models.0.sampler=vllm", "models.0.vllm.python=p", 'models.0.vllm.devices=["0", "1"]'],
