@@ -1,6 +1,5 @@
-"""Request bodies: whole, and bounded, each of them and all together, which no framework does.
-
-Owns: the bounds, of one and of all that are being read. Never touches: what is in them, who sends them.
+"""Request bodies, read as a whole, with a limit for each body and for all together, which no framework has. Owns: these
+limits. Never touches: the content of bodies, who sends them.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ Refusal = Callable[[int, str], Exception]
 
 class BodyReader:
     def __init__(self, *, max_bytes: int, max_bytes_in_all: int, refusal: Refusal) -> None:
-        """`max_bytes_in_all`: of bodies whose end has not come yet. `refusal`: makes what is raised, from a status and
-        its reason."""
+        """`max_bytes_in_all` limits all bodies that are not complete yet. `refusal` makes the exception to raise, from
+        a status and a reason."""
         self._max_bytes, self._max_bytes_in_all, self._refusal = max_bytes, max_bytes_in_all, refusal
         self._bytes = 0
 

@@ -51,7 +51,7 @@ def test_revoked_by_number_or_name(tables_store: Store) -> None:
 
 def test_a_name_in_use_is_refused_and_numbers_are_not_used_twice(tables_store: Store) -> None:
     create(tables_store, "a")
-    with pytest.raises(KeyExists, match="key 1 is called 'a' already"):
+    with pytest.raises(KeyExists, match="key 1 already has the name 'a'"):
         create(tables_store, "a")
     revoke(tables_store, "a")
     assert create(tables_store, "a").key.key_id == 2

@@ -21,7 +21,7 @@ MODERN_STATUS = STATUS | {NO_METHOD: 404}
 class RpcResponse(NamedTuple):
     status: int
     body: bytes
-    """Empty where there is nothing to say."""
+    """Empty if there is no answer to send."""
 
 
 class RpcError(Exception):
