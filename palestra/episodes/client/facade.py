@@ -1,6 +1,5 @@
-"""Methods for threads, made of those for coroutines: the same work on the shared event loop, and the caller waits.
-
-Owns: nothing but that. Never touches: what the methods do.
+"""Turns methods for coroutines into methods for threads: the work runs on the shared event loop, and the caller waits.
+Owns: this conversion. Never touches: what the methods do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that are repeated until they are answered: every one of this API may be sent twice.
+"""Calls that are repeated until they are answered; every call of this API may be sent twice.
 
 Owns: back-off, reading answers, what a refusal says. Never touches: sockets, leases.
 """
@@ -45,7 +45,7 @@ class WaitReason:
 
 
 class RetryingCalls:
-    """One server's, for coroutines of any event loop; `key` is the server's (None: TINKER_API_KEY)."""
+    """Calls to one server, for coroutines of any event loop. `key`: API key (None: TINKER_API_KEY)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RetryingCalls:
 
     @shared
     async def do(self, call: ApiCall[T], *, retry_s: float | None = None) -> T:
-        """`retry_s`: for calls that are worth less patience than others; 0: none."""
+        """Sends a call until it is answered. `retry_s`: shorter retry time for this call; 0: no retries."""
         patience = RetryBudget(self, self.retry_s if retry_s is None else min(retry_s, self.retry_s))
         while True:
             async with self._call_under_way():

@@ -29,7 +29,7 @@ def found_on_message(message: JsonMapping) -> bool:
     if given and len(given) != len(TOKEN_FIELDS):
         raise TokensMissing(f"its message has {', '.join(given)}, but not all of {', '.join(TOKEN_FIELDS)}")
     if given and len(message["generation_token_ids"]) != len(message["generation_log_probs"]):
-        raise TokensMissing("its message has not as many generation_token_ids as generation_log_probs")
+        raise TokensMissing("its message has different numbers of generation_token_ids and generation_log_probs")
     return bool(given)
 
 

@@ -1,6 +1,5 @@
-"""What a resources server remembers of its sessions, bounded in number and age.
-
-Owns: keeping, ageing, letting go. Never touches: what a state is.
+"""The states of a resources server's sessions, limited in number and age. Owns: storing, expiry, dropping. Never
+touches: the content of a state.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RETIRED, RETIRED_S = 1_000, 120.0  # verified ones that stay, for somebody who a
 
 
 class SessionStates:
-    """By session id. `release` is told each state that leaves."""
+    """States by session id. `release` is called with each state that is dropped."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class SessionStates:
         self._sweep()
 
     def retire(self, session_id: str) -> None:
-        """It has been judged: it goes first."""
+        """Marks a judged session, which is dropped first."""
         if session_id in self._live:
             self._retired[session_id] = self._live.pop(session_id)
             self._sweep()
@@ -104,7 +103,7 @@ class Session:
 
     @property
     def state(self) -> Any:
-        """What was put there. Raises UnknownSession."""
+        """The state of the session. Raises UnknownSession."""
         return self._states.get(self.id)
 
     @state.setter

@@ -1,6 +1,5 @@
-"""What `verify` may say, and the row that comes of it.
-
-Owns: rewards and their components, the row of a judge that failed. Never touches: how a reward is found.
+"""Results of `verify`, and the rows made from them. Owns: rewards and their components, the row of a failed judge.
+Never touches: how a reward is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
 class Verdict(Struct, frozen=True):
     reward: float
     extra: JsonMapping = field(default_factory=dict)
-    """More fields of the row: numbers and truths are counted in the metrics."""
+    """Further fields of the row; numbers and booleans are included in the metrics."""
     components: Mapping[str, float] | None = None
     """Several rewards by name, the same names for every task; `reward` is their sum."""
 
@@ -33,7 +32,7 @@ class Verdict(Struct, frozen=True):
 
     @classmethod
     def from_result(cls, result: object) -> Verdict:
-        """A verdict, a number, a truth, or a mapping with a `reward`."""
+        """A verdict made from a Verdict, a number, a boolean, or a mapping with a `reward`."""
         if isinstance(result, Verdict):
             return result
         if isinstance(result, bool | int | float):
@@ -46,7 +45,7 @@ class Verdict(Struct, frozen=True):
         )
 
     def fields(self) -> JsonObject:
-        """Raises ValueError where a trainer could not use it."""
+        """The verdict as fields of the row. Raises ValueError if a trainer could not use it."""
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward must be a finite number, found {self.reward}")
         found = {**self.extra, REWARD: self.reward}

@@ -186,7 +186,7 @@ def test_datasets_are_collated_with_their_agent_and_repeats(tmp_path: Path) -> N
 
 def test_datasets_that_are_not_there_or_not_playable_are_named(tmp_path: Path) -> None:
     entry = {"name": "t", "type": "train", "jsonl_fpath": "t.jsonl"}
-    with pytest.raises(CollectError, match=r"not here: .*t\.jsonl"):
+    with pytest.raises(CollectError, match=r"do not exist: .*t\.jsonl"):
         datasets_of(config(tmp_path, [entry]), [DatasetSplit.TRAIN], lambda path: tmp_path / path)
     write(tmp_path / "t.jsonl", [{"responses_create_params": {"input": "a"}}, {"x": 1}])
     found = datasets_of(config(tmp_path, [entry]), [DatasetSplit.TRAIN], lambda path: tmp_path / path)

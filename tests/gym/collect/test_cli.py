@@ -77,7 +77,7 @@ def test_without_a_gym_the_command_says_how_to_start_one(tmp_path: Path) -> None
 def test_rows_are_looked_for_where_configs_are(tmp_path: Path) -> None:
     shipped, nowhere = "resources_servers/mcqa/data/example.jsonl", ["--server", "http://127.0.0.1:1", "-o", "o.jsonl"]
     assert "no gym answers" in palestra("collect", "-i", shipped, *nowhere, cwd=tmp_path, code=4)
-    assert "there is no mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=2)
+    assert "there is no file mcqa.jsonl" in palestra("collect", "-i", "mcqa.jsonl", *nowhere, cwd=tmp_path, code=2)
 
 
 def test_datasets_of_a_config_are_joined(tmp_path: Path) -> None:

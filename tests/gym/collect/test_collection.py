@@ -211,7 +211,7 @@ def test_a_full_disk_ends_it_with_whole_lines_and_it_goes_on_later(tmp_path: Pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_700, hard))  # the inputs fit, some results do
     try:
-        with pytest.raises(CollectError, match="go on with --resume"):
+        with pytest.raises(CollectError, match="continue with --resume"):
             run(collected(gym, what))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -117,7 +117,7 @@ def test_a_file_that_is_no_json_lines_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="line 3: a row must be an object, but this is a list"):
         list(read_rows(path))
     path.write_text('{"a": 1}\n{"a"\n')
-    with pytest.raises(CollectError, match="line 2: not JSON"):
+    with pytest.raises(CollectError, match="line 2: not valid JSON"):
         list(read_rows(path))
     with pytest.raises(CollectError, match="No such file"):
         list(read_rows(tmp_path / "y.jsonl"))
@@ -138,7 +138,7 @@ def test_a_prompt_is_filled_from_the_row(tmp_path: Path) -> None:
         prompt.applied(row("a"))
     with pytest.raises(CollectError, match="'question' is not among the row's fields"):
         prompt.applied({"x": 1})
-    with pytest.raises(CollectError, match="is an object, found list"):
+    with pytest.raises(CollectError, match="must be an object, found list"):
         prompt.applied({"question": "x", "responses_create_params": [1]})
     path.write_text('user: "{question:>9}"\n')
     with pytest.raises(CollectError, match="cannot be filled in"):

@@ -258,10 +258,10 @@ def test_data_commands_need_no_model(files: Files) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: {resources_servers: {x: {entrypoint: app.py}}}", "a.resources_servers.x.domain: is needed"),
+        ("a: {resources_servers: {x: {entrypoint: app.py}}}", "a.resources_servers.x.domain is missing"),
         ("a: {resources_servers: {x: {entrypoint: app.py, domain: maths}}}", "did you mean: math?"),
         ("a: {resources_servers: {x: {entrypoint: /app.py, domain: math}}}", "should be a Python file"),
-        ("a: {responses_api_agents: {x: {entrypoint: app.py}, y: {}}}", "has x, y; an instance has one"),
+        ("a: {responses_api_agents: {x: {entrypoint: app.py}, y: {}}}", "has x, y, but an instance has one"),
         (
             "a: {responses_api_agents: {x: {entrypoint: app.py}}, resources_servers: {y: {}}}",
             "an instance has one kind",
@@ -269,14 +269,14 @@ def test_data_commands_need_no_model(files: Files) -> None:
         ("a: {resource_servers: {x: {entrypoint: app.py}}}", "did you mean: resources_servers?"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, port: 99999}}}", "a.responses_api_agents.x.port"),
         ("a: {responses_api_agents: {x: {entrypoint: app.py, num_workers: 0}}}", "num_workers"),
-        ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "none of shared, process"),
+        ("a: {responses_api_agents: {x: {entrypoint: app.py, isolation: own}}}", "not one of shared, process"),
         (AGENT_WITH_DATA.format("{name: n, type: train, jsonl_fpath: f}"), "datasets[0].license is missing"),
         (AGENT_WITH_DATA.format("{name: n, type: exampel, jsonl_fpath: f}"), "did you mean: example?"),
         (
             AGENT_WITH_DATA.format("{name: n, type: train, jsonl_fpath: f, license: Apache}"),
-            "datasets[0].license: 'Apache' is none of",
+            "datasets[0].license: 'Apache' is not one of",
         ),
-        (AGENT_WITH_DATA.format("{name: n, type: benchmark, jsonl_fpath: f}"), "datasets[0].prepare_script: is needed"),
+        (AGENT_WITH_DATA.format("{name: n, type: benchmark, jsonl_fpath: f}"), "datasets[0].prepare_script is missing"),
     ],
 )
 def test_almost_servers_are_an_error_unless_told_otherwise(files: Files, text: str, words: str) -> None:

@@ -138,7 +138,7 @@ def test_what_there_is_can_be_listed_and_searched() -> None:
         ),
         (["env", "start", "mcqa"], "'mcqa': settings are KEY=VALUE"),
         (["env", "starts"], "starts"),
-        (["env", "status", "++head_server.port=abc"], "as in ++head_server.port=9500; is {'port': 'abc'}"),
+        (["env", "status", "++head_server.port=abc"], "is {'port': 'abc'}, but it must have a host and a port"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_nearest(arguments: list[str], words: str) -> None:

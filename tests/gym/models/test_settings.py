@@ -27,7 +27,11 @@ from tests.gym.models.scripted import OPENAI, VLLM, model
         (VLLM, {"uses_reasoning_parser": "perhaps"}, "uses_reasoning_parser"),
         (VLLM, {"audio_root": "/a"}, "audio is not supported"),
         (VLLM, {"render_chat_template": True}, "unless use_completions_api"),
-        (VLLM, {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/not/there"}, "is no folder"),
+        (
+            VLLM,
+            {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/not/there"},
+            "is not a folder",
+        ),
         (VLLM, {"use_completions_api": True, "render_chat_template": True, "tokenizer": "/"}, "render_chat_template"),
         (VLLM, {"tokenizer": "x"}, "only render_chat_template"),
         (VLLM, {"is_responses_native": True, "sequential_reasoning_allowed": False}, "is_responses_native"),

@@ -143,7 +143,7 @@ def test_an_unknown_server_is_told_with_the_nearest(made: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "example.jsonl:1: not JSON"),
+        ("{", "example.jsonl:1: not valid JSON"),
         ("[]", "a row must be an object with responses_create_params"),
         (json.dumps({PARAMS: {"input": "x"}, "stock": "many"}), "example.jsonl:1: /seed_session answered 422"),
     ],
