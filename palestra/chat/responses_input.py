@@ -1,6 +1,7 @@
 """A Responses request as a chat request: its items as messages, its tools and its format in the words of a chat.
 
 Everything the model said between two inputs is one message: its reasoning, its text, its calls.
+
 Owns: the rules of both dialects in this direction. Never touches: which fields a request may have, HTTP.
 """
 

@@ -1,5 +1,6 @@
-"""The config of `palestra serve`. Owns: keys, defaults, bounds of the server's config; handing a worker its part. Never
-touches: the network, torch.
+"""The config of `palestra serve`.
+
+Owns: keys, defaults, bounds of the server's config; handing a worker its part. Never touches: the network, torch.
 """
 
 from __future__ import annotations

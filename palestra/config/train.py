@@ -1,5 +1,6 @@
-"""The config of `palestra train`. Owns: keys, defaults, bounds of a training run's config. Never touches: environments,
-models, the network.
+"""The config of `palestra train`.
+
+Owns: keys, defaults, bounds of a training run's config. Never touches: environments, models, the network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The decoder: one block for the whole Llama family.
 
-Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, which
-adapter a row uses the LoRA plan's. Owns: the forward pass. Never touches: caches, losses, sampling.
+Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, which adapter
+a row uses the LoRA plan's.
+
+Owns: the forward pass. Never touches: caches, losses, sampling.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Cookies in HTTP headers. Owns: quoting and parsing. Never touches: what a cookie means; sessions are in
-`sessions.py`.
+"""Cookies in HTTP headers.
+
+Owns: quoting and parsing. Never touches: what a cookie means; sessions are in `sessions.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The calls of the episode API as values: path, body, and type of the answer. Owns: paths, bodies, time limits. Never
-touches: sending.
+"""The calls of the episode API as values: path, body, and type of the answer.
+
+Owns: paths, bodies, time limits. Never touches: sending.
 """
 
 from __future__ import annotations

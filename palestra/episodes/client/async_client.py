@@ -1,5 +1,6 @@
-"""The client of the episode API for coroutines: claim, play, end; and the trainer's side. Owns: claiming, the client's
-methods. Never touches: HTTP, leases once they are held.
+"""The client of the episode API for coroutines: claim, play, end; and the trainer's side.
+
+Owns: claiming, the client's methods. Never touches: HTTP, leases once they are held.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A run for its trainer: registering groups, reading played ones, publishing weights. Owns: batches of registrations,
-reading from a cursor. Never touches: the trainer's checkpoint, which keeps the cursor.
+"""A run for its trainer: registering groups, reading played ones, publishing weights.
+
+Owns: batches of registrations, reading from a cursor. Never touches: the trainer's checkpoint, which keeps the cursor.
 """
 
 from __future__ import annotations

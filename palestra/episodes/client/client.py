@@ -1,4 +1,7 @@
-"""The client of the episode API for threads. Owns: nothing; `async_client` does the work. Never touches: HTTP, leases."""
+"""The client of the episode API for threads.
+
+Owns: nothing; `async_client` does the work. Never touches: HTTP, leases.
+"""
 
 from __future__ import annotations
 

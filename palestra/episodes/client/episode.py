@@ -1,4 +1,7 @@
-"""An episode that a thread plays. Owns: nothing; `async_episode` does the work. Never touches: claiming."""
+"""An episode that a thread plays.
+
+Owns: nothing; `async_episode` does the work. Never touches: claiming.
+"""
 
 from __future__ import annotations
 

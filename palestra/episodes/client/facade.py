@@ -1,4 +1,5 @@
 """Turns methods for coroutines into methods for threads: the work runs on the shared event loop, and the caller waits.
+
 Owns: this conversion. Never touches: what the methods do.
 """
 

@@ -1,5 +1,6 @@
-"""Heartbeats for leases: one thread renews all leases of a client. Owns: when to send, what is known of each lease.
-Never touches: what is played.
+"""Heartbeats for leases: one thread renews all leases of a client.
+
+Owns: when to send, what is known of each lease. Never touches: what is played.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Receiving pushed groups in a thread. Owns: nothing; `async_listener` does the work. Never touches: the trainer's
-checkpoint, HTTP.
+"""Receiving pushed groups in a thread.
+
+Owns: nothing; `async_listener` does the work. Never touches: the trainer's checkpoint, HTTP.
 """
 
 from __future__ import annotations

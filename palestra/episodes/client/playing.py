@@ -1,5 +1,6 @@
-"""`play`: a user's function plays the episodes of a server. Owns: its event loop, signals. Never touches: claiming and
-counting, which the pool does.
+"""`play`: a user's function plays the episodes of a server.
+
+Owns: its event loop, signals. Never touches: claiming and counting, which the pool does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A run for a trainer that is a thread. Owns: nothing; `async_run` does the work. Never touches: the trainer's
-checkpoint.
+"""A run for a trainer that is a thread.
+
+Owns: nothing; `async_run` does the work. Never touches: the trainer's checkpoint.
 """
 
 from __future__ import annotations

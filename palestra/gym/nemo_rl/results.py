@@ -1,5 +1,6 @@
-"""Results of a gym as NeMo RL reads them: a log of messages with token ids. Owns: how a result becomes messages, and
-the replacement for a row without any. Never touches: servers, the order.
+"""Results of a gym as NeMo RL reads them: a log of messages with token ids.
+
+Owns: how a result becomes messages, and the replacement for a row without any. Never touches: servers, the order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The config that NeMo RL gives to a gym. Owns: its keys, and which of them are refused. Never touches: servers."""
+"""The config that NeMo RL gives to a gym.
+
+Owns: its keys, and which of them are refused. Never touches: servers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Adapters on disk: PEFT folders in and out, and merged export as a plain Hugging Face model.
 
-A folder appears whole or not at all. Owns: the formats. Never touches: checkpoint names, who may read them.
+A folder appears whole or not at all.
+
+Owns: the formats. Never touches: checkpoint names, who may read them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Row i comes from the hidden state at position i and speaks about prompt token i + 1. After a preemption rows may come
 again: they overwrite themselves. All log-probabilities are the unscaled model's.
+
 Owns: scoring a prompt. Never touches: scheduling, the cache.
 """
 

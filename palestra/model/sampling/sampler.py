@@ -4,9 +4,10 @@
     while sampler.has_work:
         for finished in sampler.step().finished: …
 
-Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the
-host follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host
-reads those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
+Each step runs every decoding row and a bounded chunk of waiting prompts through the decoder together. On a GPU the host
+follows one step behind: a step begins from tokens that only the device knows, and while it is computed the host reads
+those tokens, looks for stops and asks grammars. A sequence that turns out to have stopped was computed in vain.
+
 Owns: the life of a request. Never touches: training, HTTP.
 """
 

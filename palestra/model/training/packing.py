@@ -1,7 +1,9 @@
 """From data to micro-batches: checked, ordered, packed without padding.
 
-The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever
-it is made. Owns: validation of data, the plan. Never touches: the forward pass.
+The plan depends only on the data, their order and the token budget, so a lone tenant's plan is the same whenever it is
+made.
+
+Owns: validation of data, the plan. Never touches: the forward pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Checkpoints on disk and in the database: begun, completed, found, removed.
 
 A checkpoint's folder is its own for every save, so the switch to a new one is a write to the database and a folder is
-never changed. Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
+never changed.
+
+Owns: the checkpoint root. Never touches: what is in a folder; the engine writes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Who is asking: the loopback rule, keys, and which names of this server a browser may use.
 
 On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
-loopback, a valid one is needed. Owns: that rule. Never touches: what an owner may see; lookups do.
+loopback, a valid one is needed.
+
+Owns: that rule. Never touches: what an owner may see; lookups do.
 """
 
 from __future__ import annotations

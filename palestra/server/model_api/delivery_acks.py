@@ -1,6 +1,7 @@
 """Delivery acknowledgements: which answers have reached the players of episodes.
 
 A server may die in between. The player asks again, and what it never saw must not be trained on as if it had.
+
 Owns: noting that an answer was handed over. Never touches: what is made of one that was not (`episodes.deliveries`).
 """
 

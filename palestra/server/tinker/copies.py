@@ -1,7 +1,9 @@
 """Copies of checkpoints: the same files under the path of a run of their own, which cannot be trained.
 
 Files are linked where the disk allows it, so a copy takes no room; the folder of a checkpoint never changes, so both
-may share them. Owns: making a copy, once however often it is asked for. Never touches: HTTP.
+may share them.
+
+Owns: making a copy, once however often it is asked for. Never touches: HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Files of a checkpoint by URLs that work for a while, without a key.
 
 A URL carries its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
-use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere. Owns: signing and what a
-folder offers. Never touches: HTTP, who may have a URL.
+use one for other files, and once a checkpoint is replaced or deleted its URLs lead nowhere.
+
+Owns: signing and what a folder offers. Never touches: HTTP, who may have a URL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """JSON bodies of the Tinker API, as frozen models: sessions, training, sampling, futures.
 
-Unknown fields pass (newer SDKs send some); a wrong type does not. Owns: shapes and bounds. Never touches: meaning.
-Bodies of passes and samples are in `schemas_data`, what the REST calls say in `schemas_rest`.
+Unknown fields pass (newer SDKs send some); a wrong type does not.
+
+Owns: shapes and bounds. Never touches: meaning. Bodies of passes and samples are in `schemas_data`, what the REST calls
+say in `schemas_rest`.
 """
 
 from __future__ import annotations

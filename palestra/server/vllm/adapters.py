@@ -1,7 +1,8 @@
 """Adapters at one vLLM server: loaded before they are needed, unloaded when others are.
 
-A name stands for one folder with one content for ever: vLLM keeps keys and values by name. Owns: what is loaded, who
-uses it. Never touches: who samples, the folders themselves.
+A name stands for one folder with one content for ever: vLLM keeps keys and values by name.
+
+Owns: what is loaded, who uses it. Never touches: who samples, the folders themselves.
 """
 
 from __future__ import annotations
