@@ -54,7 +54,7 @@ def list_(as_json: bool) -> None:
     metavar="FILE",
     help="JSONL file with the tasks. [the environment's own tasks]",
 )
-@click.option("--max-turns", type=click.IntRange(min=1), help="[the environment's own]")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Maximum number of turns. [the environment's own]")
 def play(name: str, task_id: str | None, file: Path | None, max_turns: int | None) -> None:
     """Play a task in place of the policy: each line you type is one message."""
     from palestra.config.environment_entries import EnvironmentEntry

@@ -70,8 +70,9 @@ def serve(
     **flags: str | int | None,
 ) -> None:
     """Serve models: training and sampling by Tinker's API. Without --model, it serves Ephebe, the small bundled model.
-    Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2; `palestra config schema
-    serve` lists them all.
+
+    Any setting can be given as KEY=VALUE, such as limits.max_models=64 or models.0.threads=2;
+    `palestra config schema serve` lists them all.
     """
     from palestra.config import ConfigError, Override
     from palestra.config.serve import load_serve_config

@@ -46,7 +46,7 @@ def search_options(command: F) -> F:
 
 
 run_option = click.option("--run", metavar="RUN", help="Only episodes of this run.")
-state_option = click.option("--state", type=click.Choice(STATES), help="Only those.")
+state_option = click.option("--state", type=click.Choice(STATES), help="Only episodes in this state.")
 
 
 @click.group(

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency", type=click.IntRange(1), default=8, show_default=True, help="Number of episodes played at a time."
 )
-@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only those.")
-@click.option("--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="[the run's]")
+@click.option("--kind", type=click.Choice(["train", "eval"]), help="Only episodes of this kind.")
+@click.option(
+    "--lease", "lease_s", type=click.FloatRange(1), metavar="SECONDS", help="Length of a lease. [the run's setting]"
+)
 @click.option("--max-episodes", type=click.IntRange(1), help="Stop after this number of episodes.")
 @click.option("--idle", "idle_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop when no episode is waiting.")
 @click.option(

@@ -159,11 +159,11 @@ def collect(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Play the rows of a file through a gym's agents, and keep what comes back.
+    """Play the rows of a file through a gym's agents, and store the rollouts.
 
-    The gym is the one that runs (`palestra gym run`), or with -c FILE one that is started for this and stopped after.
-    A row that fails is tried again and then a line in OUTPUT_failures.jsonl; the others go on. Stop it with ctrl-c, go
-    on with --resume."""
+    The gym is a running one (`palestra gym run`), or with -c FILE one that is started for this command and stopped
+    afterwards. A row that keeps failing becomes a line in OUTPUT_failures.jsonl; the others continue. Stop with Ctrl-C,
+    continue with --resume."""
     with needs_extra("gym"):
         from palestra.gym.collect.collection import CollectionRequest
         from palestra.gym.collect.playing import RetryPolicy

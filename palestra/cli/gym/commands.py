@@ -106,7 +106,7 @@ def sources(
 )
 @source_options
 def run(with_parent: bool, **given: Any) -> None:
-    """Start every server of a config and keep them going. Ctrl-C stops them.
+    """Start every server of a config and keep them running. Ctrl-C stops them.
 
     KEY=VALUE changes a setting, +KEY=VALUE adds one, ~KEY removes one; KEY is dotted, as in
     mcqa.resources_servers.mcqa.port=9001.

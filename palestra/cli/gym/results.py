@@ -102,7 +102,7 @@ async def _reverify(request: ReverifyRequest, quiet: bool, given: JsonObject) ->
 
 @click.command()
 @click.option("--rollouts", type=EXISTING, required=True, help="A collection's output.")
-@click.option("--inputs", type=EXISTING, help="[those beside the rollouts]")
+@click.option("--inputs", type=EXISTING, help="Materialized inputs. [the file beside the rollouts]")
 @click.option("--partial", is_flag=True, help="Go on although some rows have no result.")
 @json_option
 def profile(rollouts: Path, inputs: Path | None, partial: bool, as_json: bool) -> None:
@@ -159,8 +159,10 @@ def compare(before: Path, after: Path, field: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--input", "-i", "rollouts", multiple=True, required=True, metavar="FILE_OR_GLOB", help="May repeat.")
-@click.option("--output", "-o", type=WRITTEN, help="[x_aggregate_metrics.json beside the first]")
+@click.option(
+    "--input", "-i", "rollouts", multiple=True, required=True, metavar="FILE_OR_GLOB", help="Rollouts; may be repeated."
+)
+@click.option("--output", "-o", type=WRITTEN, help="File to write. [x_aggregate_metrics.json beside the first]")
 @click.option("--offline", is_flag=True, help="Do not ask the gym; compute only the metrics that all servers share.")
 @gym_options
 @json_option

@@ -129,10 +129,10 @@ def mcp(key: str, data: str | None) -> None:
     """Serve one app to the agent that starts this command: MCP over standard input and output.
 
     APP may also be the key of a task, such as keys-put_number-0b-17. Then the agent gets the task as instructions, and
-    the verdict is printed on standard error when it has given its answer or disconnects. The world is a fresh one each
-    time, and ends with the command.
+    the verdict is printed on standard error when it has given its answer or disconnects. Each start makes a fresh
+    world, which ends with the command.
 
-    In the config of a desktop agent; where it does not find the command, write the path that `which palestra` prints:
+    For the config of a desktop agent; if it does not find the command, write the path that `which palestra` prints:
 
     \b
     {
@@ -249,8 +249,14 @@ def choice_options(count: int) -> Callable[[F], F]:
                 "--noise", is_flag=True, help="Add sentences to the prompt that have nothing to do with the task."
             ),
             click.option("--hint", is_flag=True, help="Name the tools of the solution in the prompt."),
-            click.option("--template", "templates", multiple=True, metavar="NAME", help="May repeat.  [all]"),
-            click.option("--app", "names", multiple=True, metavar="APP", help="May repeat.  [all]"),
+            click.option(
+                "--template",
+                "templates",
+                multiple=True,
+                metavar="NAME",
+                help="Only this template; may be repeated.  [all]",
+            ),
+            click.option("--app", "names", multiple=True, metavar="APP", help="Only this app; may be repeated.  [all]"),
         ):
             command = option(command)
         return command

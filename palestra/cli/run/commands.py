@@ -171,7 +171,7 @@ def compare(which: tuple[str, ...], everything: bool, root: Path, as_json: bool)
     show_default=True,
     help="What to export.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write. [stdout]")
 @runs_option
 @json_option
 def export(which: str, form: str, what: str, out: Path | None, root: Path, as_json: bool) -> None:
