@@ -1,6 +1,6 @@
 """The HTTP application: routes, errors as the clients expect them, the bound on bodies.
 
-Owns: putting them together. Never touches: what a route does.
+Owns: how they are combined. Never touches: what a route does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`palestra serve`: open everything, say where, serve until told to stop, leave nothing behind."""
+"""`palestra serve`: opens everything, prints the address, serves until it is stopped, and cleans up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What an attempt is called in TinkerScript: one name for its episode and its number, so that nobody needs a lease id.
+"""Names of attempts in TinkerScript: one name for the episode and the number of its attempt, so that no lease id is
+needed.
 
 AgentJet's clients share one `client_uuid` between their threads and show nothing but the episode's name. The name of
 the first attempt is the episode's own, later ones have their number behind it: a thread that lost its attempt cannot

@@ -1,6 +1,6 @@
 """AgentJet's results as ours, and back again.
 
-Owns: what a reward, a metric and a failure are in each. Never touches: whether a result is taken.
+Owns: how rewards, metrics and failures are converted. Never touches: whether a result is accepted.
 """
 
 from __future__ import annotations

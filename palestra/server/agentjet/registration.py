@@ -1,6 +1,5 @@
-"""Episodes that a trainer outside registers one by one, under names of its own: groups of one, in a run for them.
-
-Owns: what such a group is. Never touches: sending its result.
+"""Episodes that an external trainer registers one by one, with its own names: groups of one, in a run for them. Owns:
+how such a group is made. Never touches: sending its result.
 """
 
 from __future__ import annotations

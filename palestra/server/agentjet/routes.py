@@ -1,6 +1,7 @@
 """TinkerScript's playing endpoints: AgentJet's names, fields and statuses, on the broker of /episodes/v1.
 
-Thin: what the calls mean is in `palestra.episodes.board`. What AgentJet's server refuses within a 200, is so here.
+Thin: what the calls mean is in `palestra.episodes.board`. Refusals that AgentJet's server sends with status 200 have it
+here too.
 """
 
 from __future__ import annotations

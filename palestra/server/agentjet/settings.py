@@ -1,4 +1,4 @@
-"""AgentJet's training config in our words: what `palestra train` is told, key by key, and what means nothing here.
+"""AgentJet's training config as settings of `palestra train`, key by key, and the keys that have no effect here.
 
 Owns: the table of keys. Never touches: files, processes; no path or module of the config is opened here.
 """

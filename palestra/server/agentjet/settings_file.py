@@ -1,6 +1,6 @@
-"""AgentJet's YAML, from strangers: read safely, bounded, flattened to dotted keys.
+"""AgentJet's YAML from untrusted clients: parsed safely, limited, flattened to dotted keys.
 
-Owns: size, depth, what is no YAML. Never touches: what the keys mean.
+Owns: limits of size and depth, errors of YAML. Never touches: what the keys mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TinkerScript's endpoints about the engine: AgentJet's names, fields and statuses.
 
-Thin: what the calls mean is in `engine.py`. What AgentJet's server refuses within a 200, is so here.
+Thin: what the calls mean is in `trainer`. Refusals that AgentJet's server sends with status 200 have it here too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the status of an engine follows from: the table in docs/tinkerscript.md, as functions.
+"""The status of an engine: the table in docs/tinkerscript.md as functions.
 
-Owns: the rules, and when which trainer was heard of. Never touches: processes, disks.
+Owns: the rules, and when each trainer last sent something. Never touches: processes, disks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The broker of episodes: the one owner of the board, in memory, with every change on disk before anybody hears of it.
-
-Owns: durability, time, which keys live. Never touches: the rules (they are the board's), HTTP, tokens.
+"""The broker of episodes: the only owner of the board in memory, which answers after every change is on disk. Owns:
+durability, time, which keys are valid. Never touches: the rules, which the board has; HTTP, tokens.
 """
 
 from __future__ import annotations

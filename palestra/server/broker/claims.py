@@ -1,6 +1,6 @@
-"""Claims: served at once, or in their turn while they wait.
+"""Claims: answered at once, or in turn after waiting.
 
-Owns: long polls, keys and addresses in leases. Never touches: which episode is whose (the board's), HTTP.
+Owns: long polls, keys and addresses in leases. Never touches: who gets which episode, which the board decides; HTTP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Secrets blacked out in what is shown, without holding up the server.
+"""Blacks out secrets in what is shown, without blocking the server.
 
 Owns: the process that does it, where that may take long. Never touches: what is a secret (`config.redaction`).
 

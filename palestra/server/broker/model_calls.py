@@ -1,6 +1,5 @@
-"""Calls of the model under an episode's key: counted, on the run's weights, and only while the attempt lives.
-
-Owns: admitting a call, holding it while its run is paused, giving it up with its attempt. Never touches: sampling.
+"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid. Owns:
+admitting a call, delaying it while its run is paused, cancelling it with its attempt. Never touches: sampling.
 """
 
 from __future__ import annotations

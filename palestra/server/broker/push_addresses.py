@@ -1,4 +1,5 @@
-"""Where this server may send results: addresses that trainers name are a way to make it knock on any door.
+"""Addresses to which this server may send results. They come from trainers, so without a check they could reach any
+host.
 
 Owns: which are allowed. Never touches: sockets.
 """

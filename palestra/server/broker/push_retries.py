@@ -1,6 +1,6 @@
 """Pushes to trainers that listen, each retried until it is acknowledged.
 
-Owns: tasks and lines, back-off, what is said about it in the log. Never touches: what is sent, and what follows.
+Owns: tasks, back-off, log lines. Never touches: what is sent, what follows an acknowledgement.
 """
 
 from __future__ import annotations

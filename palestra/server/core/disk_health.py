@@ -1,6 +1,6 @@
-"""Whether the disks that the server needs take writes, and why not.
+"""Whether the disks that the server needs are writable, and if not, why.
 
-Owns: looking. Never touches: what a request is told when its write failed (`errors.not_kept`).
+Owns: the check. Never touches: the answer to a request whose write failed (`errors.not_kept`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request that is refused, and how the client is told."""
+"""Errors for refused requests, with their status and message."""
 
 from __future__ import annotations
 

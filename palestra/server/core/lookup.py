@@ -1,6 +1,6 @@
-"""Finding things by owner, and handing a training request on. What belongs to another does not exist.
+"""Finding things by owner, and passing a training request on. What belongs to another owner does not exist.
 
-Owns: who may find what, and the words for what is not there. Never touches: what is done with it.
+Owns: who may find what, and the error if it is missing. Never touches: what is done with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Models whose state is lost: what their clients are told, until the model's row is purged.
+"""Models whose state is lost: the error that their clients get, until the model's row is deleted.
 
-Owns: the words, the note in the database. Never touches: how a loss is noticed, requests.
+Owns: the message, the note in the database. Never touches: how a loss is noticed, requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Work that recurs: heartbeats reach the database, results and old runs go, sessions expire.
+"""Recurring work: writing heartbeats to the database, deleting old results and runs, expiring sessions.
 
-Owns: when. Never touches: what is kept for how long; the config says it.
+Owns: when it runs. Never touches: how long things are kept, which the config says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A server comes back: sessions, models and samplers from the database, then the journal's requests into the models.
+"""Restores a server after a restart: first the database's sessions, models and samplers, then the journal's requests.
 
-Owns: that order. Never touches: the journal's records (`recovery`).
+Owns: that order. Never touches: the journal's records (`journal_replay`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samplers by which anybody samples: of a session, or of weights that a request names itself.
+"""Samplers: those of a sampling session, or of weights that a request names itself.
 
 Owns: making them, choosing one for a request. Never touches: the order of samples (`sampling`), HTTP.
 """

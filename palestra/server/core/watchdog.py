@@ -1,6 +1,6 @@
-"""Notices a worker that lives and does not work: never ready, silent, or stuck in one computation.
+"""Notices a worker that runs but makes no progress: never ready, silent, or stuck in one computation.
 
-Owns: timers of one worker, what its beats mean. Never touches: the process; `bite` does.
+Owns: timers of one worker, the meaning of its heartbeats. Never touches: the process, which `bite` ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Engine workers: started, watched, adopted, started again.
 
-Owns: the worker's process and its first words. Never touches: models, requests: its listener does.
+Owns: the worker's process and its `Hello`. Never touches: models and requests, which its listener handles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episodes to look at over HTTP: searched, one by one, with all that happened in them, as lines. For trainers."""
+"""Inspecting episodes over HTTP, for trainers: searching, showing one with its timeline, exporting as lines."""
 
 from __future__ import annotations
 

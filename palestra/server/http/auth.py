@@ -1,4 +1,4 @@
-"""Who is asking: the loopback rule, keys, and which names of this server a browser may use.
+"""Authentication: the loopback rule, keys, and which host names a browser may use.
 
 On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or beyond
 loopback, a valid one is needed.

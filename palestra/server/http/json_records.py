@@ -1,4 +1,4 @@
-"""JSON bodies into records and back: what does not fit is named, and so is the field that was meant.
+"""JSON bodies into records and back; an error names the wrong field and the nearest known one.
 
 Owns: reading, unknown names, nesting. Never touches: what the values may be.
 """

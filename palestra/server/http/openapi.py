@@ -1,4 +1,4 @@
-"""What the routes tell of themselves in the OpenAPI, where FastAPI cannot see it."""
+"""Descriptions of routes in the OpenAPI that FastAPI cannot derive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Aliases: an owner's own names for models. A run moves one to its newest weights, and agents need not know them.
 
-Owns: which names are allowed, what each owner's point at; in memory, and on disk before a change is acknowledged.
-Never touches: whether what they point at is there; `models` finds it.
+Owns: which names are allowed, what each owner's point at; in memory, and on disk before a change is acknowledged. Never
+touches: whether the target exists, which `model_resolver` finds out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A server may die in between. The player asks again, and what it never saw must not be trained on as if it had.
 
-Owns: noting that an answer was handed over. Never touches: what is made of one that was not (`episodes.deliveries`).
+Owns: recording that an answer was delivered. Never touches: what happens to one that was not (`broker.deliveries`).
 """
 
 from __future__ import annotations

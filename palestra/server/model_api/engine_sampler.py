@@ -1,4 +1,4 @@
-"""A sample of the engine under way: waited for, or listened to; taken back when nobody wants it any more.
+"""A running sample of the engine: waited for or streamed, and cancelled when no client wants it any more.
 
 Owns: submitting, waiting, cancelling. Never touches: text, traces.
 """

@@ -1,4 +1,4 @@
-"""What a `model` means: a base name, a checkpoint, a sampling session, an alias; and the tokenizer that goes with it.
+"""Resolves the name in `model`: a base model, a checkpoint, a sampling session or an alias; and finds its tokenizer.
 
 Owns: finding it, by owner. Never touches: sampling.
 """

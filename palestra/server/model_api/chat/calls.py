@@ -1,6 +1,6 @@
-"""Chat calls, whichever route they come by: from messages to an answer, at once or as it is said.
+"""Chat calls of all routes: from messages to an answer, whole or streamed.
 
-Owns: the way of a call. Never touches: how prompts are held, how answers are written down.
+Owns: the steps of a call. Never touches: how prompts are cached, how answers are written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an answer must look like, as a grammar: a format, calls of tools, and the thinking before them.
+"""The grammar of an answer: a format, tool calls, and the thinking before them.
 
-Owns: how they go together. Never touches: how grammars are followed.
+Owns: how they are combined. Never touches: how grammars are enforced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine samples with.
+"""From a request's fields to the engine's sampling parameters.
 
 Owns: defaults, room in the context. Never touches: prompts.
 """

@@ -1,4 +1,4 @@
-"""What the text of an answer has to look like: JSON, by a schema, an expression, one of a few.
+"""Formats for the text of an answer: JSON, a schema, a regular expression, one of a few choices.
 
 Owns: `response_format` and vLLM's fields for it. Never touches: tool calls, thinking.
 """

@@ -1,6 +1,6 @@
-"""Sampling within what an episode's run allows.
+"""Sampling parameters within the bounds of an episode's run.
 
-Owns: which fields of a call are refused, which are cut. Never touches: what the bounds are (the run's settings).
+Owns: which fields of a call are refused, which are reduced. Never touches: what the bounds are (the run's settings).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What the calls may say. Fields of newer clients pass; those we know and cannot do are refused by name.
-
-Owns: fields, their bounds, the list of what is not there yet. Never touches: messages and tools; see `messages`.
+"""Fields of the calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
+fields, their bounds, the list of unsupported ones. Never touches: messages and tools; see `messages`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Anthropic's messages, blocks in turns of two speakers, as those of a chat call.
+"""Anthropic's messages, with blocks of two speakers, as messages of a chat call.
 
-Owns: what each block becomes, and saying where something is wrong. Never touches: tools, sampling.
+Owns: the conversion of each block, errors with their place. Never touches: tools, sampling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a Messages call to the chat call it is.
+"""Converts a Messages call to a chat call.
 
 Owns: which field becomes which. Never touches: HTTP, sampling.
 """

@@ -1,6 +1,5 @@
-"""What Messages calls may say. Fields of newer clients pass; those we know and cannot do are refused by name.
-
-Owns: fields, their bounds, what is not there. Never touches: what they become; see `request`.
+"""Fields of Messages calls. Unknown fields of newer clients pass; known but unsupported ones are refused by name. Owns:
+fields, their bounds, the list of unsupported ones. Never touches: their conversion; see `request`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A call of `/v1/responses` as the chat call it stands for, and what that refuses in the words of this API.
+"""Converts a call of `/v1/responses` to a chat call, and its errors back to this API.
 
 Owns: fields whose names or shapes differ. Never touches: items; see `items`.
 """

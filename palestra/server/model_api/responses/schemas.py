@@ -1,4 +1,4 @@
-"""What a call of `/v1/responses` may say, and what to send instead of what it may not.
+"""Fields of a call of `/v1/responses`, and what to send instead of unsupported ones.
 
 Owns: fields, their bounds, advice. Never touches: what is in `input` and `tools`; see `items` and `request`.
 """
