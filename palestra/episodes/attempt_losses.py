@@ -1,4 +1,4 @@
-"""Attempts that come to nothing: queued again after a while, or parked; and weights that are too old.
+"""Lost attempts: queued again after a pause, or parked; and weights that are too old.
 
 Owns: what counts towards parking, back-off, the weight policy. Never touches: results.
 """

@@ -1,6 +1,6 @@
-"""Delivery: whole groups in a numbered log of their run, read by a cursor, forgotten when it is committed.
+"""Delivery: complete groups in a numbered log of their run, read by a cursor, deleted when it is committed.
 
-Owns: what a trainer reads, and what is forgotten. Never touches: how groups become whole.
+Owns: what a trainer reads, and what is deleted. Never touches: how groups become complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups: how they begin, what they do about lost members, and when they are whole.
+"""Groups: how they begin, what they do about lost members, and when they are complete.
 
 Owns: members and delivery numbers. Never touches: leases, beyond cancelling what a group no longer needs.
 """

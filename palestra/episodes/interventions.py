@@ -1,6 +1,6 @@
-"""What a person or a trainer decides about single episodes: cancel them, queue them again.
+"""Interventions by a person or a trainer: cancelling and requeueing single episodes.
 
-Owns: which of them that is possible for. Never touches: what happens by itself.
+Owns: for which episodes they are allowed. Never touches: automatic changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Leases: claims, beats, releases and ends, all of them fenced by the attempt.
+"""Leases: claims, heartbeats, releases and ends, all fenced by the attempt.
 
-Owns: who holds an episode, until when, and whether its result is taken. Never touches: groups' rules, model calls.
+Owns: who holds an episode, until when, and whether its result is accepted. Never touches: groups' rules, model calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Model calls of an attempt: let through, counted, and the lease held while they run.
+"""Model calls of an attempt: admitted, counted; the lease does not expire while they run.
 
 Owns: which call may be answered. Never touches: the call itself.
 """

@@ -1,6 +1,6 @@
-"""All that the board holds, and the few ways in which it changes.
+"""The state of the board, and the few ways in which it changes.
 
-Owns: moves of episodes with everything that is counted and indexed by them. Never touches: when a move is due.
+Owns: transitions of episodes with their counts and indexes. Never touches: when a move is due.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What may be registered, ended and set: clear refusals, and the hashes that things are compared by.
+"""Validation of registrations, results and settings, and the hashes by which they are compared.
 
-Owns: validity of what comes from outside. Never touches: state.
+Owns: which input is valid. Never touches: state.
 """
 
 from __future__ import annotations

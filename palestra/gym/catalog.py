@@ -1,6 +1,6 @@
-"""What there is to be run below the search folders: servers of each kind, environments and benchmarks.
+"""The servers, environments and benchmarks below the search folders.
 
-Owns: finding them, and the config that a name stands for. Never touches: what a config says.
+Owns: finding them, and the config of a name. Never touches: the content of a config.
 """
 
 from __future__ import annotations

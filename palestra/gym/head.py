@@ -1,4 +1,4 @@
-"""The head of a gym: where others learn which servers there are and how they are configured.
+"""The head server of a gym: it lists the servers and their config.
 
 Owns: its routes, who may see secrets. Never touches: the servers.
 

@@ -1,6 +1,6 @@
 """A process with servers of a gym, each on its own port: `python -m palestra.gym.host`, started by the supervisor.
 
-Owns: making the servers, serving them until told to stop. Never touches: other processes, what the servers do.
+Owns: making the servers, serving them until it is stopped. Never touches: other processes, what the servers do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where the code of a server is: a folder below the roots, ours or NeMo Gym's.
+"""Finds the code of a server: a folder below the roots, Palestra's or NeMo Gym's.
 
-Owns: finding the folder, telling stock ones apart, loading the class of ours. Never touches: starting anything.
+Owns: finding the folder, recognising NeMo Gym's, loading the class of Palestra's. Never touches: starting anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Server folders: made new from a skeleton that works, and looked over without a model.
+"""New server folders from a working skeleton, and checks of a folder without a model.
 
-Owns: names, the files of the skeleton, what every folder of ours must stand. Never touches: what a server does, its own
-tests.
+Owns: names, the files of the skeleton, the checks that every folder must pass. Never touches: what a server does, its
+own tests.
 """
 
 from __future__ import annotations

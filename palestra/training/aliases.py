@@ -1,6 +1,6 @@
-"""The name by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
+"""The alias by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
 
-Owns: calling a server's alias routes, what is said when that fails. Never touches: the run, which goes on without it.
+Owns: calling a server's alias routes, warnings when that fails. Never touches: the run, which continues without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work that ends when what it stands on is gone.
+"""Work that is ended when something it depends on has ended.
 
 Owns: watching beside the work, ending it with a reason. Never touches: the work.
 """

@@ -1,6 +1,6 @@
-"""Puts a run together from its config, and takes it apart again.
+"""Opens a run from its config, and closes it.
 
-Owns: what is opened in which order, what is recorded about the end. Never touches: the steps of a loop.
+Owns: the order of opening, the record of the end. Never touches: the steps of a loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A process that a run starts for itself, and that goes when the run goes: its server, its gyms.
+"""A process that a run starts for itself and that ends with the run: its server, its gyms.
 
-Owns: starting it, waiting until it says that it is ready, noticing its end. Never touches: what it does.
+Owns: starting it, waiting until it is ready, noticing its end. Never touches: what it does.
 """
 
 from __future__ import annotations

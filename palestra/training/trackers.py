@@ -1,7 +1,7 @@
-"""A run's metrics, also told to the tracker people already use.
+"""Sends a run's metrics to experiment trackers.
 
-Owns: the seam to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which stay the truth: a
-tracker that breaks is a warning, never the end of a run.
+Owns: the interface to Weights & Biases, MLflow and TensorBoard. Never touches: the run's own files, which stay the
+truth: a tracker that breaks is a warning, never the end of a run.
 """
 
 from __future__ import annotations

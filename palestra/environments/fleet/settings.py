@@ -1,4 +1,4 @@
-"""What `env_config` of a Fleet task can say.
+"""Settings of a Fleet task in `env_config`.
 
 Owns: names, defaults, checks. Never touches: tasks.
 """

@@ -1,4 +1,4 @@
-"""The model calls in an agent's answer: their token ids, and that each goes on from the ones before.
+"""The model calls in an agent's answer: their token ids, and the check that each continues the ones before.
 
 Owns: reading and checking them. Never touches: what is trained on them.
 """

@@ -1,6 +1,6 @@
-"""Where the servers of a running gym are: asked of its head.
+"""Addresses of the servers of a running gym, read from its head server.
 
-Owns: asking, names that are not there. Never touches: rows, the gym's files.
+Owns: the requests, errors for unknown names. Never touches: rows, the gym's files.
 """
 
 from __future__ import annotations

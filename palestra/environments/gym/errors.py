@@ -1,4 +1,4 @@
-"""What goes wrong between a gym and its clients."""
+"""Errors between a gym and its clients."""
 
 from __future__ import annotations
 

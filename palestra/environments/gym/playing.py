@@ -1,7 +1,7 @@
-"""One row posted to its agent: its answer, or what kind of failure came of it. Collecting and training both do it so.
+"""Posts one row to its agent and returns the answer or the class of its failure, for collecting and training.
 
-Owns: the call, waiting for a server that is away, what its answer means. Never touches: how often a row is tried, its
-time limit, what becomes of a result.
+Owns: the call, waiting for a server that is restarted, the meaning of the answer. Never touches: how often a row is
+tried, its time limit, what happens to a result.
 """
 
 from __future__ import annotations

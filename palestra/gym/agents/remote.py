@@ -1,4 +1,4 @@
-"""The remote agent: somebody's own service plays, the gym has the tools and the verdict.
+"""The remote agent: a service of the user plays, and the gym has the tools and the verdict.
 
 The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here
 and comes back to it in the next request's input; calls that it answered itself stay as they are.

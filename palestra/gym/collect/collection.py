@@ -1,6 +1,6 @@
-"""A collection: rows from a file, played side by side, each written down as it comes.
+"""A collection: rows of a file, played concurrently, each result written as it arrives.
 
-Owns: the order of it all. Never touches: how a row is played, what a line is.
+Owns: the order of the steps. Never touches: how a row is played, the form of a line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of one collection, beside its output: what was asked for, what came back, what failed.
+"""The files of one collection, beside its output: inputs, results, failures.
 
 Owns: their names, appending whole lines, reading them back after a crash. Never touches: servers, what a row means.
 """

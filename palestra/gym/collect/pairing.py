@@ -1,4 +1,4 @@
-"""A collection's rows beside what became of them.
+"""Pairs a collection's rows with their results.
 
 Owns: matching inputs and results by task and rollout. Never touches: servers, metrics.
 """

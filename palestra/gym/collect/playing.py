@@ -1,7 +1,7 @@
-"""One row played by its agent: asked, asked again where that may help, and in the end a result or failures.
+"""Plays one row through its agent, with retries where they may help; the outcome is a result or failures.
 
-Owns: the time limit of a row, what is tried again and how often, what model servers kept of its calls. Never touches:
-the files of a collection, the order of rows, the shape of captures.
+Owns: the time limit of a row, retries, the captured calls of model servers. Never touches: the files of a collection,
+the order of rows, the shape of captures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an earlier run of a collection got done, and whether it was the same collection.
+"""What an earlier start of a collection has finished, and whether it was the same collection.
 
 Owns: reading results and failures back, the fingerprint. Never touches: servers.
 """

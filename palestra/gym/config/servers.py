@@ -1,4 +1,4 @@
-"""Which entries of a config are servers, and whether each is sound.
+"""Which entries of a config are servers, and whether each is valid.
 
 Owns: the three-level shape, the fields that all servers share, references between servers, entries of `datasets`. Never
 touches: ports, code, the files that datasets name.

@@ -1,6 +1,6 @@
 """The settings beside the servers: NeMo Gym's top-level keys, and our own below `gym`.
 
-Owns: which there are, what they may be. Never touches: servers.
+Owns: their names and allowed values. Never touches: servers.
 """
 
 from __future__ import annotations

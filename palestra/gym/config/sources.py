@@ -1,6 +1,6 @@
-"""What a gym's config is made of: files with their includes, env.yaml, given values, the command line.
+"""The sources of a gym's config: files with their includes, env.yaml, given values, the command line.
 
-Owns: reading, the order of precedence, who set what. Never touches: what the keys mean.
+Owns: reading, the order of precedence, where each value was set. Never touches: what the keys mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and what stands for `v`.
+"""Overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`.
 
 Owns: the grammar. Never touches: what a key means, whether it exists.
 """

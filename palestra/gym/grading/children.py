@@ -1,7 +1,7 @@
-"""Work that may hang or eat memory, done by child processes that are asked, timed, and ended.
+"""Work that may hang or use too much memory, done in child processes with a time limit.
 
-Owns: the children, how many, their time. Never touches: what the work is. A child is a module that answers each line of
-JSON on its input with one on its output.
+Owns: the children, their number, their time. Never touches: what the work is. A child is a module that answers each
+line of JSON on its input with one on its output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that runs a stranger's Python program against inputs, in the sandbox.
+"""The process that runs an untrusted Python program on inputs, in the sandbox.
 
 Owns: feeding inputs, calling a function, what was printed or returned. Never touches: expected outputs; they are not
 sent here, so that a program cannot know them. The standard library only.

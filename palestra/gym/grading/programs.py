@@ -1,7 +1,7 @@
-"""Running programs that models wrote.
+"""Runs programs that models wrote.
 
-Owns: what a sandbox is asked and answers, the one that needs nothing but Linux, finding others by name. Never touches:
-whether the outcome is right.
+Owns: the interface of a sandbox, the one that needs only Linux, finding others by name. Never touches: whether the
+outcome is right.
 """
 
 from __future__ import annotations

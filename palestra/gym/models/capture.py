@@ -1,4 +1,4 @@
-"""What model servers were asked and answered, kept by rollout: one file of exchanges, one of token ids.
+"""Captured requests and answers of model servers, by rollout: one file of exchanges, one of token ids.
 
 Owns: the files, that a line is on disk before its answer goes out, reading them in spite of damage. Never touches: what
 a collection makes of them (`capture_records.py`, `prefix_merge.py`).

@@ -1,4 +1,4 @@
-"""What can be said about a model server in a gym's files.
+"""Settings of a model server in a gym's files.
 
 Owns: the settings of both implementations, their defaults, and errors that name the nearest one. Never touches: files,
 what a setting does.

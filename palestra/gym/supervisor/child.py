@@ -1,4 +1,4 @@
-"""One running process of a gym: its output with its name before each line, its last words, its end.
+"""One running process of a gym: its output with its name before each line, its last output, its end.
 
 Owns: the process on this machine, its group, its pipes; the interface of a place where processes run (another is
 `ray_nodes.py`). Never touches: health, when to start it again.

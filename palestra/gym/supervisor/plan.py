@@ -1,4 +1,4 @@
-"""Which processes a gym is: our shared servers in one, the others each in their own.
+"""The processes of a gym: one for the shared servers, and one for each of the others.
 
 Owns: command, environment and sockets of each process. Never touches: starting it.
 """

@@ -1,7 +1,7 @@
-"""Whether servers and model endpoints are there, and who they should be: one small GET, with a time limit.
+"""Whether servers and model endpoints answer, under the right name: one small GET with a time limit.
 
-Owns: asking, waiting for the endpoints in the settings, the words for no answer. Never touches: what follows from the
-answer, what endpoints serve.
+Owns: the requests, waiting for the endpoints in the settings, the error for no answer. Never touches: restarts, what
+endpoints serve.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keeps one process of a gym going: started, healthy, watched, started again.
+"""Keeps one process of a gym running: starts it, watches its health, restarts it.
 
-Owns: the life of a process over its restarts. Never touches: the other processes.
+Owns: a process across its restarts. Never touches: the other processes.
 """
 
 from __future__ import annotations

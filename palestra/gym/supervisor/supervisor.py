@@ -1,4 +1,4 @@
-"""A gym that runs: the head, every process of servers, and an eye on them.
+"""A running gym: the head server, every process of servers, and the watch over them.
 
 Owns: starting all at once, telling when all are healthy, ending all. Never touches: how one process is kept going.
 

@@ -1,4 +1,4 @@
-"""From the rewards of a group to what each rollout is worth beside the others.
+"""From the rewards of a group to the advantage of each rollout.
 
 Owns: the arithmetic of baselines. Never touches: tokens, penalties, who is in a group.
 """

@@ -1,6 +1,6 @@
 """Which rows of a file make up which batch: a function of the seed and a position.
 
-Owns: shuffling anew for each pass, passing over rows with nothing to learn. Never touches: what a row is.
+Owns: shuffling for each epoch, skipping rows with nothing to train on. Never touches: the content of rows.
 """
 
 from __future__ import annotations

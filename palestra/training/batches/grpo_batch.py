@@ -1,4 +1,4 @@
-"""From groups of rollouts to rows the trainer takes.
+"""From groups of rollouts to the rows of a training batch.
 
 Owns: who is in a batch, masks, truncation, advantages per token and their scale, minibatches. Never touches: the
 engine, files, clocks; the same groups and config give the same batch, in whatever order the groups came in.

@@ -1,6 +1,6 @@
-"""What to do about a step that teaches nothing.
+"""Advice for a step with nothing to train on.
 
-Owns: the words. Never touches: who reads them.
+Owns: the text. Never touches: where it is shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The GRPO loop: play, compare, learn, publish, again.
+"""The GRPO loop: collect rollouts, compute advantages, update, publish weights, repeat.
 
 Owns: the order of the steps of a run, and what is written when. Never touches: how any of it is done.
 """

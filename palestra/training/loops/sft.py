@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: learn to say what the assistant says in a file of conversations.
+"""Supervised fine-tuning on the assistant's turns in a file of conversations.
 
 Owns: the weights of tokens, the loss per token, its evaluation. Never touches: the form of files, the engine.
 """

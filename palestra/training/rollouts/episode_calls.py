@@ -1,6 +1,6 @@
-"""Model calls of one attempt, with its own key: answered, or waited for while the server or the trainer is away.
+"""Model calls of one attempt, with its own key, repeated while the server or the trainer is not available.
 
-Owns: one connection, which refusals are worth waiting for. Never touches: what is said.
+Owns: one connection, which errors are retried. Never touches: the content of calls.
 """
 
 from __future__ import annotations

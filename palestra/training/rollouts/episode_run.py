@@ -1,6 +1,6 @@
 """A training run's side of its episodes: the run at the server, its weights, its log, its own players.
 
-Owns: opening and ending them, what is left over of an earlier start. Never touches: how groups are registered, read and
+Owns: opening and closing them, what an earlier start has left over. Never touches: how groups are registered, read and
 played.
 """
 

@@ -1,6 +1,5 @@
-"""One rollout played by the servers of a gym: its row posted to its agent, asked again where that may help.
-
-Owns: what a row says about sampling, its attempts and its time. Never touches: what its answer means.
+"""One rollout played by the servers of a gym: its row is posted to its agent, and retried where that may help. Owns:
+sampling parameters of a row, its attempts and its time limit. Never touches: the meaning of the answer.
 """
 
 from __future__ import annotations

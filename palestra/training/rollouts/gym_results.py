@@ -1,6 +1,6 @@
 """From an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
 
-Owns: what of an answer becomes what of a rollout, which answers teach nothing. Never touches: servers.
+Owns: the conversion of an answer to a rollout, which answers cannot be trained on. Never touches: servers.
 """
 
 from __future__ import annotations

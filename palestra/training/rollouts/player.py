@@ -1,7 +1,7 @@
-"""One rollout in this process, from the environment's first message to its record: token in, token out.
+"""One rollout in this process, from the environment's first message to its record, in tokens.
 
-Owns: tokens and prompts, the room they have. Never touches: the loop (`play`), other rollouts. A history is never
-encoded again: each prompt is the last one, the turn as sampled, the observation.
+Owns: tokens and prompts, the limit of the context. Never touches: the loop (`rollout_loop`), other rollouts. A history
+is never encoded again: each prompt is the last one, the turn as sampled, the observation.
 """
 
 from __future__ import annotations

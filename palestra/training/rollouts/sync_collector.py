@@ -1,4 +1,4 @@
-"""Groups for one step of a synchronous run, others played in place of those that teach nothing.
+"""Collects groups for one step of a synchronous run; groups with nothing to train on are replaced by others.
 
 Owns: refilling, keeping the order of the requests. Never touches: how a group is played.
 """

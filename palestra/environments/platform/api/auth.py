@@ -1,7 +1,7 @@
-"""Who may ask for what: teams by their keys, the runner's token, names of this server.
+"""Authentication: teams by their keys, the runner's token, host names of this server.
 
-Owns: those rules. Never touches: what is asked for. Three ways in: the control plane (`/v1`) opens to a team's key; an
-instance's tools (`/i/{id}/mcp`) to whoever knows its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
+Owns: those rules. Never touches: what a request does. Three ways in: the control plane (`/v1`) opens to a team's key;
+an instance's tools (`/i/{id}/mcp`) to whoever knows its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
 where the state can be read and written, only to the team that made it. So an agent that is handed the address of the
 tools cannot look behind them.
 """
