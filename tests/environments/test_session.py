@@ -189,7 +189,7 @@ def test_an_exception_of_a_megabyte_that_cannot_be_shown_is_shortened(pool):
     "reward", [math.nan, math.inf, -math.inf, "1.0", [1.0], {}, 10**400, np.array([1.0, 2.0]), 1j, np.float32("nan")]
 )
 def test_a_reward_that_is_no_finite_number_is_a_failure(pool, reward):
-    with pytest.raises(EnvironmentFailure, match="no finite number"):
+    with pytest.raises(EnvironmentFailure, match="not a finite number"):
         play(Scripted(step={**OVER, "reward": reward}), pool)
 
 

@@ -127,7 +127,7 @@ def test_tasks_may_be_a_generator_and_odd_rows_need_an_id():
             assert [task.id for task in envs.tasks("train")[0].tasks] == ["train-0", "train-1", "train-2"]
         with (
             environment_set({"name": "odd"}) as envs,
-            pytest.raises(TaskFileError, match=r"odd train\[0\]: needs an 'id'"),
+            pytest.raises(TaskFileError, match=r"odd train\[0\]: the row needs an 'id'"),
         ):
             envs.tasks("train")
     finally:
@@ -140,7 +140,7 @@ def test_an_unknown_name_is_refused_at_once_with_the_nearest():
         environment_set({"name": "arithmetic"}, {"name": "stockrom"})
     with pytest.raises(UnknownEnvironment, match=r"environments\[0\].name: .*no module 'nowhere'"):
         environment_set({"name": "nowhere:Env"})
-    with pytest.raises(ValueError, match=r"environments\[1\]: 'arithmetic' is there twice"):
+    with pytest.raises(ValueError, match=r"environments\[1\]: 'arithmetic' is listed twice"):
         environment_set({"name": "arithmetic"}, {"name": "arithmetic"})
 
 

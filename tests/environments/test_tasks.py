@@ -78,7 +78,10 @@ def test_made_ids_are_unique_and_the_same_each_time(rows):
         (['{"prompt": "a", "id": null}'], "line 1: 'id' should be text or a whole number, but is None"),
         (['{"prompt": "a", "id": true}'], "'id' should be text or a whole number"),
         (['{"prompt": "a", "id": ""}'], "'id' should be text or a whole number"),
-        (['{"prompt": "a", "id": "1"}', "", '{"prompt": "b", "id": 1}'], r"line 3: the id '1' is taken .* line 1"),
+        (
+            ['{"prompt": "a", "id": "1"}', "", '{"prompt": "b", "id": 1}'],
+            r"line 3: the id '1' is already used at .* line 1",
+        ),
         (
             ['{"prompt": "a", "env_class": "x"}', '{"prompt": "a", "env_class": "y"}'],
             "line 2: this task is for env_class 'y'",

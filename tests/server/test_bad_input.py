@@ -556,7 +556,7 @@ def test_the_same_model_number_for_another_model_is_400(api: Raw) -> None:
     refused(api.create(session, rank=8), said="another request")
     api.result(first)
     api.post("unload_model", model_id=first["model_id"])
-    refused(api.create(session), said="next number")
+    refused(api.create(session), said="next model_seq_id")
     refused(api.post("get_info", model_id=first["model_id"]), 404)
 
 

@@ -103,7 +103,7 @@ def test_what_may_pass_is_asked_again() -> None:
         (always({"detail": "what is this"}, 422), 1, "row_refused: player answered 422: what is this"),
         (always(TIMED_OUT, 500), 2, "model_timeout: nothing came"),
         (always({**TIMED_OUT, "_ng_failure_terminal": True}, 500), 1, "model_timeout: nothing came"),
-        (always(["no object"]), 2, "bad_answer: its answer is no JSON object"),
+        (always(["no object"]), 2, "bad_answer: its answer is not a JSON object"),
         (always({**RIGHT, "reward": None}), 1, "its reward is not a number"),
         (always({"_ng_failure_class": "gone"}), 2, "gone: no reason given"),
         (always({"_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "sleeps"}), 2, "judge_failed: sleeps"),

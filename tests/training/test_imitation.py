@@ -71,7 +71,7 @@ def test_a_run_learns_from_solutions_before_its_first_step(run_training, tmp_pat
         ({"data": ["platform:kyes"]}, "kyes"),
         ({"data": ["no-such.jsonl"]}, "no-such.jsonl"),
         ({"data": ["bad.jsonl"]}, "bad.jsonl, line 2: .*unknown role 'asistant'; did you mean assistant"),
-        ({"environments": [{"name": "arithmetic"}]}, "in the words of the environment fleet_task"),
+        ({"environments": [{"name": "arithmetic"}]}, "needs the environment fleet_task"),
     ],
 )
 def test_what_cannot_be_imitated_is_named_before_anything_starts(
@@ -134,7 +134,7 @@ def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tm
         data={"zero_variance": "drop", "overlong": "keep"},
         steps=2,
     )
-    first, second = [note for note in listener.notes if note.startswith("nothing to learn")]
+    first, second = [note for note in listener.notes if "has nothing to train on" in note]
     assert first.startswith("step 1 has nothing to train on: all 2 rollouts have the same reward (0); use easier tasks")
     assert f"palestra rollout list {run.path} --step 1" in first
     assert second == "step 2 has nothing to train on"  # the advice is given once
@@ -157,11 +157,11 @@ CUT = group_of("g", [make_rollout(f"g-{i}", float(i), [make_turn(cut=True)]) for
         (
             [make_group("g", [0.0, 0.0]), make_group("h", [1.0, 1.0])],
             {},
-            r"each of the 2 groups .*\(0 to 1\); take easier",
+            r"each of the 2 groups .*\(0 to 1\); use easier",
         ),
         ([CUT], {}, "2 of 2 rollouts are left out, since their last turn was cut; raise rollout.max_tokens"),
         ([make_group("g", [0.0, 1.0], prompt=[1] * 9)], {"max_sequence_length": 8}, "fills data.max_sequence_length"),
-        ([make_group("g", [None, None])], {}, r"left out \(failed\); read what is wrong"),
+        ([make_group("g", [None, None])], {}, r"left out \(failed\); look at their records"),
     ],
 )
 def test_the_advice_is_about_what_is_wrong(groups: list[Group], data: dict[str, Any], said: str):

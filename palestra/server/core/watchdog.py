@@ -60,7 +60,7 @@ class Watchdog:
         is_stuck = 0 < self.patience.stall_s < beat.busy_s
         self._stuck_beats = self._stuck_beats + 1 if is_stuck else 0
         if self._stuck_beats == STUCK_BEATS:
-            log.error("the worker's event loop is stuck", doing=beat.doing, for_s=round(beat.busy_s))
+            log.error("the worker's compute loop is stuck", doing=beat.doing, for_s=round(beat.busy_s))
             self._bite(RestartReason.STUCK)
 
     def _look(self) -> None:

@@ -37,7 +37,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]", "name"),
     ({"stream": "yes"}, "stream", "boolean"),
     ({"min_tokens": 9, "max_tokens": 5}, "min_tokens", "more than"),
-    ({"metadata": {"n": 10**30}}, "metadata", "cannot be kept"),
+    ({"metadata": {"n": 10**30}}, "metadata", "cannot be stored"),
     ({"suffix": "x"}, "suffix", "not supported"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
     ({"continue_final_message": True}, "continue_final_message", "assistant's"),

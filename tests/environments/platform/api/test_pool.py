@@ -168,7 +168,7 @@ def test_a_request_that_comes_again_gets_its_instance(clock: Clock):
         record = pool.create("a", WANTED, "one")
         assert pool.create("a", WANTED, "one") is record
         assert pool.create("b", WANTED, "one") is not record
-        with pytest.raises(DuplicateRequest, match="something else") as refused:
+        with pytest.raises(DuplicateRequest, match="another request") as refused:
             pool.create("a", InstanceSpec(app="keys", data="tiny-1", version="v1"), "one")
         assert refused.value.instance_id is None
         pool.close(record.id, "a")
